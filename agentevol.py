@@ -1,0 +1,234 @@
+"""Learning from demonstrations: behavioural cloning, the start of every tiny policy.
+
+    python agentevol.py clone --env textcraft_small --out runs/clone
+
+plays the environment's own expert (or a player of mixed skill: `--skill 0.6` takes the expert's
+action with that probability, else a random one), makes a tokenizer from what was said and a small
+Llama with random weights, and imitates. Out comes an ordinary Hugging Face folder, which train.py
+and eval.py take like any other: `--model runs/clone`.
+"""
+import json
+import math
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import engine  # noqa: F401  before torch: its threads must not spin (see there)
+import torch
+from transformers import AutoTokenizer
+
+from engine import load_policy, prepare, token_logprobs
+from env_server import load_env
+from eval import choose_tasks, open_env, parse_flags
+from rollout import FORMATS, Agent, Episode, to_batch
+
+TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>\
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+# The rules are left out of a tiny policy's context: it learns them from what it imitates.
+
+
+@dataclass
+class Clone:
+    """Settings of behavioural cloning."""
+    out: str = "runs/clone"       # the policy's folder
+    env: str = "textcraft_small"
+    families: str = ""            # task families to imitate, comma-separated; empty: all
+    episodes: int = 8000          # demonstrations, as far as there are training tasks
+    skill: float = 0.6            # probability of the expert's action; else a random legal one
+    format: str = "act"           # form of the replies: act, react, think, plan, reflect
+    context: str = "full"         # full, window or memory
+    steps: int = 800              # optimizer steps
+    batch: int = 32               # episodes per step
+    lr: float = 4e-3              # at its peak, after 5% of the steps; falls to a tenth by a cosine
+    vocabulary: int = 600         # tokens, the 256 bytes included
+    width: int = 64               # of the model: hidden size
+    layers: int = 2
+    heads: int = 4                # query heads; half as many for keys and values
+    seed: int = 0
+
+
+# ---- demonstrations -----------------------------------------------------------------------------
+
+PATIENCE = 10        # seconds of work that are not yet worth the start of further processes
+
+
+def record(module, task_id, skill, seed):
+    """One episode of a player of mixed skill, as text: {"task_id", "turns": [[observation, thought,
+    action, reward, done, info], ...], "success"}. All of its actions will be imitated."""
+    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
+    observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
+    while not done and len(turns) < module.HORIZON:
+        thought, action = env.expert()
+        if rng.random() > skill:
+            thought, action = "I try something.", env.random_action(rng)
+        seen = observation
+        observation, reward, done, info = env.step(action)
+        turns.append([seen, thought, action, reward, done, info])
+    env.close()
+    return {"task_id": task_id, "turns": turns, "last": observation, "success": info["success"]}
+
+
+def _record(arguments):
+    name, *rest = arguments
+    return record(load_env(name), *rest)
+
+
+def demonstrations(name, task_ids, skill, seed, processes=None):
+    """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
+    jobs = [(name, task_id, skill, seed) for task_id in task_ids]
+    began = time.perf_counter()
+    first = [_record(job) for job in jobs[:8]]
+    if (time.perf_counter() - began) / 8 * len(jobs) < PATIENCE:
+        return first + [_record(job) for job in jobs[8:]]
+    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
+        return first + pool.map(_record, jobs[8:], chunksize=4)
+
+
+def imitated(agent, demonstration):
+    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
+    because the same Episode writes it."""
+    episode = Episode(agent, demonstration["task_id"], 0, len(demonstration["turns"]), (0,))
+    turns, compose = demonstration["turns"], FORMATS[agent.format].compose
+    episode.observe(turns[0][0])
+    for i, (_, thought, action, reward, done, info) in enumerate(turns):
+        if episode.over:
+            break
+        notes = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
+        ids = agent.tokenizer.encode(compose(thought, action, i, notes), add_special_tokens=False)
+        episode.act([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
+        observation = turns[i + 1][0] if i + 1 < len(turns) else demonstration["last"]
+        episode.observe(observation, reward, done, info)
+    return episode.trajectory
+
+
+# ---- a policy from nothing ----------------------------------------------------------------------
+
+def make_tokenizer(texts, vocabulary):
+    """A tokenizer of the words of these texts, most frequent first, one token each; any other word
+    is spelt in bytes, so that no text is lost."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
+    special = ["<|end|>", "<|user|>", "<|assistant|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    frequent = sorted((w for w in words if len(w) > 1), key=lambda w: (-words[w], w))
+    entries = (special + letters + frequent)[:max(vocabulary, len(special) + len(letters))]
+    ids = {entry: i for i, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(ids, [], ignore_merges=True))     # a whole word, or its bytes
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
+                                   clean_up_tokenization_spaces=False, chat_template=TEMPLATE)
+
+
+def make_policy(vocabulary, width, layers, heads, seed):
+    """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
+    puts Qwen's own way of splitting words in place of the saved one.)"""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2),
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
+    return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=print):
+    """Cross-entropy on the replies' tokens, AdamW, a cosine after a short rise -> steps made.
+    Stops early after `seconds`, then as if that had been the plan: the schedule follows the clock.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    rng, order, began = random.Random(seed), [], time.perf_counter()
+    policy.train()
+    for step in range(steps):
+        spent = time.perf_counter() - began
+        progress = max(step / steps, spent / seconds)
+        if progress >= 1:
+            return step
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(progress / 0.05 + 0.02, 1) * \
+                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * progress)))
+        if len(order) < batch:
+            order = rng.sample(range(len(trajectories)), len(trajectories))
+        chosen, order = order[:batch], order[batch:]
+        data = to_batch([trajectories[i] for i in chosen], policy.device)
+        logprobs = token_logprobs(policy, data.token_ids, data.response_mask, data.position_ids)
+        loss = -logprobs.sum() / data.response_mask.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 100 == 0 or step == steps - 1:
+            of = f"/{steps}" if seconds == math.inf else ""
+            say(f"clone {step:5d}{of} | loss {loss.item():.3f} | {spent:.0f} s")
+    return steps
+
+
+def lesson(cfg, say=print):
+    """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
+    if cfg.format not in FORMATS:
+        raise ValueError(f"format={cfg.format!r}; known: {', '.join(FORMATS)}")
+    if cfg.episodes < 1 or cfg.batch < 1:
+        raise ValueError(f"episodes={cfg.episodes}, batch={cfg.batch}: expected 1 or more")
+    tasks = choose_tasks(open_env(cfg.env), "train", 0, cfg.families)[:cfg.episodes]
+    began = time.perf_counter()
+    demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
+    say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "
+        f"{sum(d['success'] for d in demos) / len(demos):.0%} succeed "
+        f"({time.perf_counter() - began:.1f} s)")
+    compose = FORMATS[cfg.format].compose
+    return demos, [text for d in demos for i, turn in enumerate(d["turns"])
+                   for text in (turn[0], compose(turn[1], turn[2], i))]
+
+
+def trajectories_of(demos, tokenizer, cfg):
+    agent = Agent(tokenizer, "", cfg.format, cfg.context, max_turn_tokens=1, max_context=10**9)
+    return [imitated(agent, d) for d in demos]
+
+
+def clone(cfg, out, say=print):
+    """Demonstrations -> tokenizer -> tiny policy -> folder `out`."""
+    demos, texts = lesson(cfg, say)
+    tokenizer = make_tokenizer(texts, cfg.vocabulary)
+    trajectories = trajectories_of(demos, tokenizer, cfg)
+    policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
+    parameters = sum(p.numel() for p in policy.parameters())
+    say(f"a Llama of {parameters / 1e6:.2f}M parameters from random weights, {len(tokenizer)} "
+        f"tokens; {sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
+    imitate(policy, trajectories, cfg.steps, cfg.batch, cfg.lr, cfg.seed, say=say)
+    policy.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    with open(os.path.join(out, "clone.json"), "w") as file:     # last: the folder is complete
+        json.dump(vars(cfg), file, indent=1)
+
+
+def continue_cloning(folder, seconds, say=print):
+    """The control of every RL curve: the cloned policy of `folder`, cloned on with the same
+    demonstrations for `seconds` -> policy."""
+    with open(os.path.join(folder, "clone.json")) as file:
+        cfg = Clone(**json.load(file))
+    trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
+                                   AutoTokenizer.from_pretrained(folder), cfg)
+    policy = load_policy(folder)
+    imitate(policy, trajectories, 10**6, cfg.batch, cfg.lr / 4, cfg.seed + 1, seconds, say)
+    return policy.eval()
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] != "clone":
+        sys.exit("agentevol.py: expected: python agentevol.py clone --env NAME --out FOLDER ...")
+    try:
+        cfg = parse_flags(Clone, sys.argv[2:], __doc__.split("\n")[0])
+        clone(cfg, cfg.out)
+    except ValueError as error:
+        sys.exit(f"agentevol.py: {error}")
+    print(f"policy in {cfg.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,593 @@
+"""The environments of envs/ as HTTP services: AgentGym's protocol, and many episodes per request.
+
+    python env_server.py textcraft                 answers at http://127.0.0.1:8000/textcraft and /
+    python env_server.py maze wordle --port 9000   answers at .../maze and .../wordle
+    with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
+
+A session is one Env object under an integer id. The verbs of the original, in textcraft's words
+(each environment has its own, see WIRES; `info`, `turn` and what follows are additions):
+
+    POST /create {}                                -> {"id": 0, ...}
+    POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
+    POST /step   {"id": 0, "action": "get 1 log"}  -> {"observation": "Got 1 log", "reward": 0,
+                           "done": false, "info": {"success": false, "valid": true, "score": 0}}
+    GET  /observation?id=0                         -> "Got 1 log"
+    POST /close  {"id": 0}                         -> true; false if there was nothing to close
+
+Many at once: items have the environment's own keys and are answered in order. A good answer has
+the same five keys in every environment, a bad one does not disturb its neighbours:
+
+    POST /resets {"items": [{"data_idx": 7}, {"id": 0, "data_idx": 9}]}    no id: a new session
+    POST /steps  {"items": [{"id": 1, "action": "get 1 log", "turn": 0}, {"id": 99, "action": ""}]}
+              -> {"items": [{"id": 1, "observation": "Got 1 log", "reward": 0, "done": false,
+                             "info": {"success": false, "valid": true, "score": 0}},
+                            {"error": "The id 99 is not valid.", "status": 404}]}
+    POST /closes {"ids": [0, 1]} -> {"items": [true, true]}
+    GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
+
+`turn` is the number of this episode's steps whose answers the client has seen: a step sent again
+because its answer got lost is answered again, and does not act twice.
+
+What went wrong is never a reward but {"error": sentence}, sent with HTTP 200 in AgentGym's first
+dialect (id), with its own status in the second (env_idx): 400 wrong request, 404 unknown id, 409
+not now (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until
+its next reset), 503 too many sessions. In both: 404 no such path, 413 body too large, 422 a field
+is missing or of the wrong type (with FastAPI's "detail").
+
+--workers N starts N processes on successive ports and prints their addresses: a session lives in
+the process that made it, so clients spread their sessions over the addresses; nothing is routed.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MAX_BODY = 2**20            # bytes of a request
+MAX_SESSIONS = 4096         # of one environment in one process
+IDLE_SECONDS = 1800.0       # a session that nobody asks for anything this long is closed
+
+
+# ---- What each original server calls its things ----
+
+@dataclass(frozen=True)
+class Wire:
+    """The JSON of one environment. Its shapes: "{a b}" is {"a": .., "b": ..}, "[a b]" a JSON list,
+    "a" that value alone; `shaped` says what each word is."""
+    id_key: str = "id"
+    task_key: str = "data_idx"
+    task_required: bool = True      # if not, a reset without it plays TRAIN[0]
+    options: tuple = ()             # further fields of /reset that Env.reset takes by name
+    create: str = "{id}"            # with an observation in it, create also resets
+    reset: str = "{id observation reward done}"
+    step: str = "{observation reward done}"
+    closed: object = True           # what /close answers when it closed one
+    look: dict = field(default_factory=dict)    # GET paths; CAPITALS: a constant, no id needed
+
+
+B = dict(id_key="env_idx", create="env_idx")    # the second dialect
+TOOL = Wire(**B, task_key="id", task_required=False, reset="observation")
+WIRES = {   # an environment that is not here (sokoban, yours) speaks Wire()
+    "babyai": Wire(reset="{observation reward score deleted done}",
+                   step="{observation reward score done}",
+                   look={"observation": "{observation reward score done deleted}"}),
+    "textcraft": Wire(create="{id observation done reward}", task_required=False),
+    "sciworld": Wire(step="{observation reward score done}", reset="{task_name var_num "
+                     "task_description observation reward score deleted done}",
+                     look={"task_description": "task_description"}),
+    "alfworld": Wire(task_key="game", reset="{id observation available_actions task_type}",
+                     step="{observation reward available_actions done}",
+                     look={"available_actions": "available_actions"}),
+    "maze": Wire(task_key="game", reset="{observation}", look={"available_actions": "ACTIONS"}),
+    "wordle": Wire(task_key="seed", reset="{id observation}",
+                   look={"filtered_vocab": "filtered_vocab"}),
+    "bandit": Wire(options=("stream",)), "frozenlake": Wire(options=("stream",)),
+    "webshop": Wire(**B, task_key="session_id", task_required=False, reset="[observation null]",
+                    step="{state reward done}", look={
+                        "available_actions": "available_actions", "state": "{url html "
+                        "instruction_text}", "instruction_text": "instruction_text"}),
+    "sqlgym": Wire(**B, task_key="item_id", reset="[observation null]", step="{state reward done}"),
+    "webarena": Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
+                     reset="{observation sites object}", closed={"closed": "closed"},
+                     step="{observation reward terminated truncated}",
+                     look={"observation_metadata": "observation_metadata"}),
+    "searchqa": Wire(**B, task_key="id", reset="observation"),
+    "weather": TOOL, "movie": TOOL, "academia": TOOL, "sheet": TOOL, "todo": TOOL,
+}
+LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
+
+
+def shaped(shape, session):
+    """The session's last answer in the environment's own words. A word that is none of the answer's
+    is an attribute or method of Env (sciworld's task_name, wordle's filtered_vocab)."""
+    answer = session.answer
+    words = {**answer, "env_idx": session.id, "null": None, "deleted": False, "truncated": False,
+             "state": answer["observation"], "terminated": answer["done"],
+             "score": answer["info"]["score"]}
+
+    def value_of(word):
+        value = words[word] if word in words else getattr(session.env, word)
+        return value() if callable(value) else value
+
+    if shape[0] in "{[":
+        pairs = {word: value_of(word) for word in shape[1:-1].split()}
+        return pairs if shape[0] == "{" else list(pairs.values())
+    return value_of(shape)
+
+
+# ---- Environments and their sessions ----
+
+class Refused(Exception):
+    """A request that gets no ordinary answer: its status, one sentence, FastAPI's "detail"."""
+
+    def __init__(self, status, sentence, detail=None):
+        super().__init__(sentence)
+        self.status, self.detail = status, detail
+
+
+class Session:
+    """One Env, made when first needed, and where its episode stands."""
+
+    def __init__(self, session_id):
+        self.id, self.env, self.lock = session_id, None, threading.Lock()
+        self.turns = None       # steps executed in this episode; None: never reset
+        self.broken = ""        # why it cannot step until its next reset
+        self.used = time.monotonic()
+        self.keep("", 0, False, {"success": False, "valid": True, "score": 0})
+
+    def keep(self, observation, reward, done, info):
+        """This is the session's last answer."""
+        self.answer = {"id": self.id, "observation": observation, "reward": reward,
+                       "done": bool(done), "info": info}
+        return self.answer
+
+    def check_started(self):
+        if self.turns is None:
+            raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
+
+    def close_env(self):
+        env, self.env = self.env, None
+        try:
+            if env is not None:
+                env.close()
+        except Exception as failure:    # the other sessions must still be closed
+            print(f"env_server: closing id {self.id}: {failure!r}", file=sys.stderr)
+
+
+def known_envs():
+    return sorted(path.stem for path in (Path(__file__).parent / "envs").glob("[!_]*.py"))
+
+
+def load_env(name):
+    """The module envs.<name>."""
+    try:
+        return importlib.import_module(f"envs.{name}")
+    except ModuleNotFoundError as missing:
+        if not missing.name.startswith("envs."):
+            raise       # a library that the environment needs
+        raise ValueError(f"unknown environment {name!r}; there are: "
+                         + ", ".join(known_envs())) from missing
+
+
+class Service:
+    """One environment and its sessions."""
+
+    def __init__(self, name, max_sessions=MAX_SESSIONS, idle_seconds=IDLE_SECONDS):
+        self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
+        self.module, self.wire = load_env(name), WIRES.get(name, Wire())
+        self.module.Env().close()       # a missing engine is told now, not in an episode
+        self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
+        # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
+        self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
+
+    def open(self):
+        """A new session; nothing is built for it yet."""
+        with self.lock:
+            if len(self.sessions) >= self.max_sessions:
+                raise Refused(503, f"{self.name}: {len(self.sessions)} sessions are open, the most "
+                                   "this server keeps; close some or raise --max-sessions")
+            session = self.sessions[self.next_id] = Session(self.next_id)
+            self.next_id += 1
+        return session
+
+    def find(self, session_id):
+        """The session of this id, or the sentence why there is none."""
+        session = self.sessions.get(session_id)
+        if session is None and 0 <= session_id < self.next_id:
+            raise Refused(410, f"The id {session_id} is not valid any more: it was closed, or "
+                               f"expired after {self.idle_seconds:g} s without a request.")
+        if session is None:
+            raise Refused(404, f"The id {session_id} is not valid.")
+        return session
+
+    @contextlib.contextmanager
+    def hold(self, session_id):
+        """The session of this id, locked. A ValueError of its environment refuses the request;
+        any other exception breaks the session, and no other session."""
+        session = self.find(session_id)
+        with session.lock:
+            self.find(session_id)       # it may have been closed while we waited
+            try:
+                yield session
+            except Refused:
+                raise
+            except ValueError as refusal:
+                raise Refused(400, str(refusal)) from refusal
+            except Exception as crash:
+                traceback.print_exc()
+                session.broken = (f"The environment of id {session_id} broke and needs a reset: "
+                                  f"{type(crash).__name__}: {crash}")
+                session.close_env()
+                raise Refused(500, session.broken) from crash
+            finally:
+                session.used = time.monotonic()
+
+    @contextlib.contextmanager
+    def hold_new(self):
+        """A new session, locked; when its first request fails it is gone again."""
+        session = self.open()
+        try:
+            with self.hold(session.id):
+                yield session
+        except Refused:
+            self.close(session.id)
+            raise
+
+    def close(self, session_id):
+        """Whether there was one to close. A request it is just serving is finished first."""
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            with session.lock:
+                session.close_env()
+        return session is not None
+
+    def close_idle(self):
+        for session in list(self.sessions.values()):
+            idle = time.monotonic() - session.used > self.idle_seconds
+            if idle and not session.lock.locked():      # at work is not idle
+                self.close(session.id)
+
+
+# ---- One function per verb: (service, body) -> JSON value ----
+
+def field_of(body, key, kind, required=True):
+    """body[key] of exactly this type, or a 422 in the words the original's clients know."""
+    word = {int: "int", str: "string", list: "list"}[kind]
+    if not isinstance(body, dict):
+        problem = {"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}
+    elif not required and body.get(key) is None:
+        return None
+    elif key not in body:
+        problem = {"type": "missing", "loc": ["body", key], "msg": "Field required"}
+    elif type(body[key]) is not kind:
+        problem = {"type": f"{word}_type", "loc": ["body", key], "msg": f"Input should be {word}"}
+    else:
+        return body[key]
+    raise Refused(422, f"{'.'.join(problem['loc'])}: {problem['msg']}", [problem])
+
+
+def start_episode(service, session, body):
+    """Reset the session to the task that the body names; -> its first answer."""
+    task_id = field_of(body, service.wire.task_key, int, service.wire.task_required)
+    if task_id is None:
+        task_id = service.module.TRAIN[0]
+    options = {name: body[name] for name in service.wire.options if name in body}
+    session.env = session.env or service.module.Env()
+    observation = session.env.reset(task_id, **options)
+    session.turns, session.broken = 0, ""
+    return session.keep(observation, 0, False, {"success": False, "valid": True, "score": 0})
+
+
+def play_turn(session, body):
+    """Execute the body's action, unless `turn` says that this was done before; -> the answer."""
+    action, turn = field_of(body, "action", str), field_of(body, "turn", int, required=False)
+    session.check_started()
+    if session.broken:
+        raise Refused(500, session.broken)
+    if turn is not None and turn != session.turns:
+        if 0 <= turn == session.turns - 1:
+            return session.answer       # that step was executed, and its answer got lost
+        raise Refused(409, f"This is not turn {turn} of id {session.id}: its episode has had "
+                           f"{session.turns} turns.")
+    if session.answer["done"]:
+        raise Refused(409, f"The task with environment {session.id} has finished.")
+    observation, reward, done, info = session.env.step(action)
+    if not math.isfinite(reward) or not math.isfinite(info["score"]):
+        raise ArithmeticError(f"reward {reward}, score {info['score']}")
+    session.turns += 1
+    return session.keep(observation, reward, done, info)
+
+
+def create(service, body):
+    if "observation" not in service.wire.create:
+        return shaped(service.wire.create, service.open())
+    with service.hold_new() as session:
+        train = service.module.TRAIN
+        start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
+        return shaped(service.wire.create, session)
+
+
+def reset(service, body):
+    """The reply keeps sciworld's task and room apart, since its client joins them itself."""
+    with service.hold(field_of(body, service.wire.id_key, int)) as session:
+        start_episode(service, session, body)
+        reply = shaped(service.wire.reset, session)
+        if "task_description" in service.wire.reset:
+            room = reply["observation"].removeprefix(reply["task_description"])
+            reply["observation"] = room.lstrip()
+        return reply
+
+
+def step(service, body):
+    with service.hold(field_of(body, service.wire.id_key, int)) as session:
+        play_turn(session, body)
+        return {**shaped(service.wire.step, session), "info": session.answer["info"]}
+
+
+def close(service, body):
+    return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
+
+
+def resets(service, body):
+    def reset_one(item):
+        session_id = field_of(item, service.wire.id_key, int, required=False)
+        with service.hold_new() if session_id is None else service.hold(session_id) as session:
+            return start_episode(service, session, item)
+    return for_each(service, body, reset_one)
+
+
+def steps(service, body):
+    def step_one(item):
+        with service.hold(field_of(item, service.wire.id_key, int)) as session:
+            return play_turn(session, item)
+    return for_each(service, body, step_one)
+
+
+def for_each(service, body, verb):
+    """Answers in the order of the items; threads only where the engine frees Python's lock."""
+    def answer_or_error(item):
+        try:
+            return verb(item)
+        except Refused as refusal:
+            return {"error": str(refusal), "status": refusal.status}
+    run = service.pool.map if service.pool else map
+    return {"items": list(run(answer_or_error, field_of(body, "items", list)))}
+
+
+def closes(service, body):
+    return {"items": [type(session_id) is int and service.close(session_id)
+                      for session_id in field_of(body, "ids", list)]}
+
+
+def look(service, path, query):
+    """GET: whether the server lives, and what a session shows."""
+    key = service.wire.id_key
+    if path == "":
+        return f"This is environment {service.name}." if key == "id" else "ok"
+    if path == "list_envs":
+        return list(service.sessions)
+    shape = (LOOK | service.wire.look).get(path)
+    if shape is None:
+        raise Refused(404, f"there is no GET /{service.name}/{path}", "Not Found")
+    if shape.isupper():
+        return list(getattr(service.module, shape))
+    number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
+    with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
+        if "observation" in shape:
+            session.check_started()
+        session.env = session.env or service.module.Env()
+        return shaped(shape, session)
+
+
+def health(services):
+    return {"server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
+            "sessions": sum(len(service.sessions) for service in services.values())}
+
+
+# ---- HTTP ----
+
+VERBS = {verb.__name__: verb for verb in (create, reset, step, close, resets, steps, closes)}
+encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
+
+
+def parsed(body):
+    try:
+        return json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as problem:
+        raise Refused(422, f"the body is not JSON: {problem}", [
+            {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
+
+
+def respond(services, method, target, body):
+    """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
+    path, _, query = target.partition("?")
+    name, _, verb = path.strip("/").partition("/")
+    if name not in services and len(services) == 1:
+        (name,), verb = services, path.strip("/")
+    service = services.get(name)
+    try:
+        if method == "GET" and "health" in (name, verb):
+            return 200, encode(health(services))
+        if service is None:
+            raise Refused(404, f"nothing at {path}; there is: /{', /'.join(services)}", "Not Found")
+        if method == "GET":
+            return 200, encode(look(service, verb, query))
+        if verb not in VERBS:
+            raise Refused(404, f"there is no POST /{name}/{verb}", "Not Found")
+        return 200, encode(VERBS[verb](service, parsed(body)))
+    except Refused as refusal:
+        if refusal.detail:      # what FastAPI itself answers has its status in both dialects
+            return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
+        status = 200 if service.wire.id_key == "id" else refusal.status
+        return status, encode({"error": str(refusal)})
+    except Exception as bug:
+        traceback.print_exc()
+        return 500, encode({"error": f"the server failed: {type(bug).__name__}: {bug}"})
+
+
+class HttpRequest(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"       # keep-alive
+    wbufsize = -1                       # head and body leave in one packet, and without Nagle;
+    disable_nagle_algorithm = True      # otherwise each reply waits 40 ms for the client's ACK
+    timeout = IDLE_SECONDS              # of a connection that says nothing
+
+    def do_POST(self):
+        """Read the body, if it is one we want to read, and reply."""
+        self.wfile.flush()              # the "100 Continue" that curl waits for
+        size = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,18}", size):
+            self.refuse(411, "send the body's size in bytes as Content-Length")
+        elif int(size) > MAX_BODY:
+            self.refuse(413, f"a body of {size} bytes; {MAX_BODY} are the most")
+            self.discard(int(size))
+        elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
+            self.reply(*respond(self.server.services, self.command, self.path, body))
+
+    do_GET = do_POST
+
+    def reply(self, status, text):
+        """Send this JSON text."""
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))      # the encoder writes ASCII
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def refuse(self, status, sentence):
+        self.close_connection = True    # what follows on it is no request
+        self.reply(status, encode({"error": sentence}))
+        self.wfile.flush()
+
+    def discard(self, size):
+        """Throw away what still comes, in small pieces and not for ever: closing over unread bytes
+        resets the connection, and the client might never see the reply."""
+        self.connection.settimeout(1.0)
+        left = min(size, 64 * MAX_BODY)
+        while left > 0 and (piece := self.rfile.read1(2**16)):
+            left -= len(piece)
+
+    def log_message(self, *_):
+        pass
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Listens once it is made; `with` it, serve_forever() answers. limits: those of Service."""
+    request_queue_size = 256
+    server_bind = socketserver.TCPServer.server_bind    # HTTPServer's asks DNS for its own name
+
+    def __init__(self, names, host="127.0.0.1", port=0, **limits):
+        self.services = {name: Service(name, **limits) for name in names}
+        self.next_sweep = 0.0
+        try:
+            super().__init__((host, port), HttpRequest)
+        except (OSError, OverflowError) as problem:
+            raise RuntimeError(f"cannot listen on {host}:{port} ({problem}); choose another "
+                               "--port or --host") from problem
+
+    def service_actions(self):
+        """Twice a second, and after each new connection."""
+        if time.monotonic() > self.next_sweep:
+            self.next_sweep = time.monotonic() + 0.5
+            for service in self.services.values():
+                service.close_idle()
+
+    def server_close(self):
+        super().server_close()
+        for service in self.services.values():
+            for session_id in list(service.sessions):
+                service.close(session_id)
+
+    def handle_error(self, *client):
+        if not isinstance(sys.exception(), OSError):    # a client that hung up is no error
+            super().handle_error(*client)
+
+
+# ---- Starting and ending ----
+
+@contextlib.contextmanager
+def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
+    """Start `workers` server processes, wait until they are ready, give the list of their base URLs
+    (an environment is at url + "/" + name) and end them, whatever happens here: each holds a pipe
+    from this process and ends when that closes. port 0: free ones; else port, port + 1, ...
+    limits: max_sessions, idle_seconds. RuntimeError: the reason why they cannot start."""
+    names = [names] if isinstance(names, str) else list(names)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(
+            [sys.executable, __file__, *names, "--child", f"--host={host}",
+             f"--port={port and port + worker}", *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True))    # Ctrl-C is for this process, which then ends them
+            for worker in range(workers)]
+        lines = [process.stdout.readline().strip() for process in processes]
+        for process, line in zip(processes, lines):
+            if " on http://" not in line:       # then it is the reason, or the child just died
+                raise RuntimeError(line or f"the server ended with code {process.wait()} at once")
+        yield [re.search("http://[^/]+", line)[0] for line in lines]
+
+
+def end_with_parent():
+    """In a child: wait until the pipe from its parent closes, then end, the hard way if need be."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+    os._exit(1)
+
+
+def main():
+    """The command line: serve until SIGTERM or Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(known_envs()))
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
+    parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    if args.child:
+        threading.Thread(target=end_with_parent, daemon=True).start()
+    stdout = open(os.dup(1), "w")       # gets our one line; engines that print do so on stderr
+    os.dup2(2, 1)
+    with contextlib.ExitStack() as stack:
+        try:
+            if args.workers > 1:
+                urls = stack.enter_context(
+                    local_server(args.names, args.workers, args.host, args.port, **limits))
+                serve = threading.Event().wait
+            else:
+                server = stack.enter_context(
+                    HttpServer(args.names, args.host, args.port, **limits))
+                urls = [f"http://{args.host}:{server.server_address[1]}"]
+                serve = server.serve_forever
+        except (ValueError, RuntimeError, ImportError) as reason:
+            print(reason, file=stdout if args.child else sys.stderr, flush=True)
+            sys.exit(2)
+        addresses = [f"{url}/{name}" for url in urls for name in args.names]
+        print(", ".join(args.names), "on", " ".join(addresses), file=stdout, flush=True)
+        serve()
+
+
+if __name__ == "__main__":
+    main()

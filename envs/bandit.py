@@ -1,0 +1,109 @@
+"""bandit: one pull of one of two named arms, RAGEN's smallest world (arXiv:2504.20073).
+
+    env:    There are 2 arms: dragon and phoenix.
+            You have 1 action left.
+    agent:  phoenix                              reward 0.1, every time
+    env:    The phoenix paid 0.1. You have 0 actions left.
+
+One arm is sure and poor (0.1), the other a gamble and rich (1 with probability 0.25, else 0); which
+is which is not said, only the names hint at it. In TRAIN and in half of TEST the bolder name is the
+gamble; in the other half ("reversed") the meaning is turned round. No name of TEST is in TRAIN.
+Success: the rich arm was pulled, whatever it paid. random 50% (mean reward 0.175), expert 100%
+(0.25). An agent that has learned the hint gets 100% of "plain" and 0% of "reversed".
+
+The task decides names, order and meaning; `stream` decides what the arms pay. A group shares the
+task, and so the prompt, while each member may draw from a stream of its own.
+"""
+
+import random
+
+NAME, HORIZON = "bandit", 1
+TRAIN, TEST = range(0, 800), range(800, 1000)
+SUCCESS = 1.0
+FAMILIES = ("plain", "reversed")
+PROMPT = """You stand before two slot machines, called arms, and may pull one of them, once. One
+arm pays a little every time; the other pays much or nothing, but more on average. Which is which
+you are not told: let the names guide you. Your aim is the arm with the higher average.
+Answer with the name of one arm."""
+
+LOW_REWARD, HIGH_REWARD, HIGH_CHANCE = 0.1, 1.0, 0.25
+TRAIN_PAIRS = (     # the name that sounds safe, the name that sounds bold
+    ("phoenix", "dragon"), ("accountant", "gambler"), ("gardener", "smuggler"),
+    ("teacher", "explorer"), ("baker", "pirate"), ("dentist", "stuntman"), ("tailor", "racer"),
+    ("clerk", "inventor"), ("farmer", "gunslinger"), ("nurse", "paratrooper"),
+    ("carpenter", "mountaineer"), ("gatekeeper", "adventurer"),
+)
+TEST_PAIRS = (
+    ("librarian", "trader"), ("beekeeper", "bullfighter"), ("postman", "spy"),
+    ("shepherd", "corsair"), ("notary", "prospector"), ("cook", "acrobat"),
+)
+
+
+def family(task_id):
+    return "reversed" if task_id in TEST and task_id % 2 else "plain"
+
+
+def arms(task_id):
+    """(low, high): the arm that pays 0.1 and the arm that pays 0.25 on average."""
+    pairs = TEST_PAIRS if task_id in TEST else TRAIN_PAIRS
+    safe, bold = pairs[task_id // 2 % len(pairs)]
+    return (bold, safe) if family(task_id) == "reversed" else (safe, bold)
+
+
+def parse(text, words, most=5):
+    """RAGEN's reply: "Up || fly || left" -> (["up", "left"], False). The first `most` parts count,
+    unknown ones are dropped; the flag says whether there was a part and none was dropped."""
+    parts = [part.strip().lower() for part in text.split("||") if part.strip()][:most]
+    known = [part for part in parts if part in words]
+    return known, 0 < len(known) == len(parts)
+
+
+class Env:
+    done = None     # before the first reset
+
+    def reset(self, task_id, stream=None):
+        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
+            raise ValueError(f"bandit: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+        self.low, self.high = arms(task_id)
+        self.names = [self.low, self.high]
+        random.Random(f"bandit {task_id}").shuffle(self.names)
+        self.luck = random.Random(f"bandit {task_id} {stream}")
+        self.done = False
+        return f"There are 2 arms: {self.names[0]} and {self.names[1]}.\nYou have 1 action left."
+
+    def step(self, action):
+        if self.done is None:
+            raise ValueError("bandit: call reset first")
+        if self.done:
+            raise ValueError("bandit: the episode is over; reset first")
+        pulled, well_formed = parse(action, self.names)
+        success, points = False, 0.0
+        if pulled:
+            success, self.done = pulled[0] == self.high, True
+            points = LOW_REWARD
+            if success:
+                points = HIGH_REWARD if self.luck.random() < HIGH_CHANCE else 0.0
+            observation = f"The {pulled[0]} paid {points:g}. You have 0 actions left."
+        else:
+            observation = (f"No arm was pulled. Answer with a name: {self.names[0]} or "
+                           f"{self.names[1]}.\nYou have 1 action left.")
+        reward = points if well_formed else points - 0.1
+        info = {"success": success, "valid": well_formed, "score": float(success)}
+        return observation, reward, self.done, info
+
+    def expert(self):
+        return (f"The {self.low} pays a sure 0.1, the {self.high} 1 about every fourth time. "
+                "A quarter is more than a tenth.", self.high)
+
+    def random_action(self, rng):
+        return rng.choice(self.names)
+
+    def close(self):
+        pass
+
+
+def exact_success(task_id, policy, horizon=HORIZON):
+    """The probability of success: a coin for the player "random", certainty for the "expert"."""
+    if horizon < 1:
+        return 0.0
+    return {"random": 0.5, "expert": 1.0}[policy]

@@ -1,0 +1,179 @@
+"""frozenlake: cross the ice to the goal, around the holes, in ten moves; after RAGEN and Gymnasium.
+
+    env:    ____        _ ice   O hole   G goal
+            __GO        P player (X: fallen into a hole, √: at the goal)
+            _P__
+            __O_
+            The ice is slippery: 67% of your moves slide off to one side.
+            You have 10 actions left.
+    agent:  up || right                     reward 1 at the goal, else 0
+    env:    You are at the goal! ...
+
+Actions: left, down, right, up; up to five in one reply, joined by "||", each followed by whatever
+the slide made of the one before. A move off the map stays where it is. -0.1 for a reply with a
+missing or an unknown action. `slip` is the probability of a slide, half of it to either side of the
+way meant: 0 in the family "still", 2/3 in "slippery" (Gymnasium's ice: each way 1/3), or what
+`Env(slip=...)` says. A map has ice with probability 0.8 a cell and a way from its random start to
+its random goal; no map of TRAIN is in TEST. The task decides the map, `stream` the slides: a group
+shares the map, each member may slide its own way.
+On TEST one random move a turn reaches the goal in 21% of both families (a random way turned aside
+is still a random way), the expert, by value iteration over the moves left, in 100% of "still" and
+50% of "slippery". (On maps of RAGEN's own generator, slippery: 21% and 48%.)
+"""
+
+import random
+import zlib
+from statistics import fmean
+
+NAME, HORIZON = "frozenlake", 10
+TRAIN, TEST = range(0, 8000), range(8000, 10000)
+SUCCESS = 1.0
+FAMILIES = ("still", "slippery")
+EXPERT_RATE = 0.75          # the best there is, over both families
+SLIP = {"still": 0.0, "slippery": 2 / 3}
+SIZE, ICE, MAX_ACTIONS = 4, 0.8, 10
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}   # in a circle
+PROMPT = """You stand on a frozen lake and want to get to the goal without falling into a hole.
+The grid: _ ice, O hole, G goal, P you. On slippery ice a move may take you to the left or right of
+where you meant to go, never back; at the edge of the lake you stay where you are.
+Answer with left, down, right or up, or with up to five of these joined by ||, as in: up || left.
+You earn 1 point at the goal. A hole ends it."""
+
+
+def family(task_id):
+    return FAMILIES[task_id % 2]
+
+
+# A cell is a number, row * SIZE + column.
+
+def slide(cell, move):
+    """The cell one step that way, or the same one at the edge."""
+    row, column = cell // SIZE + MOVES[move][0], cell % SIZE + MOVES[move][1]
+    return row * SIZE + column if row in range(SIZE) and column in range(SIZE) else cell
+
+
+def outcomes(cell, move, slip):
+    """[(probability, next cell)]: the way meant, then the ways a quarter turn to either side."""
+    ways = list(MOVES)
+    turn = ways.index(move)
+    return [(1 - slip, slide(cell, move)), (slip / 2, slide(cell, ways[turn - 1])),
+            (slip / 2, slide(cell, ways[(turn + 1) % 4]))]
+
+
+def expected(values, chances):
+    """E[values[next cell]] over the outcomes of a move."""
+    return sum(probability * values[cell] for probability, cell in chances)
+
+
+def arrival(lake, slip, moves, choose=max):
+    """table[k][cell]: the probability to be at the goal within k moves. `choose` makes one of the
+    four moves' values: max for the best player (value iteration), fmean for the random one."""
+    ways = {cell: [outcomes(cell, move, slip) for move in MOVES]
+            for cell, symbol in enumerate(lake) if symbol == "_"}
+    table = [[float(symbol == "G") for symbol in lake]]
+    for _ in range(moves):
+        values = table[-1]
+        table.append([choose([expected(values, chances) for chances in ways[cell]])
+                      if cell in ways else value for cell, value in enumerate(values)])
+    return table
+
+
+def level(task_id):
+    """(lake, start): a string of SIZE * SIZE symbols "_", "O", "G", and a cell."""
+    rng = random.Random(f"frozenlake {task_id}")
+    while True:
+        lake = ["_" if rng.random() < ICE else "O" for _ in range(SIZE * SIZE)]
+        start, goal = rng.sample(range(SIZE * SIZE), 2)
+        lake[start], lake[goal] = "_", "G"
+        for_test = zlib.crc32(f"{lake} {start}".encode()) % 5 == 0
+        if for_test == (task_id in TEST) and arrival(lake, 0.0, MAX_ACTIONS)[-1][start] == 1:
+            return "".join(lake), start
+
+
+def parse(text, words, most=5):
+    """RAGEN's reply: "Up || fly || left" -> (["up", "left"], False). The first `most` parts count,
+    unknown ones are dropped; the flag says whether there was a part and none was dropped."""
+    parts = [part.strip().lower() for part in text.split("||") if part.strip()][:most]
+    known = [part for part in parts if part in words]
+    return known, 0 < len(known) == len(parts)
+
+
+class Env:
+    done = None         # before the first reset
+
+    def __init__(self, slip=None):
+        if slip is not None and not 0 <= slip <= 1:
+            raise ValueError(f"frozenlake: slip={slip} is no probability; it lies in 0..1")
+        self.fixed_slip = slip      # None: the family's
+
+    def reset(self, task_id, stream=None):
+        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
+            raise ValueError(f"frozenlake: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+        self.lake, self.cell = level(task_id)
+        self.slip = SLIP[family(task_id)] if self.fixed_slip is None else self.fixed_slip
+        self.luck = random.Random(f"frozenlake {task_id} {stream}")
+        self.table = None           # the expert's, once it is asked
+        self.actions_left, self.done = MAX_ACTIONS, False
+        return self.observation()
+
+    def observation(self):
+        cells = list(self.lake)
+        cells[self.cell] = {"_": "P", "O": "X", "G": "√"}[self.lake[self.cell]]
+        grid = "\n".join("".join(cells[row:row + SIZE]) for row in range(0, SIZE * SIZE, SIZE))
+        ice = (f"slippery: {self.slip:.0%} of your moves slide off to one side." if self.slip
+               else "not slippery: every move goes where you mean it to.")
+        return f"{grid}\nThe ice is {ice}\nYou have {self.actions_left} actions left."
+
+    def step(self, action):
+        if self.done is None:
+            raise ValueError("frozenlake: call reset first")
+        if self.done:
+            raise ValueError("frozenlake: the episode is over; reset first")
+        moves, well_formed = parse(action, MOVES)
+        reward, note = (0.0, "") if well_formed else (-0.1, "Unknown words were left out.\n")
+        if not moves:
+            note = "No move found. Answer with left, down, right or up, or several joined by ||.\n"
+        for move in moves[:self.actions_left]:
+            chances, cells = zip(*outcomes(self.cell, move, self.slip))
+            self.cell = self.luck.choices(cells, chances)[0]
+            self.actions_left -= 1
+            if self.lake[self.cell] != "_":
+                break
+        success = self.lake[self.cell] == "G"
+        if success:
+            reward, note = reward + 1, note + "You are at the goal!\n"
+        elif self.lake[self.cell] == "O":
+            note += "You fell into a hole.\n"
+        self.done = self.lake[self.cell] != "_" or self.actions_left == 0
+        info = {"success": success, "valid": well_formed, "score": float(success)}
+        return note + self.observation(), reward, self.done, info
+
+    def expert(self):
+        self.table = self.table or arrival(self.lake, self.slip, MAX_ACTIONS)
+
+        def in_time(move):
+            """Chances to arrive within all moves left, within one fewer, ...: of ways equally good
+            by the first number the faster one wins. Rounded, so that equal is equal."""
+            return [round(expected(self.table[k], outcomes(self.cell, move, self.slip)), 9)
+                    for k in reversed(range(self.actions_left))]
+        move = max(MOVES, key=in_time)
+        row, column = (b - a for a, b in zip(divmod(self.cell, SIZE),
+                                             divmod(self.lake.index("G"), SIZE)))
+        side = " and ".join(f"{abs(n)} {words[n > 0]}" for n, words in
+                            ((row, ("up", "down")), (column, ("left", "right"))) if n)
+        return (f"The goal is {side} of me. With {self.actions_left} moves left, {move} reaches it "
+                f"with probability {in_time(move)[0]:.2f}."), move
+
+    def random_action(self, rng):
+        return rng.choice(list(MOVES))
+
+    def close(self):
+        pass
+
+
+def exact_success(task_id, policy, horizon=HORIZON, slip=None):
+    """The probability of success, one move a turn, of the "random" player (uniform) or "expert"."""
+    lake, start = level(task_id)
+    slip = SLIP[family(task_id)] if slip is None else slip
+    choose = {"random": fmean, "expert": max}[policy]
+    return arrival(lake, slip, min(horizon, MAX_ACTIONS), choose)[-1][start]

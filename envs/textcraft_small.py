@@ -1,0 +1,41 @@
+"""textcraft_small: the game of textcraft.py in a world that a tiny model learns on a laptop.
+
+    env:    Crafting commands:
+            craft 1 dye using 1 fish, 3 wood
+            craft 1 glue using 3 candle
+            craft 1 bag using 1 plank
+            craft 3 candle using 3 fish
+
+            Goal: craft glue.
+    agent:  get 3 fish                                  ->  Got 3 fish
+    agent:  craft 3 candle using 3 fish                 ->  Crafted 3 candle
+    agent:  craft 1 glue using 3 candle                 ->  Crafted 1 glue     (reward 1, done)
+
+12, 12 and 6 goals of depth 1, 2 and 3, one-word items, recipes with numbers to 4, two distractors.
+In 10 turns random play solves 12% of TEST, `expert` all (3.9 turns on average, 7 at most). The one
+environment that imports another. Env(world="deep") has goals to depth 4: see textcraft.make_world.
+"""
+from envs import textcraft
+
+NAME, HORIZON, SUCCESS = "textcraft_small", 10, 1.0
+TRAIN, TEST = range(0, 6750), range(6750, 7110)      # 250 draws of 27 goals; 12 of each of 30
+FAMILIES = ("depth 1", "depth 2", "depth 3")
+PROMPT = """Craft the goal. Actions:
+get N item
+craft N item using N a, M b
+inventory"""
+
+
+def family(task_id):
+    return textcraft.family(task_id, "small")
+
+
+def unseen_goal(task_id):
+    return textcraft.unseen_goal(task_id, "small")
+
+
+class Env(textcraft.Env):
+    name = NAME
+
+    def __init__(self, world="small"):
+        super().__init__(world)

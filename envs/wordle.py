@@ -1,0 +1,208 @@
+"""wordle: find a five-letter word in six guesses; after LMRL-Gym and AgentGym.
+
+    env:    Let's start Wordle!
+    agent:  s h i r e                             the hidden word is crane; reward 0
+    env:    b b b y g                             r is elsewhere, e is in place, the rest is absent
+    agent:  c r a n e                             reward 1; "crane" is read as well
+    env:    g g g g g
+
+Anything that is no word of the vocabulary is answered "invalid word" and costs a try, too. After
+the sixth try the episode ends with reward 0. A repeated letter is marked as often as the hidden
+word has it, as in the newspapers; LMRL-Gym marks every one of them.
+
+The hidden word of a task is WORDS[task_id]; every fifth is in TEST. In tasks 0..39 ("listed") the
+vocabulary is the first 40 words, all in PROMPT, as in AgentGym; from 40 on ("open") it is all of
+WORDS, and the first observation says so. Env(words=FILE) plays with the five-letter words of a file
+instead, one task a word. Env(adversarial=True) fixes no word, as in LMRL-Gym: at each guess one of
+the words that still fit is drawn, and that one answers. The task seeds the draws. By Bayes' rule
+the answers then come as likely as from a word fixed at random at the start, but the players of a
+group no longer look for the same one.
+
+Success on TEST: random, each try a uniform word of the vocabulary, 2.0% ("listed" 14.1%, "open"
+1.1%); the expert 100%, in 2.9 guesses on average ("listed" 2.2, "open" 3.0), over all words in 5
+at most.
+"""
+
+import functools
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+NAME, HORIZON = "wordle", 8
+SUCCESS = 1.0
+FAMILIES = ("listed", "open")
+TRIES = 6
+
+LISTED = tuple("""
+abbey blaze cabin candy chord crane dozen eagle flute frost ghost grape happy igloo jelly knife
+lemon lucky maple mercy ninja ocean paint pearl quilt raven rusty shire smoke speed storm tiger
+toast umbra unity vivid waltz whale yacht zebra
+""".split())
+WORDS = LISTED + tuple("""
+about above actor acute adapt admit adopt adult after again agent agree ahead alarm album alert
+alike alive allow alone along alter amber among ample angel anger angle angry ankle apart apple
+apply arena argue arise armor array arrow aside asset audio avoid awake award aware awful bacon
+badge baker basic basin beach beard beast begin being below bench berry birth black blade blame
+blank blast blend bless blind block blood board bonus boost booth bound brain brake brand brass
+brave bread break brick bride brief bring broad broom brown brush build bunch burst cable camel
+canal cargo carry catch cause chain chair chalk charm chart chase cheap check cheek cheer chess
+chest chief child civic civil claim class clean clear clerk click cliff climb clock close cloth
+cloud coach coast color couch count court cover crack craft crash cream creek crime cross crowd
+crown cruel curve cycle daily dance dealt death decay delay depth diary dirty ditch dizzy doubt
+draft drain drama dream dress drift drill drink drive eager early earth eight elbow elder elect
+empty enemy enjoy enter entry equal error essay event every exact exist extra fable faith false
+fancy feast fence fever field fifth fight final first flame flash fleet flesh float flock flood
+floor flour focus force forge forty found frame fresh front fruit funny giant given glass globe
+glory glove grace grain grand grant grass grave great green greet grief group grown guard guess
+guest guide habit heart heavy hello hobby honey horse hotel house human humor hurry ideal image
+index inner input issue ivory jewel joint judge juice kayak knock label large laser later laugh
+layer learn lease leave level light limit linen liver local logic loose lorry lower loyal lunch
+magic major march marry match mayor medal melon metal might minor model money month moral motor
+mount mouse mouth movie music naive nasty nerve never night noble noise north novel nurse offer
+often olive onion opera orbit order organ other outer owner panel panic paper party pasta patch
+pause peace penny phone photo piano piece pilot pitch pizza place plain plane plant plate point
+porch pound power press price pride prime prize proof proud pupil queen quick quiet radio raise
+ranch range rapid reach ready realm rebel reply rider right rival river robin robot rough round
+route royal rural salad sauce scale scene scent scope score sense serve seven shade shake shape
+share sharp sheep sheet shelf shell shine shirt shock shore short shout sight skill sleep slice
+slide small smart smile snake solid sorry sound south space spare spark speak spend spice spoon
+sport staff stage stair stamp stand start state steam steel stick stone store story stove straw
+study sugar sunny sweet swing sword table teach thank theme thick thing think third throw thumb
+tired title today topic total touch tough tower trade trail train treat trend trial tribe trick
+truck truly trust truth twice uncle under union until upper upset urban usual valid value video
+virus visit voice wagon waste watch water wheel where white whole widow woman world worry worth
+wound write wrong young youth
+""".split())
+
+TRAIN = tuple(i for i in range(len(WORDS)) if i % 5 != 4)
+TEST = range(4, len(WORDS), 5)
+PROMPT = f"""You play Wordle: find a hidden five-letter word in six tries. Write a guess as five
+letters with spaces between them, such as "s h i r e". Each letter of it is answered by a letter:
+g, it stands in this place; y, it is in the word, but in another place; b, it is not in the word (or
+not that often). A guess that is not in the vocabulary is answered "invalid word" and lost. Unless
+you are told otherwise at the start, the vocabulary is: {", ".join(LISTED)}.
+Answer with one guess and nothing else."""
+
+
+def family(task_id):
+    return "listed" if task_id < len(LISTED) else "open"
+
+
+def fingerprint(task_id):
+    return WORDS[task_id]       # the first observation hides it
+
+
+def read_words(path):
+    """The five-letter words of a file, one word or more a line; capitals mark names and are left
+    out."""
+    words = Path(path).read_text(encoding="utf-8").split()
+    words = tuple(dict.fromkeys(word for word in words if re.fullmatch("[a-z]{5}", word)))
+    if not words:
+        raise ValueError(f"wordle: {path} holds no word of five letters a to z in lower case")
+    return words
+
+
+def feedback(guess, hidden):
+    """One letter for each of the guess, such as "b b b y g". Green first: only what they leave of
+    the hidden word can turn a letter yellow, each once and from the left."""
+    left = [there for letter, there in zip(guess, hidden) if letter != there]
+    marks = []
+    for letter, there in zip(guess, hidden):
+        if letter == there:
+            marks.append("g")
+        elif letter in left:
+            left.remove(letter)
+            marks.append("y")
+        else:
+            marks.append("b")
+    return " ".join(marks)
+
+
+@functools.lru_cache(maxsize=4096)      # every game of a vocabulary begins with the same guess
+def best_guess(words, fitting):
+    """(guess, expected number of words that fit after its answer). A guess that parts N fitting
+    words into groups of equal answer, of sizes n, leaves sum(n^2) / N. To bound the time at about
+    10,000 answers, the guesses weighed are the fitting words, then others, as far as that goes."""
+    def left(guess):
+        return sum(n * n for n in Counter(feedback(guess, word) for word in fitting).values())
+    if len(fitting) <= 2:
+        return fitting[0], left(fitting[0]) / len(fitting)
+    guesses = (fitting + words)[:1 + 10_000 // len(fitting)]
+    guess = min(guesses, key=left)      # the first of equals, so a fitting word if one is as good
+    return guess, left(guess) / len(fitting)
+
+
+class Env:
+    done = None     # before the first reset
+
+    def __init__(self, words=None, adversarial=False):
+        self.file_words = read_words(words) if words else None
+        self.adversarial = adversarial
+
+    def reset(self, task_id):
+        last = len(self.file_words or WORDS) - 1
+        if type(task_id) is not int or not 0 <= task_id <= last:
+            raise ValueError(f"wordle: no task {task_id!r}; tasks are 0..{last}")
+        self.words = self.file_words or (LISTED if family(task_id) == "listed" else WORDS)
+        self.hidden = self.words[task_id]
+        self.draws = random.Random(f"wordle {task_id}")
+        self.fitting, self.tries_left, self.done = self.words, TRIES, False
+        if self.words is LISTED:
+            return "Let's start Wordle!"
+        return f"Let's start Wordle! The vocabulary: {len(self.words)} English words."
+
+    def step(self, action):
+        if self.done is None:
+            raise ValueError("wordle: call reset first")
+        if self.done:
+            raise ValueError("wordle: the episode is over; reset first")
+        guess = "".join(action.lower().split())
+        valid, success, observation = guess in self.words, False, "invalid word"
+        if valid:
+            if self.adversarial:
+                self.hidden = self.draws.choice(self.fitting)
+            answer = feedback(guess, self.hidden)
+            self.fitting = tuple(word for word in self.fitting if feedback(guess, word) == answer)
+            success, observation = guess == self.hidden, answer + "\n"
+        self.tries_left -= 1
+        self.done = success or not self.tries_left
+        info = {"success": success, "valid": valid, "score": float(success)}
+        return observation, float(success), self.done, info
+
+    def filtered_vocab(self):
+        """The words that fit every answer so far."""
+        return list(self.fitting)
+
+    def expert(self):
+        guess, left = best_guess(self.words, self.fitting)
+        if self.tries_left == 1:
+            guess = self.fitting[0]     # no use in learning more
+        if len(self.fitting) == 1:
+            thought = f"Only {guess!r} fits all the answers."
+        elif self.tries_left == 1:
+            thought = f"The last try: {guess!r} is one of {len(self.fitting)} words that fit."
+        else:
+            named = ": " + ", ".join(self.fitting) if len(self.fitting) <= 6 else ""
+            thought = (f"{len(self.fitting)} words fit the answers so far{named}. After {guess!r} "
+                       f"about {left:.1f} of them should be left.")
+        return thought, " ".join(guess)
+
+    def random_action(self, rng):
+        return " ".join(rng.choice(self.words))     # of all, not only of those that still fit
+
+    def close(self):
+        pass
+
+
+def exact_success(task_id, policy, horizon=HORIZON):
+    """The probability of success of "random", each try a uniform word of the vocabulary, or of the
+    "expert", who plays the one game it always plays."""
+    tries = min(horizon, TRIES)
+    if policy == "random":
+        return 1 - (1 - 1 / len(LISTED if family(task_id) == "listed" else WORDS)) ** tries
+    if policy != "expert":
+        raise ValueError(f"wordle: no policy {policy!r}; policies are random and expert")
+    env = Env()
+    env.reset(task_id)
+    return float(any(env.step(env.expert()[1])[3]["success"] for _ in range(tries)))

@@ -1,0 +1,163 @@
+"""The engine alone, against transformers on the same weights; and what all benchmarks share.
+
+    python -m tests.bench_rollout --parts decode batching
+
+decode    prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and
+          `sample`, against `generate` (left-padded, DynamicCache). tok/s are those of the decode
+batching  the same against transformers' own paged engine, `generate_batch`, prefill included
+Targets: 1.4 x generate at batch 64, 2 x at 256, 10 x generate_batch.
+"""
+import copy
+import statistics
+import time
+from collections import Counter, defaultdict
+
+from engine import OURS, Engine, attend, prepare, sample        # before torch: see there
+import numpy as np
+import torch
+from transformers import (AttentionInterface, AutoModelForCausalLM, GenerationConfig, Qwen2Config)
+
+SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
+    "S": (128, 4, 4, 2, 384, 512),
+    "M": (256, 4, 8, 2, 768, 1024),
+    "tiny": (64, 2, 4, 2, 192, 600),     # what agentevol.py clones
+}
+IN_ATTENTION = Counter()                 # "seconds" spent in our attention: see `clocked`
+
+
+# ---- what the parts share -----------------------------------------------------------------------
+
+def make_models(shape):
+    """One set of random weights -> (the model under our attention, the same under sdpa)."""
+    width, layers, heads, kv_heads, inner, vocabulary = SHAPES[shape]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, pad_token_id=0,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None)
+    theirs = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
+    ours = AutoModelForCausalLM.from_config(config)
+    ours.load_state_dict(theirs.state_dict())
+    return clocked(prepare(ours).eval()), theirs.eval()
+
+
+def clocked(model):
+    """The model; from now on its attention adds its time to IN_ATTENTION["seconds"]."""
+    def timed(*arguments, **more):
+        began = time.perf_counter()
+        out = attend(*arguments, **more)
+        IN_ATTENTION["seconds"] += time.perf_counter() - began
+        return out
+    AttentionInterface.register(OURS, timed)
+    return model
+
+
+def race(rounds, ways):
+    """{name: function(round) -> {figure: value}} -> {name: {figure: [value of each round]}}."""
+    seen = {name: defaultdict(list) for name in ways}
+    for number in range(rounds):
+        for name, way in ways.items():
+            for figure, value in way(number).items():
+                seen[name][figure].append(value)
+    return seen
+
+
+def ratio(seen, slow, fast="ours", figure="seconds"):
+    return statistics.median(a / b for a, b in zip(seen[slow][figure], seen[fast][figure]))
+
+
+def medians(figures):
+    return {figure: statistics.median(values) for figure, values in figures.items()}
+
+
+def linear_seconds(model, rows):
+    """Seconds of the model's matrix products alone, `rows` tokens at once: the floor."""
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    inputs, seconds = [torch.randn(rows, m.in_features) for m in layers], []
+    for _ in range(15):
+        began = time.perf_counter()
+        with torch.inference_mode():
+            for layer, x in zip(layers, inputs):
+                layer(x)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def generate(theirs, contexts, new, stops=(), **more):
+    """transformers' generate over left-padded contexts (lists of ids) -> (B, <= new) ids."""
+    longest = max(map(len, contexts))
+    ids = torch.tensor([[0] * (longest - len(c)) + c for c in contexts])
+    mask = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts])
+    config = GenerationConfig(max_new_tokens=new, do_sample=True, temperature=1.0, top_k=0,
+                              top_p=1.0, eos_token_id=list(stops) or None, pad_token_id=0)
+    with torch.inference_mode():
+        out = theirs.generate(ids, attention_mask=mask, generation_config=config, **more)
+    return out[:, longest:]
+
+
+# ---- the engine alone ---------------------------------------------------------------------------
+
+def decode_theirs(theirs, prompts, new):
+    times, began = [], time.perf_counter()
+
+    def note_time(ids, scores, **_):             # generate asks after each token whether to stop
+        times.append(time.perf_counter())
+        return torch.zeros(len(ids), dtype=torch.bool)
+    generate(theirs, prompts, new, stopping_criteria=[note_time])
+    return dict(prefill=times[0] - began, seconds=times[-1] - times[0], all=times[-1] - began)
+
+
+def decode_ours(ours, prompts, new):
+    engine = Engine(ours, len(prompts), sum(-(-(len(p) + new) // 32) for p in prompts))
+    uniforms, began = torch.rand(new, len(prompts)), time.perf_counter()
+    sequences = [engine.start() for _ in prompts]
+    ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
+    for sequence in sequences:
+        engine.join(sequence)
+    first = time.perf_counter()
+    IN_ATTENTION.clear()
+    for uniform in uniforms[1:]:
+        ids, _ = sample(engine.decode(ids), uniform, 1.0)
+    last = time.perf_counter()
+    return dict(prefill=first - began, seconds=last - first, all=last - began,
+                attention=IN_ATTENTION["seconds"])
+
+
+def bench_decode(shape, args, B, target):
+    ours, theirs = make_models(shape)
+    new, rng = 16 if args.quick else 64, np.random.default_rng(0)
+    prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
+    seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),
+                              "theirs": lambda _: decode_theirs(theirs, prompts, new)})
+    mine, pure = medians(seen["ours"]), linear_seconds(ours, B) * (new - 1)
+    print(f"decode {shape} batch {B}: {B * (new - 1) / mine['seconds']:.0f} tok/s = "
+          f"{ratio(seen, 'theirs'):.2f} x generate (target {target}); attention "
+          f"{mine['attention'] / mine['seconds']:.0%}, pure matmul {pure / mine['seconds']:.0%}; "
+          f"prefill {sum(map(len, prompts)) / mine['prefill']:.0f} tok/s = "
+          f"{ratio(seen, 'theirs', figure='prefill'):.2f} x", flush=True)
+
+
+def bench_batching(shape, args):
+    """generate_batch is given the pages it needs: it would size them by all free memory."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+    ours, theirs = make_models(shape)
+    B, length, new = (16, 64, 8) if args.quick else (64, 128, 32)
+    prompts = np.random.default_rng(0).integers(3, 500, (B, length)).tolist()
+    config = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, top_p=1.0,
+                              eos_token_id=-1, pad_token_id=0)
+    pages = ContinuousBatchingConfig(page_size=32, max_batch_tokens=4096,
+                                     num_blocks=B * (-(-(length + new) // 32) + 1))
+
+    def continuous(_):
+        began = time.perf_counter()
+        out = theirs.generate_batch(prompts, generation_config=config, warmup=False,
+                                    continuous_batching_config=pages, persistent_manager=True)
+        assert sum(len(o.generated_tokens) for o in out.values()) == B * new
+        return dict(all=time.perf_counter() - began)
+    continuous(0)                               # its manager starts once
+    seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),
+                              "theirs": continuous})
+    print(f"batching {shape}, {B} prompts of {length}, {new} new tokens: "
+          f"{B * new / medians(seen['ours'])['all']:.0f} tok/s, prefill included = "
+          f"{ratio(seen, 'theirs', figure='all'):.1f} x generate_batch (target 10)", flush=True)

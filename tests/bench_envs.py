@@ -1,0 +1,178 @@
+"""How fast the environments answer, in process and over HTTP. By hand, from the root:
+
+    python -m tests.bench_envs                        every environment; a few minutes
+    python -m tests.bench_envs babyai textcraft --quick
+
+A random player's actions on tasks of TEST are recorded first (an id decides its episode), so that
+the timed parts only replay them and no time of choosing an action is counted.
+
+    create, reset, step   medians in process, ms (create: not the first, which loads the engine);
+    in process            steps/s of one thread without HTTP
+    1, 16 clients         steps/s over HTTP, a request each step, connections kept alive
+    batched, 2 workers    steps/s over HTTP, up to 64 episodes (sciworld: 16) side by side, one
+                          request a turn to each server process
+
+Steps/s are counted over steps alone: episodes are reset before the clock starts, the player's turns
+that follow are cut where the episode is done. The original servers' steps/s (one client, two cores)
+were measured on a machine of the same kind; targets: babyai batched 5 times theirs (10 with two
+workers), textcraft 8, sciworld 10, 16 sciworld games under 1 GB (server and Java together).
+"""
+import argparse
+import os
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import engine  # noqa: F401  before torch, which client's neighbours load: see there
+from client import EnvClient, EnvError
+from env_server import known_envs, load_env, local_server
+from eval import choose_tasks
+
+ORIGINAL = dict(babyai=158, textcraft=434, sciworld=12, maze=575, wordle=456)     # steps/s
+TARGET = dict(babyai=5, textcraft=8, sciworld=10)                                 # times these
+SESSIONS = dict(sciworld=16)                                                      # else 64
+
+
+def record(module, tasks, turns):
+    """-> [(task, actions)], and the seconds of each create, reset and step."""
+    create, reset, step, episodes = [], [], [], []
+    for task in tasks:
+        began = time.perf_counter()
+        env = module.Env()
+        create.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        env.reset(task)
+        reset.append(time.perf_counter() - began)
+        rng, actions, done = random.Random(task), [], False
+        while not done and len(actions) < turns:
+            actions.append(env.random_action(rng))
+            began = time.perf_counter()
+            *_, done, _ = env.step(actions[-1])
+            step.append(time.perf_counter() - began)
+        env.close()
+        episodes.append((task, actions))
+    return episodes, create[1:] or create, reset, step
+
+
+def answered(client, items):
+    replies = client.answer(items)
+    for reply in replies:
+        if isinstance(reply, EnvError):
+            raise reply
+    return replies
+
+
+def open_sessions(client, episodes):
+    """-> [(session, actions)], reset and ready."""
+    replies = answered(client, [(None, "reset", task) for task, _ in episodes])
+    return [(reply.session, actions) for reply, (_, actions) in zip(replies, episodes)]
+
+
+def one_by_one(client, opened):
+    """One client's steps, a request each."""
+    for session, actions in opened:
+        for action in actions:
+            answered(client, [(session, "step", action)])
+
+
+def together(client, opened):
+    """All episodes side by side: one request a turn."""
+    for turn in range(max(len(actions) for _, actions in opened)):
+        answered(client, [(session, "step", actions[turn]) for session, actions in opened
+                          if turn < len(actions)])
+
+
+def steps_per_second(client, episodes, way, threads):
+    """`way` over the episodes, dealt to so many threads."""
+    opened = open_sessions(client, episodes)
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(lambda i: way(client, opened[i::threads]), range(threads)))
+        seconds = time.perf_counter() - began
+    client.close([session for session, _ in opened])
+    return sum(len(actions) for _, actions in opened) / seconds
+
+
+def megabytes_of_children():
+    """Resident memory of every process that descends from this one (Linux)."""
+    parent, resident = {}, {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                words = file.read().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):        # it has ended meanwhile
+            continue
+        parent[int(pid)], resident[int(pid)] = int(words[1]), int(words[21])     # pages
+
+    def ours(pid):
+        return pid == os.getpid() or pid in parent and ours(parent[pid])
+    total = sum(pages for pid, pages in resident.items() if pid != os.getpid() and ours(pid))
+    return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def bench(name, quick, rounds):
+    module = load_env(name)
+    tasks = choose_tasks(module, "test", 16 if quick else SESSIONS.get(name, 64))
+    try:
+        episodes, create, reset, step = record(module, tasks, min(module.HORIZON, 20))
+    except RuntimeError as reason:                            # its engine is not installed
+        print(f"{name:16} {reason}")
+        return
+    while len(episodes) < 16:                                 # few tasks: wordle, bandit
+        episodes += episodes
+    ms = [1000 * statistics.median(seconds) for seconds in (create, reset, step)]
+    rates = [len(step) / sum(step)]
+    with local_server(name) as one, local_server(name, workers=2) as two:
+        single, batched = EnvClient(one, name, batched=False), EnvClient(one, name)
+        spread = EnvClient(two, name)
+        ways = [lambda: steps_per_second(single, episodes[:16], one_by_one, 1),
+                lambda: steps_per_second(single, episodes, one_by_one, 16),
+                lambda: steps_per_second(batched, episodes, together, 1),
+                lambda: steps_per_second(spread, episodes, together, 1)]
+        seen = [[way() for way in ways] for _ in range(rounds)]
+        rates += [statistics.median(column) for column in zip(*seen)]
+    print(f"{name:16}" + "".join(f"{x:9.2f}" for x in ms) + "".join(f"{x:11.0f}" for x in rates),
+          end="")
+    if name in ORIGINAL:
+        theirs = ORIGINAL[name]
+        print(f"{theirs:10} {rates[3] / theirs:8.1f} {rates[4] / theirs:6.1f}"
+              + (f" (target {TARGET[name]})" if name in TARGET else ""), end="")
+    print(flush=True)
+
+
+def sciworld_memory():
+    """Sixteen games on one server, a few turns into each."""
+    module = load_env("sciworld")
+    with local_server("sciworld") as urls:
+        client = EnvClient(urls, "sciworld")
+        replies = answered(client, [(None, "reset", task)
+                                    for task in choose_tasks(module, "test", 16)])
+        for action in ("look around", "inventory", "open door to kitchen", "look around"):
+            answered(client, [(reply.session, "step", action) for reply in replies])
+        print(f"16 sciworld games: {megabytes_of_children():.0f} MB (target: under 1000)")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
+                                     RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known_envs()))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="16 episodes, one round")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(known_envs())
+    if unknown:
+        parser.error(f"no environment {', '.join(sorted(unknown))}; known: "
+                     f"{', '.join(known_envs())}")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{'':16}{'create':>9}{'reset':>9}{'step ms':>9}{'in process':>11}{'1 client':>11}"
+          f"{'16 clients':>11}{'batched':>11}{'2 workers':>11}{'original':>10} batched x 2 workers")
+    for name in args.names or known_envs():
+        bench(name, args.quick, 1 if args.quick else args.rounds)
+    if "sciworld" in (args.names or known_envs()):
+        sciworld_memory()
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+if __name__ == "__main__":
+    main()

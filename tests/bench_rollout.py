@@ -1,0 +1,250 @@
+"""How fast `collect` is, against other ways to play the same episodes. By hand, from the root:
+
+    python -m tests.bench_rollout                           shapes S and M; about 10 minutes
+    python -m tests.bench_rollout --quick --parts turns --shapes S
+    python -m tests.bench_rollout --parts turns --model runs/NAME/clone    a real environment too
+
+part      against                                                   target: ours faster by
+decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 64), 2 (batch 256)
+turns     generate, the whole history read anew each turn           6
+          our own engine made to forget after each turn             3.5
+          generate, with --model on textcraft_small                 3, success rates equal
+batching  transformers' continuous batching (generate_batch)        10
+latency   a loop in which every turn waits for the slowest episode  2
+
+Random weights, the same for all, and actions of a fixed length unless the environment is real. A
+round runs every way once, one after the other, so that a busy machine slows all alike: a ratio is
+the median of the rounds' ratios, other figures are medians over the rounds.
+"""
+import argparse
+import os
+import time
+from collections import Counter
+from string import ascii_lowercase
+
+from engine import load_policy      # before torch: see there
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentevol import make_tokenizer
+from client import EnvClient, EnvError, Reply
+from env_server import load_env, local_server
+from eval import choose_tasks
+from rollout import Agent, Episode, Player, Rollout, collect, make_engine
+from tests.bench_engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
+                                generate, linear_seconds, make_models, medians, race, ratio)
+
+GROUP = 8       # episodes of a task
+
+# ---- many turns ---------------------------------------------------------------------------------
+
+class Words:
+    """An environment's client without a server: `prompt`, then `observation` random words a turn,
+    without end. Each answer takes a lognormal time of mean `wait` seconds, sigma 1."""
+
+    def __init__(self, words, prompt, observation, wait=0.0):
+        self.words, self.prompt, self.observation, self.wait = words, prompt, observation, wait
+        self.batched, self.connections, self.turns = not wait, 64 if wait else 2, Counter()
+
+    def answer(self, items):
+        return [self.one(*item) for item in items]
+
+    def one(self, session, kind, argument):
+        task, stream = argument if kind == "reset" else (None, session[1])
+        self.turns[stream] = 0 if kind == "reset" else self.turns[stream] + 1
+        rng = np.random.default_rng([stream, self.turns[stream]])
+        if self.wait:
+            time.sleep(rng.lognormal(np.log(self.wait) - 0.5))      # mean: exp(mu + 1/2)
+        reward, n = float(rng.random() < 0.5), self.observation
+        if kind == "reset":                                         # a group shares its prompt
+            rng, n = np.random.default_rng(task), self.prompt
+        text = "".join(self.words[i] for i in rng.integers(len(self.words), size=n))
+        return Reply((0, stream), text, reward, False, {})
+
+    def close(self, sessions):
+        pass
+
+
+def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
+    """-> (an agent whose replies all have `action` tokens, its environment's client). The template
+    adds three tokens to each text of the environment and one to each reply."""
+    vocabulary = SHAPES[shape][-1]
+    words = [" " + a + b for a in ascii_lowercase for b in ascii_lowercase]     # a token each,
+    words = words[:vocabulary - 3 - 256]                        # beside three marks and 256 bytes
+    agent = Agent(make_tokenizer(["".join(words)], vocabulary), max_turn_tokens=action,
+                  max_context=prompt + horizon * (observation + action) + 64)
+    agent.chat.stop_ids = set()
+    assert len(agent.chat.turn("".join(words))) == len(words) + 3
+    return agent, Words(words, prompt - 3, observation - 4, wait)
+
+
+def plain(theirs, agent, client, tasks, group_size, horizon, seed):
+    """Turn by turn, `generate` reads each whole history anew -> trajectories (no logprobs)."""
+    live = episodes = [Episode(agent, task, member, horizon, seed)
+                       for task in tasks for member in range(group_size)]
+    sessions = {}
+    while live:
+        requests = [(sessions.get(id(e)), *e.request) for e in live]
+        for episode, answer in zip(live, client.answer(requests)):
+            if isinstance(answer, EnvError):
+                raise answer
+            sessions[id(episode)] = answer.session
+            episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+        live = [e for e in live if not e.over]
+        replies = live and generate(theirs, [e.trajectory.context for e in live],
+                                    agent.max_turn_tokens, agent.chat.stop_ids).tolist()
+        for episode, ids in zip(live, replies):
+            end = next((n + 1 for n, t in enumerate(ids) if t in agent.chat.stop_ids), len(ids))
+            episode.act(ids[:end], [0.0] * end)
+    client.close(sessions.values())
+    return [episode.trajectory for episode in episodes]
+
+
+def forgetful(engine):
+    """The engine, made to drop a sequence's pages at the end of its turn."""
+    leave = engine.leave
+
+    def leave_and_forget(sequence):
+        leave(sequence)
+        engine.forget(sequence)
+    engine.leave = leave_and_forget
+    return engine
+
+
+def timed(way, *arguments, **more):
+    """Seconds, success, and if it is one of our engines where the time went."""
+    IN_ATTENTION.clear()
+    began = time.perf_counter()
+    played = way(*arguments, **more)
+    seconds = time.perf_counter() - began
+    trajectories, report = played if isinstance(played, tuple) else (played, None)
+    figures = dict(seconds=seconds, success=sum(t.success for t in trajectories),
+                   actions=sum(sum(t.response_mask) for t in trajectories))
+    if report:
+        figures |= report["seconds"] | dict(decoded=report["tokens"]["decode"],
+                                            read=report["tokens"]["prefill"],
+                                            attention=IN_ATTENTION["seconds"])
+    return figures
+
+
+def show_turns(title, seen, model, B, targets):
+    mine, played = medians(seen["ours"]), B * len(seen["ours"]["seconds"])
+    pure = mine["decoded"] * linear_seconds(model, B) / B + \
+        mine["read"] * linear_seconds(model, 2048) / 2048
+    shares = dict(prefill=mine["prefill"], decode=mine["decode"], sampling=mine["sampling"],
+                  environment=mine["environment"], attention=mine["attention"], matmul=pure)
+    print(f"{title}: {mine['seconds']:.2f} s, {B / mine['seconds']:.1f} trajectories/s, "
+          f"{mine['actions'] / mine['seconds']:.0f} action tok/s; of it "
+          + ", ".join(f"{name} {value / mine['seconds']:.0%}" for name, value in shares.items()))
+    for name, target in targets.items():
+        print(f"    {ratio(seen, name):.2f} x {name} ({medians(seen[name])['seconds']:.2f} s; "
+              f"target {target})", flush=True)
+    if any(sum(figures["success"]) for figures in seen.values()):
+        print("    success: " + ", ".join(
+            f"{name} {(p := sum(figures['success']) / played):.3f} +- "
+            f"{(p * (1 - p) / played) ** 0.5:.3f}" for name, figures in seen.items()))
+
+
+def bench_turns(shape, args, prompt, observation, action):
+    ours, theirs = make_models(shape)
+    B, horizon = (16, 4) if args.quick else (64, 10)
+    agent, client = make_agent(shape, prompt, observation, action, horizon)
+
+    def play(way, policy, number, **more):
+        tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
+        return timed(way, policy, agent, client, tasks, GROUP, horizon, (number,), **more)
+    seen = race(args.rounds, {
+        "ours": lambda n: play(collect, ours, n),
+        "generate": lambda n: play(plain, theirs, n),
+        "ours, forgetting": lambda n: play(collect, ours, n,
+                                           engine=forgetful(make_engine(ours, agent, B)))})
+    show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x {horizon}", seen, ours,
+               B, {"generate": 6, "ours, forgetting": 3.5})
+
+
+def bench_real(args):
+    """The same on textcraft_small over HTTP with a policy that has learned to play it."""
+    module, horizon, B = load_env("textcraft_small"), 10, 64
+    ours, theirs = clocked(load_policy(args.model)), AutoModelForCausalLM.from_pretrained(
+        args.model, attn_implementation="sdpa").eval()
+    agent = Agent(AutoTokenizer.from_pretrained(args.model), module.PROMPT, max_turn_tokens=24,
+                  max_context=512)
+    tasks = choose_tasks(module, "test", args.rounds * B // GROUP)
+    with local_server(module.NAME) as urls:
+        client = EnvClient(urls, module.NAME, module.SUCCESS)
+
+        def play(way, policy, number):
+            chosen = tasks[number * B // GROUP:(number + 1) * B // GROUP]
+            return timed(way, policy, agent, client, chosen, GROUP, horizon, (number,))
+        seen = race(args.rounds, {"ours": lambda n: play(collect, ours, n),
+                                  "generate": lambda n: play(plain, theirs, n)})
+    show_turns(f"turns on textcraft_small, {args.model}", seen, ours, B, {"generate": 3})
+
+
+# ---- slow environments --------------------------------------------------------------------------
+
+class Lockstep(Rollout):
+    """The scheduler with a barrier: nothing is sent while somebody still speaks, and nothing is
+    read before every environment has answered."""
+
+    def send(self, pool):
+        if not self.engine.active:
+            super().send(pool)
+
+    def readable(self):
+        return [] if self.flying else super().readable()
+
+
+def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
+    engine = make_engine(policy, agent, len(tasks) * group_size)
+    rollout = Lockstep(engine, agent, client, retries=0)
+    for group, task in enumerate(tasks):
+        for member in range(group_size):
+            rollout.add(Player(Episode(agent, task, member, horizon, seed), group))
+    rollout.run()
+    return [player.episode.trajectory for player in rollout.players]
+
+
+def bench_latency(shape, args, wait=0.05):
+    ours, _ = make_models(shape)
+    B, horizon = (32, 4) if args.quick else (64, 10)
+    agent, client = make_agent(shape, 100, 24, 16, horizon, wait)
+
+    def play(way, number):
+        tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
+        return timed(way, ours, agent, client, tasks, GROUP, horizon, (number,))
+    seen = race(args.rounds, {"ours": lambda n: play(collect, n),
+                              "turn-synchronous": lambda n: play(lockstep, n)})
+    show_turns(f"latency {shape}, lognormal of mean {1000 * wait:.0f} ms, {client.connections} "
+               f"connections", seen, ours, B, {"turn-synchronous": 2})
+
+
+def main():
+    parts = ("decode", "turns", "batching", "latency")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
+                                     RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=("S", "M"))
+    parser.add_argument("--model", help="folder of a policy for textcraft_small (agentevol.py)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
+    args = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
+    for shape in args.shapes:
+        for part in args.parts:
+            if part == "decode":
+                for B, target in ((64, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
+                    bench_decode(shape, args, B, target)
+            elif part == "turns":
+                for sizes in ((100, 24, 16), (300, 32, 8), (400, 24, 16))[:1 if args.quick else 3]:
+                    bench_turns(shape, args, *sizes)
+            else:
+                dict(batching=bench_batching, latency=bench_latency)[part](shape, args)
+    if args.model and "turns" in args.parts:
+        bench_real(args)
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What the tests of the engine and of the rollout play with: tiny random models beside their stock
+twins, tokenizers with three kinds of template, a toy world, a client without a network."""
+import copy
+import hashlib
+import inspect
+import itertools
+import threading
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
+                          Qwen3Config)
+
+from agentevol import TEMPLATE
+from client import Reply
+from engine import prepare
+
+CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+
+
+def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
+    """(the model under our engine, the same under transformers' own sdpa): d 64, 4 heads sharing 2
+    of keys and values, every weight and bias random. loud: tokens that are said often."""
+    torch.manual_seed(seed)
+    config = CONFIGS[kind](
+        vocab_size=vocabulary, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
+        tie_word_embeddings=tied, initializer_range=0.06, bos_token_id=None, eos_token_id=None)
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa",
+                                             dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            if parameter.dim() == 1:                # biases are made 0, norms 1: hide no mistake
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        stock.lm_head.weight *= 2                   # log-probabilities far from uniform
+        stock.lm_head.weight[list(loud)] *= 4
+    return prepare(copy.deepcopy(stock)), stock
+
+
+# ---- tokenizers ---------------------------------------------------------------------------------
+
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+HEADED = """<|begin|>{% for m in messages %}<|head|>{{ m.role }}<|/head|>
+
+{{ m.content | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|/head|>
+
+{% endif %}"""
+TEMPLATES = {       # name -> template, special tokens (its end of a message first), eos_token
+    "tiny": (TEMPLATE, ["<|end|>", "<|user|>", "<|assistant|>"], "<|end|>"),                # ours
+    "chatml": (CHATML, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], "<|endoftext|>"),   # Qwen
+    "headed": (HEADED, ["<|eot|>", "<|begin|>", "<|head|>", "<|/head|>"], "<|eot|>"),       # Llama
+}
+MARKS = ["\nAction:", "\nPlan:", "\nNote:", "</think><answer>", "</answer>"]     # of the formats
+
+
+def chat_tokenizer(kind="tiny", template=None):
+    """Bytes, a template's special tokens (its stop has id 0) and MARKS: nothing to download."""
+    own, special, eos = TEMPLATES[kind]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {entry: i for i, entry in enumerate(special + letters)}
+    tokenizer = Tokenizer(models.BPE(ids, []))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(MARKS)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos,
+                                   clean_up_tokenization_spaces=False,
+                                   chat_template=own if template is None else template,
+                                   name_or_path=f"some/{kind}")
+
+
+# ---- a world and its client ---------------------------------------------------------------------
+
+class Toy:
+    """A world in which every answer depends on every character said before: one token sampled
+    otherwise, and the episode goes elsewhere. It ends by itself at one answer in nine."""
+
+    def reset(self, task_id, stream=0):
+        self.heard = f"{task_id} {stream}"
+        return f"task {task_id}: " + "so " * (task_id % 5) + "go"
+
+    def step(self, action):
+        self.heard += "|" + action
+        number = int(hashlib.sha256(self.heard.encode()).hexdigest(), 16)
+        score = number % 5 / 4
+        info = {"success": score == 1, "valid": number % 3 > 0, "score": score}
+        return "ab" * (number % 8) + str(number % 1000), score, number % 9 == 0, info
+
+    def close(self):
+        pass
+
+
+class LocalClient:
+    """The face of EnvClient around environments in this process. before(session, kind, argument):
+    called first, in the client's thread; it may wait, raise, or return an EnvError to answer."""
+
+    def __init__(self, make_env=Toy, batched=True, connections=8, before=None):
+        self.make_env, self.batched, self.connections = make_env, batched, connections
+        self.before, self.numbers, self.lock = before, itertools.count(), threading.Lock()
+        self.open, self.opened, self.asked = {}, 0, []
+        self.luck = "stream" in inspect.signature(make_env.reset).parameters
+
+    def answer(self, items):
+        with self.lock:
+            self.asked.append(items)
+        return [self.one(*item) for item in items]
+
+    def one(self, session, kind, argument):
+        trouble = self.before(session, kind, argument) if self.before else None
+        if trouble:
+            return trouble
+        if session is None:
+            session = ("here", next(self.numbers))
+            self.open[session] = self.make_env()
+            self.opened += 1
+        if kind == "step":
+            return Reply(session, *self.open[session].step(argument))
+        task_id, stream = argument
+        more = {"stream": stream} if self.luck else {}
+        return Reply(session, self.open[session].reset(task_id, **more), 0.0, False, {})
+
+    def close(self, sessions):
+        for session in sessions:
+            if session in self.open:
+                self.open.pop(session).close()

@@ -1,0 +1,964 @@
+"""algos.py: each equation against arithmetic done by hand, a slow loop, or an identity.
+
+The last part is WRONG_VERSIONS: faults that people really make, each put in the place of the right
+function and seen to fail the test above that belongs to it.
+"""
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import algos
+
+right = SimpleNamespace(**vars(algos))   # stays whole when a test below puts a fault into algos
+
+NAN = math.nan
+HALF_SQRT = math.sqrt(0.5)   # std of {0, 1}, and of one step up from there
+
+
+def tensor(*rows):
+    return torch.tensor(rows if isinstance(rows[0], (list, tuple)) else list(rows),
+                        dtype=torch.float32)
+
+
+def same(got, expected, atol=1e-6):
+    """Equal in shape, and in value to `atol` (or a millionth part of it); NaN equals nothing."""
+    expected = torch.as_tensor(expected, dtype=torch.float32)
+    assert got.shape == expected.shape
+    assert torch.allclose(got.float(), expected, rtol=1e-6, atol=atol), f"{got}, not {expected}"
+
+
+# ---- advantages of trajectories -----------------------------------------------------------------
+
+def test_grpo_advantages_by_hand():
+    # group 1: mean 0.5, deviations +-0.5, variance 4 * 0.25 / 3, std 0.57735
+    # group 2: mean 4, deviations -3, -1, 1, 3, variance 20 / 3, std 2.58199
+    got = algos.grpo_advantages(tensor(1, 0, 0, 1, 1, 3, 5, 7), 4)
+    a, b = 0.5 / (math.sqrt(1 / 3) + 1e-6), 1 / (math.sqrt(20 / 3) + 1e-6)
+    same(got, [a, -a, -a, a, -3 * b, -b, b, 3 * b])
+
+
+def test_dr_grpo_advantages_by_hand():
+    got = algos.dr_grpo_advantages(tensor(1, 0, 0, 1, 1, 3, 5, 7), 4)
+    same(got, [0.5, -0.5, -0.5, 0.5, -3, -1, 1, 3])
+
+
+def test_rloo_advantages_by_hand():
+    # the first: 1 - (0 + 0 + 1) / 3 = 2/3; the second: 0 - (1 + 0 + 1) / 3 = -2/3
+    # then 1 - (3 + 5 + 7) / 3 = -4;  3 - 13 / 3;  5 - 11 / 3;  7 - 9 / 3 = 4
+    got = algos.rloo_advantages(tensor(1, 0, 0, 1, 1, 3, 5, 7), 4)
+    same(got, [2 / 3, -2 / 3, -2 / 3, 2 / 3, -4, -4 / 3, 4 / 3, 4])
+
+
+def test_group_std_by_hand():
+    same(algos.group_std(tensor(1, 0, 0, 1, 1, 3, 5, 7), 4), [math.sqrt(1 / 3), math.sqrt(20 / 3)])
+
+
+def test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero():
+    # in float32 the mean of eight 0.1 is not 0.1
+    for advantages in (algos.grpo_advantages, algos.dr_grpo_advantages, algos.rloo_advantages):
+        for value, size in ((0.1, 8), (0.7, 16), (0.3, 5), (0.0, 4), (-100.1, 7), (5.0, 1)):
+            assert advantages(torch.full((3 * size,), value), size).tolist() == [0.0] * 3 * size
+        summed_otherwise = torch.tensor([0.3, 0.1 + 0.2], dtype=torch.float64)   # not the same bits
+        assert advantages(summed_otherwise, 2).tolist() == [0, 0]
+
+
+def test_grpo_advantages_refuses_a_ragged_batch():
+    for size in (0, 3, -1):
+        with pytest.raises(ValueError, match="4 rewards do not divide"):
+            algos.grpo_advantages(torch.zeros(4), size)
+
+
+# ---- advantages of tokens -----------------------------------------------------------------------
+# One episode: two turns of two tokens, an observation between them, and one at the end, so that the
+# last action token is not the last token. NaN stands wherever nothing may be read.
+
+MASK = tensor([1, 1, 0, 1, 1, 0])
+TURNS = torch.tensor([[0, 0, -1, 1, 1, -1]])
+REWARDS = tensor([0, 0, NAN, 0, 1, NAN])
+VALUES = tensor([0.5, 0.4, NAN, 0.2, 0.6, NAN])
+
+
+def test_gae_by_hand():
+    # gamma 0.9, lambda 0.8, product 0.72; from the right, over action tokens alone:
+    # 1 - 0.6 = 0.4;  0.9 * 0.6 - 0.2 + 0.72 * 0.4 = 0.628;
+    # 0.9 * 0.2 - 0.4 + 0.72 * 0.628 = 0.23216;  0.9 * 0.4 - 0.5 + 0.72 * 0.23216 = 0.0271552
+    advantages, returns = algos.gae(REWARDS, VALUES, MASK, 0.9, 0.8)
+    same(advantages, [[0.0271552, 0.23216, 0, 0.628, 0.4, 0]])
+    same(returns, [[0.5271552, 0.63216, 0, 0.828, 1.0, 0]])   # plus the values
+
+
+def test_gae_reads_no_value_of_an_observation():
+    junk = torch.where(MASK > 0, VALUES, 50.0)
+    advantages, _ = algos.gae(torch.where(MASK > 0, REWARDS, 7.0), junk, MASK, 0.9, 0.8)
+    same(advantages, [[0.0271552, 0.23216, 0, 0.628, 0.4, 0]])
+
+
+def test_gae_of_one_turn_is_the_textbook_sum():
+    torch.manual_seed(0)
+    rewards, values = torch.randn(3, 7), torch.randn(3, 7)
+    gamma, lam = 0.97, 0.9
+    delta = rewards + gamma * torch.cat([values[:, 1:], torch.zeros(3, 1)], 1) - values
+    expected = torch.zeros(3, 7)
+    for t in range(7):
+        for later in range(t, 7):
+            expected[:, t] += (gamma * lam) ** (later - t) * delta[:, later]
+    same(algos.gae(rewards, values, torch.ones(3, 7), gamma, lam)[0], expected, 1e-5)
+
+
+def test_gae_is_a_constant_of_the_gradient():
+    values = VALUES.clone().requires_grad_()
+    advantages, returns = algos.gae(REWARDS, values, MASK, 0.9, 0.8)
+    assert not advantages.requires_grad and not returns.requires_grad
+
+
+def test_turn_gae_by_hand():
+    # gamma_H = 0.5. Turns: A_1 = 1 - 0.6 = 0.4, its target 0.4 + 0.6 = 1.0;
+    # A_0 = 0 + 0.5 * 0.6 - 0.4 + 0.5 * 0.8 * 0.4 = 0.06, its target 0.46 (the turn earned 0: still
+    # a turn). Tokens: turn 1 as in gae: 0.628, 0.4; turn 0: 0.46 - 0.4 = 0.06 and
+    # 0.9 * 0.4 - 0.5 + 0.72 * 0.06 = -0.0968
+    advantages, returns = algos.turn_gae(REWARDS, VALUES, MASK, TURNS, 0.9, 0.8, 0.5)
+    same(advantages, [[-0.0968, 0.06, 0, 0.628, 0.4, 0]])
+    same(returns, [[0.4032, 0.46, 0, 0.828, 1.0, 0]])
+
+
+def test_turn_gae_of_one_turn_is_gae():
+    torch.manual_seed(1)
+    mask = (torch.rand(4, 9) < 0.6).int()
+    rewards, values = torch.randn(4, 9), torch.randn(4, 9)
+    got = algos.turn_gae(rewards, values, mask, torch.where(mask > 0, 0, -1), 0.9, 0.8, 0.3)
+    for a, b in zip(got, algos.gae(rewards, values, mask, 0.9, 0.8)):
+        same(a, b, 1e-5)
+
+
+def test_reinforce_pp_advantages_by_hand():
+    # gamma 0.5, rewards 0, 1 | 2: returns 2; 1 + 0.5 * 2 = 2; 0.5 * 2 = 1. Their mean is 5/3, the
+    # variance (4/9 + 1/9 + 1/9) / 2 = 1/3
+    got = algos.reinforce_pp_advantages(tensor([0, 1, NAN, 2, NAN]), tensor([1, 1, 0, 1, 0]), 0.5)
+    s = math.sqrt(3)
+    same(got, [[-2 / 3 * s, s / 3, 0, s / 3, 0]])
+
+
+def test_reinforce_pp_baseline_advantages_by_hand():
+    # one group, rewards 1 and 0, three tokens and one: 0.5, 0.5, 0.5, -0.5, mean 0.25, deviations
+    # 0.25 three times and -0.75, variance (3 * 0.0625 + 0.5625) / 3 = 0.25
+    got = algos.reinforce_pp_baseline_advantages(tensor(1, 0), 2, tensor([1, 1, 1], [0, 1, 0]))
+    same(got, [[0.5, 0.5, 0.5], [0, -1.5, 0]])
+    # two groups: 0.5, -0.5, 2, -2 keep their spread: mean 0, variance 8.5 / 3
+    got = algos.reinforce_pp_baseline_advantages(tensor(1, 0, 4, 0), 2, torch.ones(4, 1))
+    same(got.flatten(), tensor(0.5, -0.5, 2, -2) / math.sqrt(8.5 / 3))
+
+
+def test_masked_whiten_by_hand():
+    same(algos.masked_whiten(tensor([1, 2, NAN], [9, 3, 9]), tensor([1, 1, 0], [0, 1, 0])),
+         [[-1, 0, 0], [0, 1, 0]])   # mean 2, variance (1 + 0 + 1) / 2
+
+
+def test_masked_whiten_of_equal_one_or_no_values_is_zero():
+    for mask in (torch.ones(2, 4), tensor([0, 1, 0, 0], [0, 0, 0, 0]), torch.zeros(2, 4)):
+        assert algos.masked_whiten(torch.full((2, 4), 0.1), mask).tolist() == [[0.0] * 4] * 2
+
+
+# ---- advantages of turns ------------------------------------------------------------------------
+
+GIGPO_MASK = tensor([1, 1, 0, 1, 0], [1, 1, 0, 1, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 0])
+GIGPO_TURNS = torch.tensor([[0, 0, -1, 1, -1], [0, 0, -1, 1, -1], [0, -1, -1, 1, -1],
+                            [0, -1, -1, -1, -1]])
+GIGPO_REWARDS = tensor([0, 0, NAN, 1, NAN], [0, 0, 5, 0, 5], [3, 0, 0, 2, 0], [5, 0, 0, 9, 9])
+
+
+def test_gigpo_advantages_by_hand():
+    # group 1 earns (0, 1) and (0, 0), gamma 0.5. Episodes 1 and 0: mean 0.5, std sqrt(0.5), A^E is
+    # +-sqrt(0.5). Returns 0.5, 1 and 0, 0. Both answered 7 first: 0.5 against 0, A^S +-sqrt(0.5);
+    # then 8 and 9, each seen once: 0. Group 2 earns 5 and 5 (A^E 0) and shares no anchor with
+    # group 1: it answered 7, 8 (returns 3 + 0.5 * 2 = 4 and 2) and 7 (return 5): 4 against 5.
+    hashes = torch.tensor([[7, 8], [7, 9], [7, 8], [7, -1]])
+    got = algos.gigpo_advantages(GIGPO_REWARDS, GIGPO_MASK, GIGPO_TURNS, hashes, 2, gamma=0.5)
+    s = HALF_SQRT
+    same(got, [[2 * s, 2 * s, 0, s, 0], [-2 * s, -2 * s, 0, -s, 0], [-s, 0, 0, 0, 0],
+               [s, 0, 0, 0, 0]], 1e-5)
+    got = algos.gigpo_advantages(GIGPO_REWARDS, GIGPO_MASK, GIGPO_TURNS, hashes, 2, gamma=0.5,
+                                 omega=2.0, normalise=False)   # A^E +-0.5, A^S +-0.25 and -+0.5
+    same(got, [[1, 1, 0, 0.5, 0], [-1, -1, 0, -0.5, 0], [-1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+
+
+def test_gigpo_advantages_with_all_states_distinct_are_grpo():
+    # four turns against one: statistics per turn instead of per episode would show here
+    mask = tensor([1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0])
+    turn_ids = torch.tensor([[0, 1, 2, 3], [0, -1, -1, -1], [0, 1, -1, -1]])
+    rewards = tensor([0, 0, 0, 1], [0, 0, 0, 0], [0, 3, 0, 0])
+    hashes = torch.tensor([[1, 2, 3, 4], [5, -1, -1, -1], [6, 2**62, -1, -1]])
+    got = algos.gigpo_advantages(rewards, mask, turn_ids, hashes, 3)
+    same(got, right.grpo_advantages(tensor(1, 0, 3), 3)[:, None] * mask)
+
+
+def test_gigpo_advantages_compares_a_state_visited_twice_by_one_trajectory():
+    # returns 1 + 1 = 2 and 1 at the same state, gamma 1: +-0.5 without std; the episode alone: 0
+    got = algos.gigpo_advantages(tensor([1, 1]), tensor([1, 1]), torch.tensor([[0, 1]]),
+                                 torch.tensor([[4, 4]]), 1, gamma=1, normalise=False)
+    same(got, [[0.5, -0.5]])
+
+
+def test_mt_grpo_advantages_by_hand():
+    # turns (1, 0), (0, 2), (0): episodes 1, 2, 0: mean 1, std 1, so 0, 1, -1. Turn 0: 1, 0, 0, mean
+    # 1/3, variance (4/9 + 1/9 + 1/9) / 2 = 1/3. Turn 1, of the two that got there: 0, 2, std sqrt 2
+    mask = tensor([1, 0, 1], [1, 0, 1], [1, 0, 0])
+    turn_ids = torch.tensor([[0, -1, 1], [0, -1, 1], [0, -1, -1]])
+    rewards = tensor([1, NAN, 0], [0, NAN, 2], [0, NAN, 5])
+    a, s = math.sqrt(3) / 3, HALF_SQRT
+    same(algos.mt_grpo_advantages(rewards, mask, turn_ids, 3),
+         [[2 * a, 0, -s], [1 - a, 0, 1 + s], [-1 - a, 0, 0]], 1e-5)
+    same(algos.mt_grpo_advantages(rewards, mask, turn_ids, 3, alpha=0.0),
+         [[0, 0, 0], [1, 0, 1], [-1, 0, 0]], 1e-5)
+
+
+def test_gigpo_advantages_refuses_turns_without_a_place():
+    for turn_ids in (torch.tensor([[0, 2]]), torch.tensor([[-1, 0]])):
+        with pytest.raises(ValueError, match="expected 0..1"):
+            algos.gigpo_advantages(torch.zeros(1, 2), torch.ones(1, 2), turn_ids,
+                                   torch.tensor([[1, 2]]), 1)
+
+
+# ---- what every (B, T) advantage must bear ------------------------------------------------------
+
+def per_token_advantages(rewards, values, mask, turn_ids):
+    hashes = torch.tensor([[1, 2], [1, 3], [1, 2], [-1, -1]])
+    yield from algos.gae(rewards, values, mask, 0.9, 0.8)
+    yield from algos.turn_gae(rewards, values, mask, turn_ids, 0.9, 0.8, 0.7)
+    yield algos.reinforce_pp_advantages(rewards, mask, 0.9)
+    yield algos.reinforce_pp_baseline_advantages(tensor(1, 0, 3, 2), 2, mask)
+    yield algos.masked_whiten(rewards, mask)
+    yield algos.gigpo_advantages(rewards, mask, turn_ids, hashes, 2)
+    yield algos.mt_grpo_advantages(rewards, mask, turn_ids, 2)
+    yield algos.kl_penalised_rewards(rewards, values, 2 * values, mask, 0.1)
+    yield algos.gspo_surrogate(0.1 * values, values, rewards, mask, 0.2, 0.2)
+
+
+def test_nan_and_junk_off_the_mask_change_nothing():
+    torch.manual_seed(2)
+    mask = tensor([1, 1, 0, 1, 0], [1, 0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 0])
+    turn_ids = torch.tensor([[0, 0, -1, 1, -1], [0, -1, -1, 1, 1], [-1, 0, -1, 1, -1], [-1] * 5])
+    rewards, values = torch.randn(4, 5) * mask, torch.randn(4, 5) * mask
+    clean = list(per_token_advantages(rewards, values, mask, turn_ids))
+    for junk, turn in ((NAN, 99), (math.inf, -7), (1e30, 1)):
+        for got, expected in zip(per_token_advantages(
+                torch.where(mask > 0, rewards, junk), torch.where(mask > 0, values, junk),
+                mask.long(), torch.where(mask > 0, turn_ids, turn)), clean):
+            assert torch.equal(got, expected)
+            assert not got[mask == 0].any()   # exactly 0 there; the last row is all masked
+
+
+def test_a_batch_without_action_tokens_gives_zeros():
+    zeros = torch.zeros(4, 5)
+    junk = torch.full((4, 5), NAN)
+    for got in per_token_advantages(junk, junk, zeros, torch.full((4, 5), -1)):
+        assert torch.equal(got.abs(), zeros)
+
+
+# ---- losses per token ---------------------------------------------------------------------------
+
+def test_clipped_surrogate_in_its_four_quadrants():
+    for ratio, advantage, loss, slope in (
+            (1.5, +1.0, -1.28, 0.0),    # good and already likelier: clipped at 1 + 0.28, no pull
+            (0.5, +1.0, -0.50, -0.5),   # good but rarer: d/dlogp of -A rho is -A rho
+            (1.5, -1.0, +1.50, 1.5),    # bad and likelier: the full push
+            (0.5, -1.0, +0.80, 0.0),    # bad and already rarer: clipped at 1 - 0.2, no push
+            (1.2, +2.0, -2.40, -2.4)):  # within the bounds
+        logprobs = tensor([ratio]).log().requires_grad_()
+        got = algos.clipped_surrogate(logprobs, torch.zeros(1, 1), tensor([advantage]), 0.2, 0.28)
+        same(got, [[loss]])
+        got.sum().backward()
+        same(logprobs.grad, [[slope]])
+
+
+def test_clipped_surrogate_with_dual_clip():
+    # c = 3: a bad token at ratio 10 costs 3, not 10; at 2 still 2; good tokens are left alone
+    logprobs, advantages = tensor([10, 2, 0.5, 10]).log(), tensor([-1, -1, 1, 1])
+    got = algos.clipped_surrogate(logprobs, torch.zeros(1, 4), advantages, 0.2, 0.2, dual_clip=3.0)
+    same(got, [[3, 2, -0.5, -1.2]])
+
+
+def test_clipped_surrogate_clamps_the_log_ratio():
+    got = algos.clipped_surrogate(tensor([500, -500]), torch.zeros(1, 2), tensor([-1, 1]), 0.2, 0.2)
+    same(got, [[math.exp(20), -math.exp(-20)]])
+
+
+def test_clipped_surrogate_refuses():
+    flat = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match="do not align"):
+        algos.clipped_surrogate(flat, flat, torch.zeros(2), 0.2, 0.2)
+    with pytest.raises(ValueError, match="dual_clip=1.0"):
+        algos.clipped_surrogate(flat, flat, flat, 0.2, 0.2, dual_clip=1.0)
+
+
+def test_gspo_surrogate_by_hand():
+    # row 1: mean log-ratio (0.2 + 0.4) / 2 = 0.3; row 2: -1, below 1 - 0.1 with A < 0: clipped
+    new = tensor([0.2, NAN, 0.4], [-1, -1, 3], [1, 1, 1])
+    mask = tensor([1, 0, 1], [1, 1, 0], [0, 0, 0])
+    got = algos.gspo_surrogate(new, torch.zeros(3, 3), tensor([1], [-1], [9]), mask, 0.1, 0.5)
+    e = -math.exp(0.3)
+    same(got, [[e, 0, e], [0.9, 0.9, 0], [0, 0, 0]])
+
+
+def test_gspo_surrogate_gradient_is_spread_over_the_row():
+    # d/dlogp_t of -A s is -A s / n; row 2 is clipped; S = 2 rows
+    new = tensor([0.2, NAN, 0.4], [-1, -1, 3]).requires_grad_()
+    mask = tensor([1, 0, 1], [1, 1, 0])
+    loss = algos.gspo_surrogate(new, torch.zeros(2, 3), tensor([1], [-1]), mask, 0.1, 0.5)
+    algos.weighted_sum(loss, algos.sequence_weights(mask)).backward()
+    e = -math.exp(0.3) / 2 / 2
+    same(new.grad, [[e, 0, e], [0, 0, 0]])
+
+
+def test_clipped_value_loss_by_hand():
+    # clip 0.5 round V_old = 1: V = 2 -> 1.5, V = 0 -> 0.5
+    values, returns = tensor([2, 0, 2, 1.2]), tensor([0, 0, 3, 1])
+    got = algos.clipped_value_loss(values, torch.ones(1, 4), returns, 0.5)
+    # max(4, 2.25) / 2;  max(0, 0.25) / 2;  max(1, 2.25) / 2;  0.04 / 2
+    same(got, [[2, 0.125, 1.125, 0.02]])
+    same(algos.clipped_value_loss(values, torch.ones(1, 4), returns, math.inf), [[2, 0, 0.5, 0.02]])
+
+
+def test_kl_estimators_by_hand():
+    new, ref = tensor([-1, -2, -1]), tensor([-1.5, -1.5, -1])   # q = 0.5, -0.5, 0
+    same(algos.kl_k1(new, ref), [[0.5, -0.5, 0]])
+    same(algos.kl_k2(new, ref), [[0.125, 0.125, 0]])
+    same(algos.kl_k3(new, ref), [[math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5, 0]])
+
+
+def test_kl_k3_and_k1_average_to_the_kl():
+    p, ref = tensor(0.7, 0.3), tensor(0.4, 0.6)
+    kl = 0.7 * math.log(0.7 / 0.4) + 0.3 * math.log(0.3 / 0.6)
+    for estimator in (algos.kl_k1, algos.kl_k3):
+        assert (p * estimator(p.log(), ref.log())).sum().item() == pytest.approx(kl, abs=1e-6)
+
+
+def test_kl_gradients():
+    slopes = (algos.kl_k1, 1), (algos.kl_k2, 0.5), (algos.kl_k3, 1 - math.exp(-0.5))   # q = 0.5
+    for estimator, slope in slopes:
+        logprobs = tensor(-1).requires_grad_()
+        estimator(logprobs, tensor(-1.5)).sum().backward()
+        same(logprobs.grad, [slope])
+
+
+def test_kl_k3_is_clamped():
+    same(algos.kl_k3(tensor(-300.0), tensor(0.0)), [math.exp(20) - 21])
+    same(algos.kl_k2(tensor(-300.0), tensor(0.0)), [200])
+
+
+def test_entropy_by_hand():
+    never = -math.inf
+    logits = tensor([0, 0, 0, 0], [math.log(2), 0, 0, never], [never, 3, never, never])
+    # ln 4; 1/2 ln 2 + 2 * 1/4 ln 4 = 1.5 ln 2; one choice
+    same(algos.entropy(logits), [math.log(4), 1.5 * math.log(2), 0])
+    got = algos.entropy(logits.bfloat16().view(3, 1, 4))
+    assert got.dtype == torch.float32 and got.shape == (3, 1)
+
+
+def test_entropy_in_chunks_has_the_value_and_gradient_of_the_whole():
+    torch.manual_seed(3)
+    logits = torch.randn(2, 5, 6).requires_grad_()
+    weights = torch.randn(2, 5)
+    kept, hooks = [], torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        got = algos.entropy(logits, chunk=18)   # three rows, and a last chunk of one
+    assert sum(kept) == logits.numel()          # for the backward pass: the logits, nothing else
+    (got * weights).sum().backward()
+    p = logits.detach().softmax(-1)
+    expected = -(p * p.log()).sum(-1)
+    same(got, expected)
+    same(logits.grad, weights[..., None] * -p * (p.log() + expected[..., None]))
+
+
+def test_nan_at_weight_zero_reaches_neither_the_sum_nor_a_gradient():
+    torch.manual_seed(4)
+    mask = tensor([1, 0, 1, 0], [0, 0, 1, 1])
+    weights = algos.token_weights(mask)
+    inputs = [0.1 * torch.randn(2, 4) for _ in range(3)]
+    losses = {
+        "surrogate": lambda x, y, z: algos.clipped_surrogate(x, y, z, 0.2, 0.2, dual_clip=3.0),
+        "gspo": lambda x, y, z: algos.gspo_surrogate(x, y, z, mask, 0.2, 0.2),
+        "value": lambda x, y, z: algos.clipped_value_loss(x, y, z, 0.2),
+        "k1": lambda x, y, z: algos.kl_k1(x, y),
+        "k2": lambda x, y, z: algos.kl_k2(x, y),
+        "k3": lambda x, y, z: algos.kl_k3(x, y),
+        "entropy": lambda x, y, z: algos.entropy(torch.stack([x, 2 * y, z], -1)),
+        "corrected": lambda x, y, z: algos.kl_k1(x, y) * algos.importance_weights(y, z, 2.0),
+    }
+    for name, loss in losses.items():
+        def run(tensors):
+            leaf = tensors[0].clone().requires_grad_()
+            total = algos.weighted_sum(loss(leaf, *tensors[1:]), weights)   # noqa: B023
+            total.backward()
+            return total.detach(), leaf.grad
+        total, grad = run(inputs)
+        assert grad[mask > 0].any(), name
+        for which in range(3):
+            for junk in (NAN, math.inf, -math.inf, 1e6):
+                dirty = [torch.where(mask > 0, x, junk) if i == which else x
+                         for i, x in enumerate(inputs)]
+                got_total, got_grad = run(dirty)
+                assert torch.equal(got_total, total), (name, which, junk)
+                assert torch.equal(got_grad, grad), (name, which, junk)   # 0 off the mask
+
+
+def test_nan_on_an_action_token_is_not_hidden():
+    ones = torch.ones(1, 2)
+    dirty = tensor([NAN, 1])
+    for loss in (algos.clipped_surrogate(dirty, ones, ones, 0.2, 0.2), algos.kl_k3(ones, dirty),
+                 algos.clipped_surrogate(ones, ones, dirty, 0.2, 0.2),
+                 algos.clipped_value_loss(ones, ones, dirty, 0.2)):
+        assert algos.weighted_sum(loss, algos.token_weights(ones)).isnan()
+
+
+def test_importance_weights_by_hand():
+    new, rollout = tensor([3, 0.5, 1, NAN]).log().requires_grad_(), tensor([0, 0, 0, 0])
+    got = algos.importance_weights(new, rollout, 2.0)
+    same(got, [[2, 0.5, 1, 0]])   # 3 is capped; a NaN counts 0
+    assert not got.requires_grad
+    logprobs = torch.randn(2, 3)
+    assert torch.equal(algos.importance_weights(logprobs, logprobs, 2.0), torch.ones(2, 3))
+
+
+# ---- weights ------------------------------------------------------------------------------------
+
+RAGGED = tensor([1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0])   # 3 + 1 tokens in 2 rows, one empty
+
+
+def test_token_weights_by_hand():
+    same(algos.token_weights(RAGGED), RAGGED / 4)
+
+
+def test_sequence_weights_by_hand():
+    a = 1 / 2 / 3
+    same(algos.sequence_weights(RAGGED), [[a, a, a, 0], [0, 0.5, 0, 0], [0, 0, 0, 0]])
+
+
+def test_sequence_sum_weights_by_hand():
+    same(algos.sequence_sum_weights(RAGGED), RAGGED / 2)
+
+
+def test_constant_weights_by_hand():
+    same(algos.constant_weights(RAGGED, 10), RAGGED / 2 / 10)
+    with pytest.raises(ValueError, match="length=0"):
+        algos.constant_weights(RAGGED, 0)
+
+
+def test_weights_of_an_empty_mask_are_zero():
+    zeros = torch.zeros(2, 3)
+    for got in (algos.token_weights(zeros), algos.sequence_weights(zeros),
+                algos.sequence_sum_weights(zeros), algos.constant_weights(zeros, 5)):
+        assert torch.equal(got, zeros)
+
+
+def test_weighted_sum_over_micro_batches_is_the_sum_over_the_batch():
+    # token mean (1 + 2 + 3 + 10) / 4 = 4; the mean of the two rows' means would be (2 + 10) / 2 = 6
+    loss, weights = tensor([1, 2, 3, NAN], [NAN, 10, 0, 0]), algos.token_weights(RAGGED)[:2]
+    parts = [algos.weighted_sum(loss[i:i + 1], weights[i:i + 1]) for i in range(2)]
+    same(sum(parts), 4)
+    same(algos.weighted_sum(loss, weights), 4)
+
+
+def test_gradient_does_not_depend_on_the_split():
+    torch.manual_seed(5)
+    mask = (torch.rand(8, 6) < 0.5).float()
+    mask[3] = 0
+    x, old, advantages = torch.randn(8, 6, 5), torch.randn(8, 6), torch.randn(8, 1)
+    for weigh in (algos.token_weights, algos.sequence_weights, algos.sequence_sum_weights,
+                  lambda mask: algos.constant_weights(mask, 9)):
+        weights, gradients = weigh(mask), []
+        for sizes in ([8], [4, 4], [2] * 4, [1] * 8, [3, 4, 1]):
+            theta = torch.ones(5).requires_grad_()
+            for part in torch.arange(8).split(sizes):
+                logits = x[part] * theta
+                logprobs = logits.log_softmax(-1)[..., 0]
+                loss = (algos.clipped_surrogate(logprobs, old[part], advantages[part], 0.2, 0.28)
+                        + 0.1 * algos.kl_k3(logprobs, old[part]) - 0.01 * algos.entropy(logits))
+                algos.weighted_sum(loss, weights[part]).backward()
+            gradients.append(theta.grad)
+        assert gradients[0].abs().max() > 1e-3
+        assert all(torch.allclose(g, gradients[0], rtol=1e-5, atol=1e-7) for g in gradients)
+
+
+# ---- filters and rewards ------------------------------------------------------------------------
+
+FOUR_GROUPS = tensor(0, 0, 0, 1, 0.4, 0.6, 1, 1)   # spreads 0, 1, 0.2, 0
+
+
+def test_keep_varied_drops_constant_groups():
+    assert algos.keep_varied(FOUR_GROUPS, 2).tolist() == [1, 2]
+    nearly = torch.tensor([0.3, 0.1 + 0.2, 0.3, 0.31], dtype=torch.float64)
+    assert algos.keep_varied(nearly, 2).tolist() == [1]
+    assert algos.keep_varied(torch.full((48,), 0.7), 16).tolist() == []
+
+
+def test_keep_most_uncertain_by_hand():
+    for fraction, kept in ((1.0, [0, 1, 2, 3]), (0.75, [0, 1, 2]), (0.5, [1, 2]), (0.25, [1]),
+                           (0.01, [1])):    # never none
+        assert algos.keep_most_uncertain(FOUR_GROUPS, 2, fraction).tolist() == kept
+    # 0.29 of 100 are 29, though 0.29 * 100 < 29 in floating point
+    assert len(algos.keep_most_uncertain(tensor(*[0, 1] * 100), 2, 0.29)) == 29
+
+
+def test_keep_most_uncertain_breaks_ties_by_order():
+    rewards = tensor(0, 1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 1)   # groups of 3: spread alike, and none
+    assert algos.keep_most_uncertain(rewards, 3, 0.5).tolist() == [0, 1]
+    assert algos.keep_most_uncertain(tensor(*[0, 1] * 50), 2, 0.1).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_keep_most_uncertain_of_constant_groups():
+    assert algos.keep_most_uncertain(torch.full((12,), 0.1), 3, 0.5).tolist() == []
+    assert algos.keep_most_uncertain(torch.full((12,), 0.1), 3, 1.0).tolist() == [0, 1, 2, 3]
+
+
+def test_keep_fraction_one_changes_nothing():
+    torch.manual_seed(6)
+    rewards = torch.randn(24)
+    for kept in (algos.keep_most_uncertain(rewards, 4, 1.0), algos.keep_top_p(rewards, 4, 1.0)):
+        assert torch.equal(rewards.view(6, 4)[kept].flatten(), rewards)
+
+
+def test_keep_top_p_by_hand():
+    rewards = tensor(0, 2, 0, 0, 0, 4, 0, 1, 0, 3)   # spreads 2, 0, 4, 1, 3, of 10
+    for p, kept in ((0.4, [2]), (0.41, [2, 4]), (0.7, [2, 4]), (0.71, [0, 2, 4]), (0.9, [0, 2, 4]),
+                    (0.91, [0, 2, 3, 4]), (1.0, [0, 2, 3, 4])):   # the constant group never
+        assert algos.keep_top_p(rewards, 2, p).tolist() == kept
+    assert algos.keep_top_p(tensor(*[0] * 6, 0, 1, *[1] * 4, 1, 0, 0, 0), 2, 0.9).tolist() == [3, 6]
+    assert algos.keep_top_p(tensor(*[0, 1] * 10), 2, 0.9).tolist() == list(range(9))
+    assert algos.keep_top_p(torch.full((8,), 0.7), 2, 0.9).tolist() == []
+
+
+def test_keep_refuses_shares_outside_0_to_1():
+    for share in (0, -0.1, 1.1):
+        for keep in (algos.keep_most_uncertain, algos.keep_top_p):
+            with pytest.raises(ValueError, match="lies in"):
+                keep(FOUR_GROUPS, 2, share)
+
+
+def test_overlong_penalty_by_hand():
+    # free up to 100 - 20 = 80; 90 is 10 / 20 into the buffer; beyond 100 it grows no further
+    got = algos.overlong_penalty(torch.tensor([0, 80, 90, 95, 100, 140]), 100, 20)
+    same(got, [0, 0, -0.5, -0.75, -1, -1])
+    with pytest.raises(ValueError, match="buffer=0"):
+        algos.overlong_penalty(torch.tensor([1]), 100, 0)
+
+
+def test_kl_penalised_rewards_by_hand():
+    old, ref = tensor([-1, NAN, -2]).requires_grad_(), tensor([-3, -1, -1])   # k1 = 2, -, -1
+    got = algos.kl_penalised_rewards(tensor([0, 4, 1]), old, ref, tensor([1, 0, 1]), 0.1)
+    same(got, [[-0.2, 0, 1.1]])
+    assert not got.requires_grad
+
+
+# ---- the collapse panel -------------------------------------------------------------------------
+
+def test_distinct_ngrams_by_hand():
+    # 123, 234 and again 123: two of three; no 3-gram runs from one text into the next
+    assert algos.distinct_ngrams([[1, 2, 3, 4], [1, 2, 3]]) == pytest.approx(2 / 3)
+    assert algos.distinct_ngrams([[5, 5, 5, 5, 5]]) == pytest.approx(1 / 3)
+    assert algos.distinct_ngrams([[1, 2], [2, 1]], n=1) == 0.5
+    assert algos.distinct_ngrams([[1, 2], []]) == 1.0   # nothing is long enough to repeat
+
+
+def test_mutual_information_by_hand():
+    # every thought has 0.8 under its own prompt, 0.2 under the other, 0.5 on average
+    scores = tensor([0.8, 0.2], [0.2, 0.8], [0.8, 0.2]).log()
+    own = torch.tensor([0, 1, 0])
+    assert algos.mutual_information(scores, own) == pytest.approx(math.log(0.8 / 0.5), abs=1e-6)
+    assert algos.mutual_information(scores, 1 - own) == pytest.approx(math.log(0.4), abs=1e-6)
+    assert algos.retrieval_accuracy(scores, own) == 1
+    assert algos.retrieval_accuracy(scores, torch.tensor([0, 0, 1])) == pytest.approx(1 / 3)
+
+
+def test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt():
+    own = torch.tensor([0, 0, 0, 3])
+    ignore = torch.tensor([-900.0, -5, -40, -7])[:, None].expand(4, 8)
+    assert algos.mutual_information(ignore, own) == pytest.approx(0, abs=1e-6)
+    assert algos.retrieval_accuracy(ignore, own) == 1 / 8   # chance, however own is distributed
+    copy = torch.full((4, 8), -5000.0).scatter(1, own[:, None], -20.0)
+    assert algos.mutual_information(copy, own) == pytest.approx(math.log(8), abs=1e-6)
+
+
+def test_mutual_information_refuses_shapes():
+    for scores, own in ((torch.zeros(3), torch.zeros(3).long()),
+                        (torch.zeros(3, 2), torch.zeros(2).long()),
+                        (torch.zeros(0, 2), torch.zeros(0).long())):
+        with pytest.raises(ValueError, match="expected"):
+            algos.retrieval_accuracy(scores, own)
+
+
+def run_of(steps, **curves):
+    """A history: each curve is a function of the step and gets 5% noise."""
+    rng = random.Random(0)
+    return [{"step": s, **{name: curve(s) * rng.gauss(1, 0.05) for name, curve in curves.items()}}
+            for s in range(steps)]
+
+
+def signals_at_any_time(history):
+    return {signal for stop in range(len(history) + 1)
+            for signal, _ in algos.collapse_warnings(history[:stop])}
+
+
+def decay(start, rate, floor=0.0):
+    return lambda s: floor + (start - floor) * math.exp(-rate * s)
+
+
+def test_collapse_warnings_are_silent_when_a_run_solves_its_task():
+    # reward std, entropy, distinct 3-grams and length all fall, because success goes to 1; the last
+    # gradients, of a rare failure among solved tasks, are many times the usual ones
+    history = run_of(120, success=lambda s: 1 - 0.6 * math.exp(-s / 15), valid=lambda s: 0.95,
+                     reward_std=decay(0.45, 1 / 15), entropy=decay(0.9, 1 / 20),
+                     grad_norm=lambda s: 3.0 if s > 100 and s % 9 == 0 else math.exp(-s / 20),
+                     distinct_3gram=decay(0.7, 1 / 15, 0.1), response_length=decay(300, 1 / 20, 90))
+    assert signals_at_any_time(history) == set()
+
+
+def test_collapse_warnings_are_silent_on_a_plateau():
+    history = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
+                     reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
+                     grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
+                     response_length=decay(300, 1 / 20, 120), mutual_information=lambda s: 0.8)
+    assert signals_at_any_time(history) == set()
+
+
+def echo_trap(steps=60):
+    """Success climbs to 0.45 by step 20, stands until 35 and dies; the std goes from step 15 on."""
+    return run_of(steps, valid=lambda s: 0.95 if s < 38 else 0.5,
+                  success=lambda s: min(0.25 + 0.01 * s, 0.45) * (1 if s < 35 else 0.9 ** (s - 35)),
+                  reward_std=lambda s: 0.4 * (1 if s < 15 else 0.9 ** (s - 15)),
+                  entropy=lambda s: 0.8 * 0.99 ** s if s < 40 else 4.0,
+                  grad_norm=lambda s: 0.5 if s < 45 else 60.0,
+                  distinct_3gram=lambda s: 0.6 if s < 35 else 0.1,
+                  response_length=lambda s: 200 if s < 40 else 900)
+
+
+def test_collapse_warnings_name_the_echo_trap_before_success_has_halved():
+    history = echo_trap()
+    halved = next(s for s, row in enumerate(history) if s > 20 and row["success"] < 0.45 / 2)
+    first = next((stop for stop in range(60) if algos.collapse_warnings(history[:stop])), 60)
+    assert first < halved
+    assert algos.collapse_warnings(history[:first])[0][0] == "reward_std"
+    assert signals_at_any_time(history) == {"reward_std", "entropy", "grad_norm", "valid",
+                                            "distinct_3gram", "response_length"}
+
+
+def test_collapse_warnings_name_a_run_that_dies_from_the_start():
+    # success 0.6 -> 0.08 in 40 steps while the groups with any spread go from 3/4 to almost none
+    history = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
+    first = next((stop for stop in range(40) if algos.collapse_warnings(history[:stop])), 39)
+    assert history[first]["success"] > 0.3
+
+
+def test_collapse_warnings_speak_in_plain_language_with_numbers():
+    history = [{"success": 0.4, "reward_std": 0.4 if s < 10 else 0.02} for s in range(20)]
+    [(signal, sentence)] = algos.collapse_warnings(history)
+    assert signal == "reward_std"
+    for part in ("echo trap", "0.4 -> 0.02", "40%", "StarPO-S would train only on the quarter"):
+        assert part in sentence
+
+
+def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
+    for curve, expected in ((decay(0.9, 1 / 12), set()),
+                            (lambda s: 0.9 if s < 20 else 0.2, {"entropy"}),
+                            (lambda s: 0.9 - s / 100 if s < 20 else 2.0, {"entropy"})):
+        assert signals_at_any_time(run_of(40, success=lambda s: 0.5, entropy=curve)) == expected
+
+
+def test_collapse_warnings_name_template_collapse():
+    def probed(entropy, success=0.5):
+        return [{"success": success, "entropy": entropy(s),
+                 "mutual_information": 1.8 - s / 20 if s % 10 == 0 else None,
+                 "retrieval_accuracy": max(0.13, 0.8 - s / 50) if s % 10 == 0 else None,
+                 "retrieval_chance": 0.125} for s in range(45)]
+    both = {"mutual_information", "retrieval_accuracy"}
+    assert signals_at_any_time(probed(lambda s: 0.8)) == both
+    assert signals_at_any_time(probed(decay(0.8, 1 / 20))) == set()   # entropy tells it already
+    assert signals_at_any_time(probed(lambda s: 0.8, success=0.97)) == set()
+
+
+def test_collapse_warnings_bear_short_empty_and_broken_histories():
+    assert algos.collapse_warnings([]) == algos.collapse_warnings([{}] * 50) == []
+    assert algos.collapse_warnings(echo_trap()[:9]) == []
+    broken = [{**row, "grad_norm": NAN, "entropy": None} for row in echo_trap()]
+    assert "reward_std" in signals_at_any_time(broken)
+
+
+# ---- wrong versions -----------------------------------------------------------------------------
+
+def reinforce_reset_at_observations(token_rewards, response_mask, gamma):
+    """The return restarts at every observation: only the last turn is credited."""
+    returns, running = torch.zeros_like(token_rewards), torch.zeros_like(token_rewards[:, 0])
+    for t in reversed(range(token_rewards.shape[1])):
+        running = torch.where(response_mask[:, t] > 0, token_rewards[:, t] + gamma * running, 0.0)
+        returns[:, t] = running
+    return right.masked_whiten(returns, response_mask)
+
+
+def reinforce_discounting_observations(token_rewards, response_mask, gamma):
+    rewards = torch.where(response_mask > 0, token_rewards, 0.0)
+    powers = gamma ** torch.arange(rewards.shape[1])
+    returns = (rewards * powers).flip(1).cumsum(1).flip(1) / powers
+    return right.masked_whiten(returns, response_mask)
+
+
+def gae_bootstrapping_from_the_observation(token_rewards, values, response_mask, gamma, lam):
+    """The last token of a turn takes the value of the column after it, an observation's."""
+    values, token_rewards = values.nan_to_num(50.0), token_rewards.nan_to_num(0.0)
+    advantages, running = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        next_value = values[:, t + 1] if t + 1 < values.shape[1] else 0.0
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        running = torch.where(response_mask[:, t] > 0, delta + gamma * lam * running, running)
+        advantages[:, t] = running * response_mask[:, t]
+    return advantages, (advantages + values) * response_mask
+
+
+def gae_over_all_columns(token_rewards, values, response_mask, gamma, lam):
+    """Observations are steps with reward and value 0: each costs a gamma * lambda."""
+    rewards, values = (torch.where(response_mask > 0, x, 0.0) for x in (token_rewards, values))
+    advantages, returns = right.gae(rewards, values, torch.ones_like(values), gamma, lam)
+    return advantages * response_mask, returns * response_mask
+
+
+def turn_gae_with_ends_at_rewards(token_rewards, values, response_mask, turn_ids, *rest):
+    """A turn ends where a reward is not 0, so a turn that earned 0 runs into the next."""
+    ends = ((response_mask > 0) & (token_rewards != 0)).long()
+    return right.turn_gae(token_rewards, values, response_mask, ends.cumsum(1) - ends, *rest)
+
+
+def gigpo_per_step(token_rewards, response_mask, turn_ids, hashes, group_size, **rest):
+    """Episode statistics over turns: an episode of four turns counts four times."""
+    rewards = right.sum_turns(token_rewards, response_mask, turn_ids, hashes.shape[1]).sum(1)
+    lengths = (hashes != -1).sum(1)
+    steps = rewards.repeat_interleave(lengths)
+    return ((rewards - steps.mean()) / (steps.std() + 1e-6))[:, None] * response_mask
+
+
+def surrogate(choose=torch.maximum, low=None, high=None, bound=20, sign=1, flip=1, dual=None):
+    """clipped_surrogate with one part changed."""
+    def loss(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
+        ratio = (flip * (logprobs - old_logprobs)).clamp(-bound, bound).exp()
+        e_low = {None: clip_low, "swap": clip_high}.get(low, low)
+        e_high = {None: clip_high, "swap": clip_low}.get(high, high)
+        clipped = ratio.clamp(1 - e_low, 1 + e_high)
+        loss = sign * choose(-advantages * ratio, -advantages * clipped)
+        if dual and dual_clip:
+            loss = dual(loss, advantages, dual_clip)
+        return loss
+    return loss
+
+
+def gspo(reduce):
+    def loss(logprobs, old_logprobs, advantages, response_mask, clip_low, clip_high):
+        log_ratio = torch.where(response_mask > 0, logprobs - old_logprobs, 0.0)
+        ratio = reduce(log_ratio, response_mask)[:, None].exp()
+        clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+        return torch.maximum(-advantages * ratio, -advantages * clipped) * response_mask
+    return loss
+
+
+def groups_of(rewards, group_size):
+    return rewards.view(-1, group_size)
+
+
+def top_p_softmax(rewards, group_size, p):
+    share, order = right.group_std(rewards, group_size).softmax(0).sort(descending=True)
+    return order[share.cumsum(0) - share < p].sort().values
+
+
+def top_p_without_the_crossing_group(rewards, group_size, p):
+    std, order = right.group_std(rewards, group_size).sort(descending=True)
+    return order[std.cumsum(0) <= p * std.sum() + 1e-6].sort().values
+
+
+def most_certain(rewards, group_size, fraction):
+    std = right.group_std(rewards, group_size)
+    return std.argsort()[:max(1, int(fraction * len(std)))].sort().values
+
+
+WRONG_VERSIONS = [   # function, what is wrong with it, the wrong version, the test that sees it
+    ("grpo_advantages", "sign", lambda r, g: -right.grpo_advantages(r, g),
+     test_grpo_advantages_by_hand),
+    ("grpo_advantages", "population std", lambda r, g: ((groups_of(r, g) - groups_of(r, g).mean(
+        1, keepdim=True)) / groups_of(r, g).std(1, keepdim=True, correction=0)).flatten(),
+     test_grpo_advantages_by_hand),
+    ("grpo_advantages", "statistics of the batch", lambda r, g: (r - r.mean()) / r.std(),
+     test_grpo_advantages_by_hand),
+    ("grpo_advantages", "members of a group not adjacent", lambda r, g: right.grpo_advantages(
+        r.view(g, -1).T.flatten(), g).view(-1, g).T.flatten(), test_grpo_advantages_by_hand),
+    ("grpo_advantages", "rounding of a constant group divided by its std", lambda r, g: (
+        (groups_of(r, g) - groups_of(r, g).mean(1, keepdim=True))
+        / (groups_of(r, g).std(1, keepdim=True) + 1e-6)).flatten(),
+     test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero),
+    ("rloo_advantages", "raw reward for a group of one",
+     lambda r, g: r if g == 1 else right.rloo_advantages(r, g),
+     test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero),
+    ("rloo_advantages", "self in the baseline", right.dr_grpo_advantages,
+     test_rloo_advantages_by_hand),
+    ("dr_grpo_advantages", "divided by the std", right.grpo_advantages,
+     test_dr_grpo_advantages_by_hand),
+    ("group_std", "population std",
+     lambda r, g: right.group_std(r, g) * math.sqrt((g - 1) / g), test_group_std_by_hand),
+
+    ("gae", "observations are steps", gae_over_all_columns, test_gae_by_hand),
+    ("gae", "bootstraps from an observation", gae_bootstrapping_from_the_observation,
+     test_gae_reads_no_value_of_an_observation),
+    ("gae", "no mask", lambda r, v, m, *rest: right.gae(r, v, torch.ones_like(m), *rest),
+     test_gae_reads_no_value_of_an_observation),
+    ("gae", "reward one token late, on an observation", lambda r, v, m, *rest: right.gae(
+        r.nan_to_num(0.0).roll(1, 1), v, m, *rest), test_gae_by_hand),
+    ("gae", "lambda forgotten", lambda r, v, m, gamma, lam: right.gae(r, v, m, gamma, 1.0),
+     test_gae_of_one_turn_is_the_textbook_sum),
+    ("gae", "returns from whitened advantages", lambda r, v, m, *rest: (
+        right.gae(r, v, m, *rest)[0],
+        torch.where(m > 0, right.masked_whiten(right.gae(r, v, m, *rest)[0], m) + v, 0.0)),
+     test_gae_by_hand),
+    ("gae", "gradient flows into the values", lambda r, v, m, *rest: (
+        v - right.gae(r, v, m, *rest)[0], v), test_gae_is_a_constant_of_the_gradient),
+    ("turn_gae", "turn ends from non-zero rewards", turn_gae_with_ends_at_rewards,
+     test_turn_gae_by_hand),
+    ("turn_gae", "gamma in place of gamma_H", lambda r, v, m, ids, gamma, lam, turn_gamma:
+     right.turn_gae(r, v, m, ids, gamma, lam, gamma), test_turn_gae_by_hand),
+    ("turn_gae", "one level only", lambda r, v, m, ids, gamma, lam, turn_gamma:
+     right.gae(r, v, m, gamma, lam), test_turn_gae_by_hand),
+    ("reinforce_pp_advantages", "return reset at observations", reinforce_reset_at_observations,
+     test_reinforce_pp_advantages_by_hand),
+    ("reinforce_pp_advantages", "observations discount", reinforce_discounting_observations,
+     test_reinforce_pp_advantages_by_hand),
+    ("reinforce_pp_baseline_advantages", "group std as in GRPO", lambda r, g, m:
+     right.masked_whiten(right.grpo_advantages(r, g)[:, None].expand(m.shape), m),
+     test_reinforce_pp_baseline_advantages_by_hand),
+    ("reinforce_pp_baseline_advantages", "whitened over rows", lambda r, g, m: right.masked_whiten(
+        right.dr_grpo_advantages(r, g)[:, None], torch.ones(len(r), 1)) * m,
+     test_reinforce_pp_baseline_advantages_by_hand),
+    ("masked_whiten", "no Bessel", lambda x, m: right.masked_whiten(x, m) * math.sqrt(
+        m.sum() / (m.sum() - 1)), test_masked_whiten_by_hand),
+    ("masked_whiten", "junk left off the mask", lambda x, m: torch.where(
+        m > 0, right.masked_whiten(x, m), x), test_nan_and_junk_off_the_mask_change_nothing),
+    ("masked_whiten", "masked by multiplication", lambda x, m: right.masked_whiten(
+        x * m, m) + 0 * x, test_masked_whiten_by_hand),
+    ("gigpo_advantages", "episode statistics per turn", gigpo_per_step,
+     test_gigpo_advantages_with_all_states_distinct_are_grpo),
+    ("gigpo_advantages", "no discount", lambda *args, gamma, **rest: right.gigpo_advantages(
+        *args, gamma=1.0, **rest), test_gigpo_advantages_by_hand),
+    ("gigpo_advantages", "omega forgotten", lambda *args, omega=1, **rest:
+     right.gigpo_advantages(*args, **rest), test_gigpo_advantages_by_hand),
+    ("among_equals", "anchors shared between groups", lambda advantages, x, labels:
+     right.among_equals(advantages, x, labels[:, 1:]), test_gigpo_advantages_by_hand),
+    ("among_equals", "turns compared over the batch", lambda advantages, x, labels:
+     right.among_equals(advantages, x, 0 * labels), test_mt_grpo_advantages_by_hand),
+
+    ("clipped_surrogate", "sign", surrogate(sign=-1),
+     test_clipped_surrogate_in_its_four_quadrants),
+    ("clipped_surrogate", "min for max", surrogate(torch.minimum),
+     test_clipped_surrogate_in_its_four_quadrants),
+    ("clipped_surrogate", "clip sides swapped", surrogate(low="swap", high="swap"),
+     test_clipped_surrogate_in_its_four_quadrants),
+    ("clipped_surrogate", "no clip", surrogate(low=9.0, high=9.0),
+     test_clipped_surrogate_in_its_four_quadrants),
+    ("clipped_surrogate", "old over new", surrogate(flip=-1),
+     test_clipped_surrogate_in_its_four_quadrants),
+    ("clipped_surrogate", "no clamp", surrogate(bound=math.inf),
+     test_clipped_surrogate_clamps_the_log_ratio),
+    ("clipped_surrogate", "dual clip on good tokens too",
+     surrogate(dual=lambda loss, a, c: torch.minimum(loss, -c * a)),
+     test_clipped_surrogate_with_dual_clip),
+    ("clipped_surrogate", "dual clip left out", surrogate(),
+     test_clipped_surrogate_with_dual_clip),
+    ("gspo_surrogate", "sum for mean", gspo(lambda d, m: d.sum(1)), test_gspo_surrogate_by_hand),
+    ("gspo_surrogate", "mean over all columns", gspo(lambda d, m: d.mean(1)),
+     test_gspo_surrogate_by_hand),
+    ("clipped_value_loss", "min for max", lambda v, old, r, e: 0.5 * torch.minimum(
+        (v - r).square(), (old + (v - old).clamp(-e, e) - r).square()),
+     test_clipped_value_loss_by_hand),
+    ("clipped_value_loss", "no half", lambda *args: 2 * right.clipped_value_loss(*args),
+     test_clipped_value_loss_by_hand),
+    ("clipped_value_loss", "clipped round the return", lambda v, old, r, e:
+     right.clipped_value_loss(v, r, r, e), test_clipped_value_loss_by_hand),
+    ("kl_k3", "arguments swapped", lambda new, ref: right.kl_k3(ref, new),
+     test_kl_estimators_by_hand),
+    ("kl_k3", "arguments swapped", lambda new, ref: right.kl_k3(ref, new),
+     test_kl_k3_and_k1_average_to_the_kl),
+    ("kl_k3", "k1 for k3", right.kl_k1, test_kl_estimators_by_hand),
+    ("kl_k3", "k2 for k3", right.kl_k2, test_kl_gradients),
+    ("kl_k3", "no clamp", lambda new, ref: (ref - new).exp() + new - ref - 1,
+     test_kl_k3_is_clamped),
+    ("kl_k2", "no half", lambda new, ref: (new - ref).square(), test_kl_estimators_by_hand),
+    ("entropy", "sign", lambda logits: -right.entropy(logits), test_entropy_by_hand),
+    ("entropy", "mean over the vocabulary", lambda logits: right.entropy(logits) / logits.shape[-1],
+     test_entropy_by_hand),
+    ("entropy", "-inf not provided for", lambda logits: -(
+        logits.softmax(-1) * logits.log_softmax(-1)).sum(-1), test_entropy_by_hand),
+    ("quarantine", "absent", lambda x, *others: x,
+     test_nan_at_weight_zero_reaches_neither_the_sum_nor_a_gradient),
+    ("quarantine", "hides NaN", lambda x, *others: x.nan_to_num(0.0),
+     test_nan_on_an_action_token_is_not_hidden),
+
+    ("token_weights", "mean over padding", lambda m: m / m.numel(), test_token_weights_by_hand),
+    ("sequence_weights", "empty rows counted",
+     lambda m: m / m.sum(1, keepdim=True).clamp(min=1) / len(m), test_sequence_weights_by_hand),
+    ("sequence_weights", "token mean", right.token_weights, test_sequence_weights_by_hand),
+    ("sequence_sum_weights", "empty rows counted", lambda m: m / len(m),
+     test_sequence_sum_weights_by_hand),
+    ("constant_weights", "padded width for the constant", lambda m, length:
+     right.sequence_sum_weights(m) / m.shape[1], test_constant_weights_by_hand),
+    ("weighted_sum", "mean of micro-batch means", lambda loss, w: torch.where(
+        w != 0, loss, 0.0).sum() / (w != 0).sum() / 2,
+     test_weighted_sum_over_micro_batches_is_the_sum_over_the_batch),
+    ("weighted_sum", "masked by multiplication", lambda loss, w: (loss * w).sum(),
+     test_nan_at_weight_zero_reaches_neither_the_sum_nor_a_gradient),
+    ("importance_weights", "inverse", lambda old, rollout, cap: right.importance_weights(
+        rollout, old, cap), test_importance_weights_by_hand),
+    ("importance_weights", "no cap", lambda old, rollout, cap: right.importance_weights(
+        old, rollout, math.inf), test_importance_weights_by_hand),
+    ("importance_weights", "not detached", lambda old, rollout, cap: (
+        old - rollout).exp().clamp(max=cap).nan_to_num(0.0), test_importance_weights_by_hand),
+
+    ("keep_varied", "== 0 without tolerance", lambda r, g: (
+        groups_of(r, g).amax(1) != groups_of(r, g).amin(1)).nonzero().flatten(),
+     test_keep_varied_drops_constant_groups),
+    ("keep_most_uncertain", "the most certain", most_certain, test_keep_most_uncertain_by_hand),
+    ("keep_most_uncertain", "int() keeps none", lambda r, g, fraction: right.group_std(
+        r, g).argsort(descending=True, stable=True)[:int(fraction * len(r) // g)].sort().values,
+     test_keep_most_uncertain_by_hand),
+    ("keep_most_uncertain", "ties to the last", lambda r, g, fraction: (len(r) // g - 1
+     - right.keep_most_uncertain(r.flip(0), g, fraction)).flip(0),
+     test_keep_most_uncertain_breaks_ties_by_order),
+    ("keep_top_p", "softmax of the stds", top_p_softmax, test_keep_top_p_by_hand),
+    ("keep_top_p", "without the group that reaches p", top_p_without_the_crossing_group,
+     test_keep_top_p_by_hand),
+    ("overlong_penalty", "no cap", lambda length, most, buffer:
+     -((length - (most - buffer)) / buffer).clamp(min=0), test_overlong_penalty_by_hand),
+    ("overlong_penalty", "sign", lambda *args: -right.overlong_penalty(*args),
+     test_overlong_penalty_by_hand),
+    ("kl_penalised_rewards", "sign", lambda r, old, ref, m, coef: right.kl_penalised_rewards(
+        r, old, ref, m, -coef), test_kl_penalised_rewards_by_hand),
+    ("kl_penalised_rewards", "KL of observations left in", lambda r, old, ref, m, coef: (
+        r - coef * (old - ref).nan_to_num(2.0)).detach(), test_kl_penalised_rewards_by_hand),
+
+    ("distinct_ngrams", "n-grams across texts", lambda texts, n=3: right.distinct_ngrams(
+        [[token for ids in texts for token in ids]], n), test_distinct_ngrams_by_hand),
+    ("mutual_information", "log sum for log mean", lambda scores, own: right.mutual_information(
+        scores, own) - math.log(scores.shape[1]), test_mutual_information_by_hand),
+    ("mutual_information", "mean of the logs", lambda scores, own: (
+        scores.gather(1, own[:, None])[:, 0] - scores.mean(1)).mean().item(),
+     test_mutual_information_by_hand),
+    ("retrieval_accuracy", "ties to the first column", lambda scores, own: (
+        scores.argmax(1) == own).float().mean().item(),
+     test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt),
+    ("collapse_warnings", "blind to success", lambda history: right.collapse_warnings(
+        [{**row, "success": 0.3} for row in history]),
+     test_collapse_warnings_are_silent_when_a_run_solves_its_task),
+    ("collapse_warnings", "never warns", lambda history: [],
+     test_collapse_warnings_name_the_echo_trap_before_success_has_halved),
+]
+
+
+@pytest.mark.parametrize("name, what, wrong, test", WRONG_VERSIONS,
+                         ids=[f"{row[0]}: {row[1]}" for row in WRONG_VERSIONS])
+def test_wrong_versions_are_seen(name, what, wrong, test, monkeypatch):
+    monkeypatch.setattr(algos, name, wrong)
+    with pytest.raises(AssertionError):
+        test()

@@ -1,0 +1,152 @@
+"""curriculum.py: horizons, stages and tasks against plain counting."""
+import random
+
+import pytest
+
+import curriculum
+from curriculum import horizon_at, next_stage
+
+
+def test_horizon_at_moves_on_every_hundred_steps_then_stays():
+    for step, horizon in ((0, 6), (99, 6), (100, 13), (199, 13), (200, 20), (300, 20), (9999, 20)):
+        assert curriculum.horizon_at(step, (6, 13, 20), 100) == horizon
+
+
+def test_horizon_at_takes_switch_steps():
+    assert [curriculum.horizon_at(s, (6, 13, 20), (10, 15)) for s in (0, 9, 10, 14, 15, 99)] == \
+        [6, 6, 13, 13, 20, 20]
+
+
+def test_horizon_at_of_one_horizon_is_fixed():
+    assert {curriculum.horizon_at(s, (8,), 1) for s in range(50)} == {8}
+    assert curriculum.horizon_at(7, (8,), ()) == 8
+
+
+@pytest.mark.parametrize("horizons", [(), (6, 0), (-1,), (13, 6), (6.5,), (True,)])
+def test_check_horizons_refuses(horizons):
+    with pytest.raises(ValueError, match="horizon"):
+        curriculum.check_horizons(horizons)
+
+
+def test_check_horizons_accepts_equal_neighbours():
+    curriculum.check_horizons([6, 6, 20])
+
+
+@pytest.mark.parametrize("step, switch_every", [(-1, 100), (0, 0), (0, (10,)), (0, (20, 10)),
+                                                (0, (10, 10)), (0, (1, 2, 3))])
+def test_horizon_at_refuses(step, switch_every):
+    with pytest.raises(ValueError, match="step"):
+        curriculum.horizon_at(step, (6, 13, 20), switch_every)
+
+
+def rising(steps, noise, seed):
+    """Success climbing from 0.1 by 0.02 a step."""
+    rng = random.Random(seed)
+    return [0.1 + 0.02 * s + rng.gauss(0, noise) for s in range(steps)]
+
+
+def test_next_stage_stays_while_success_rises():
+    for seed in range(20):    # a rise of 0.2 between windows, its standard error about 0.03
+        assert curriculum.next_stage(0, rising(40, 0.02, seed), 3) == 0
+
+
+def test_next_stage_moves_on_when_success_is_flat_or_falls():
+    for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
+        assert curriculum.next_stage(0, curve, 3) == 1
+
+
+def test_next_stage_margin_is_one_standard_error():
+    # both windows alternate x +- 0.1: s^2 = 10 * 0.01 / 9, error sqrt(2 * 0.0111 / 10) = 0.0471
+    wave = [0.1, -0.1] * 5
+    for rise, stage in ((0.046, 1), (0.048, 0)):
+        curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
+        assert curriculum.next_stage(0, curve, 3) == stage
+
+
+def test_next_stage_needs_its_minimum_stay_and_ends_at_the_last():
+    assert curriculum.next_stage(0, [0.5] * 29, 3) == 0
+    assert curriculum.next_stage(0, [0.5] * 29, 3, min_steps=20) == 1
+    assert curriculum.next_stage(0, [0.5] * 19, 3, min_steps=1) == 0   # two windows of 10 first
+    assert curriculum.next_stage(2, [0.5] * 500, 3) == 2
+
+
+def test_next_stage_refuses():
+    for stage, window in ((3, 10), (-1, 10), (0, 1)):
+        with pytest.raises(ValueError):
+            curriculum.next_stage(stage, [], 3, window=window)
+
+
+def test_sample_tasks_deals_each_task_once_per_epoch():
+    tasks = range(100, 110)
+    dealt = [task for step in range(10) for task in curriculum.sample_tasks(tasks, 3, step, seed=1)]
+    epochs = [dealt[0:10], dealt[10:20], dealt[20:30]]     # 10 steps of 3 are 3 epochs of 10
+    assert all(sorted(epoch) == list(tasks) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3    # and each shuffled anew
+
+
+def test_sample_tasks_depends_on_step_and_seed_alone():
+    state = random.getstate()
+
+    def run(steps, seed):
+        return [curriculum.sample_tasks(range(50), 8, step, seed) for step in steps]
+
+    whole = run(range(20), 3)
+    random.seed(0)
+    assert run(range(12, 20), 3) == whole[12:]             # as a run resumed at step 12 sees it
+    assert run(range(20), 4) != whole
+    random.setstate(state)
+    curriculum.sample_tasks(range(50), 8, 0, seed=3)
+    assert random.getstate() == state                      # the global generator is not touched
+
+
+def test_sample_tasks_may_ask_for_more_than_there_are():
+    dealt = curriculum.sample_tasks((7, 8, 9), 7, 0, seed=0)
+    assert sorted(dealt[:3]) == sorted(dealt[3:6]) == [7, 8, 9] and dealt[6] in (7, 8, 9)
+
+
+@pytest.mark.parametrize("tasks, count, step", [((), 1, 0), ((1,), 0, 0), ((1,), 1, -1)])
+def test_sample_tasks_refuses(tasks, count, step):
+    with pytest.raises(ValueError, match="tasks"):
+        curriculum.sample_tasks(tasks, count, step, seed=0)
+
+
+def with_replacement(task_ids, count, step, seed):
+    return random.Random(f"{seed} {step}").choices(list(task_ids), k=count)
+
+
+def one_late(step, horizons, switch_every):
+    return horizon_at(max(step - 1, 0), horizons, switch_every)
+
+
+def without_margin(stage, successes, stages, window=10, min_steps=30):
+    rise = sum(successes[-window:]) - sum(successes[-2 * window:-window])
+    return stage if len(successes) < min_steps or rise > 0 else min(stage + 1, stages - 1)
+
+
+WRONG_VERSIONS = [
+    ("sample_tasks", "with replacement", with_replacement,
+     test_sample_tasks_deals_each_task_once_per_epoch),
+    ("sample_tasks", "the same permutation every epoch",
+     lambda task_ids, count, step, seed: [
+         random.Random(seed).sample(list(task_ids), len(task_ids))[i % len(task_ids)]
+         for i in range(step * count, (step + 1) * count)],
+     test_sample_tasks_deals_each_task_once_per_epoch),
+    ("horizon_at", "switches one step late", one_late,
+     test_horizon_at_moves_on_every_hundred_steps_then_stays),
+    ("horizon_at", "starts over after the last stage",
+     lambda step, horizons, every: horizon_at(step % (every * len(horizons)), horizons, every),
+     test_horizon_at_moves_on_every_hundred_steps_then_stays),
+    ("next_stage", "no standard error", without_margin,
+     test_next_stage_margin_is_one_standard_error),
+    ("next_stage", "runs past the last stage",
+     lambda stage, successes, stages, **rest: next_stage(0, successes, stages, **rest) + stage,
+     test_next_stage_needs_its_minimum_stay_and_ends_at_the_last),
+]
+
+
+@pytest.mark.parametrize("name, what, wrong, test", WRONG_VERSIONS,
+                         ids=[f"{row[0]}: {row[1]}" for row in WRONG_VERSIONS])
+def test_wrong_versions_are_seen(name, what, wrong, test, monkeypatch):
+    monkeypatch.setattr(curriculum, name, wrong)
+    with pytest.raises(AssertionError):
+        test()

@@ -1,0 +1,445 @@
+"""A hand-made room for each rule, every family for the expert, and the genuine engine, where it is
+installed, as the judge of every reply and every list of commands."""
+
+import importlib.util
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from envs import alfworld
+from envs.alfworld import (CLEAN, COOL, FAMILIES, HEAT, LIGHT, PLACES, SIMPLE, TEST, TRAIN, TWO,
+                           Env, House)
+
+ROOM = ["cabinet 1", "cabinet 2", "countertop 1", "desk 1", "fridge 1", "microwave 1",
+        "sinkbasin 1"]
+THINGS = {"apple 1": "fridge 1", "knife 1": "countertop 1", "mug 1": "countertop 1",
+          "mug 2": "cabinet 1", "pen 1": "desk 1", "desklamp 1": "desk 1"}
+
+
+def house(family=SIMPLE, thing="mug", place="cabinet", **changes):
+    return House(family, thing, place, f"bring a {thing} to a {place}", ROOM, {**THINGS, **changes})
+
+
+def play(env, *actions):
+    """The replies to the actions."""
+    return [env.step(action)[0] for action in actions]
+
+
+@pytest.fixture
+def env():
+    env = Env()
+    env.enter(house(TWO))   # a task that none of the small scenarios fulfils
+    return env
+
+
+def test_reset_tells_receptacles_and_task():
+    env = Env()
+    assert env.enter(house()) == (
+        "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a "
+        "cabinet 2, a countertop 1, a desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.\n\n"
+        "Your task is to: bring a mug to a cabinet.")
+    assert env.task_type == SIMPLE
+
+
+def test_reset_starts_from_anew(env):
+    play(env, "go to countertop 1", "take mug 1 from countertop 1")
+    first = env.reset(7)
+    play(env, "look")
+    env.enter(house(TWO))
+    assert play(env, "inventory", "go to countertop 1") == [
+        "You are not carrying anything.",
+        "You arrive at countertop 1. On the countertop 1, you see a knife 1, and a mug 1."]
+    assert env.reset(7) == first
+
+
+def test_step_go_open_close_show_what_can_be_seen(env):
+    assert play(env, "go to cabinet 1", "open cabinet 1", "open cabinet 1", "examine cabinet 1",
+                "close cabinet 1", "close cabinet 1", "examine cabinet 1", "go to cabinet 1") == [
+        "You arrive at cabinet 1. The cabinet 1 is closed.",
+        "You open the cabinet 1. The cabinet 1 is open. In it, you see a mug 2.",
+        "Nothing happens.",
+        "The cabinet 1 is open. In it, you see a mug 2.",
+        "You close the cabinet 1.",
+        "Nothing happens.",
+        "The cabinet 1 is closed.",
+        "Nothing happens."]
+    assert play(env, "go to sinkbasin 1", "open sinkbasin 1", "go to cabinet 3") == [
+        "You arrive at sinkbasin 1. On the sinkbasin 1, you see nothing.",
+        "Nothing happens.", "Nothing happens."]
+
+
+def test_step_take_needs_open_door_and_empty_hand(env):
+    assert play(env, "take mug 1 from countertop 1", "go to cabinet 1", "take mug 2 from cabinet 1",
+                "open cabinet 1", "take mug 2 from cabinet 1", "inventory", "examine cabinet 1",
+                "go to countertop 1", "take mug 1 from countertop 1") == [
+        "Nothing happens.",
+        "You arrive at cabinet 1. The cabinet 1 is closed.",
+        "Nothing happens.",
+        "You open the cabinet 1. The cabinet 1 is open. In it, you see a mug 2.",
+        "You pick up the mug 2 from the cabinet 1.",
+        "You are carrying: a mug 2.",
+        "The cabinet 1 is open. In it, you see nothing.",
+        "You arrive at countertop 1. On the countertop 1, you see a knife 1, and a mug 1.",
+        "Nothing happens."]
+
+
+@pytest.mark.parametrize("put", [
+    "put mug 1 in/on desk 1", "put mug 1 in desk 1", "PUT mug 1 on desk 1", "move mug 1 to desk 1",
+    "  Move  mug 1\tto desk 1 "])
+def test_step_put_in_every_wording(env, put):
+    play(env, "go to countertop 1", "take mug 1 from countertop 1", "go to desk 1")
+    assert play(env, put, "examine desk 1", "inventory") == [
+        "You put the mug 1 in/on the desk 1.",
+        "On the desk 1, you see a desklamp 1, a mug 1, and a pen 1.",
+        "You are not carrying anything."]
+
+
+def test_step_put_needs_a_thing_in_hand_a_fitting_place_and_an_open_door(env):
+    play(env, "go to countertop 1")
+    assert play(env, "put mug 1 in/on countertop 1") == ["Nothing happens."]   # not in the hand
+    play(env, "take mug 1 from countertop 1")
+    assert play(env, "put mug 1 in/on desk 1") == ["Nothing happens."]         # elsewhere
+    play(env, "go to cabinet 2")
+    assert play(env, "put mug 1 in/on cabinet 2", "open cabinet 2", "put mug 1 in/on cabinet 2")[
+        ::2] == ["Nothing happens.", "You put the mug 1 in/on the cabinet 2."]
+    play(env, "go to countertop 1", "take knife 1 from countertop 1")
+    play(env, "go to fridge 1", "open fridge 1")
+    assert play(env, "put knife 1 in/on fridge 1") == ["Nothing happens."]     # not for knives
+
+
+def test_step_treatments_need_tool_and_thing_in_hand(env):
+    play(env, "go to microwave 1")
+    assert play(env, "heat mug 1 with microwave 1") == ["Nothing happens."]   # empty hand
+    play(env, "go to countertop 1", "take mug 1 from countertop 1")
+    assert play(env, "heat mug 1 with microwave 1", "examine mug 1") == [      # far from the tool
+        "Nothing happens.", "There's nothing special about mug 1."]
+    play(env, "go to microwave 1")
+    assert play(env, "cool mug 1 with microwave 1", "heat mug 1 with microwave 1",
+                "examine mug 1") == [          # the wrong tool; the right one may stay closed
+        "Nothing happens.", "You heat the mug 1 using the microwave 1.", "This is a hot mug 1."]
+    assert play(env, "go to sinkbasin 1", "clean mug 1 with sinkbasin 1", "examine mug 1")[1:] == [
+        "You clean the mug 1 using the sinkbasin 1.", "This is a hot and clean mug 1."]
+    assert play(env, "go to fridge 1", "cool mug 1 with fridge 1", "examine mug 1")[1:] == [
+        "You cool the mug 1 using the fridge 1.", "This is a cool and clean mug 1."]   # no more hot
+    assert play(env, "go to microwave 1", "heat mug 1 with microwave 1", "examine mug 1")[2] == (
+        "This is a hot and clean mug 1.")                                             # no more cool
+    play(env, "go to desk 1", "put mug 1 in/on desk 1", "take pen 1 from desk 1")
+    play(env, "go to sinkbasin 1")
+    assert play(env, "clean pen 1 with sinkbasin 1") == ["Nothing happens."]   # pens are not washed
+
+
+def test_step_take_leaves_the_lamp(env):
+    assert play(env, "go to desk 1", "take desklamp 1 from desk 1",
+                "take pen 1 from desk 1")[1:] == [
+        "Nothing happens.", "You pick up the pen 1 from the desk 1."]
+
+
+def test_step_slice_needs_a_knife_in_hand(env):
+    play(env, "go to countertop 1", "take knife 1 from countertop 1", "go to fridge 1")
+    cut = "slice apple 1 with knife 1"
+    assert play(env, cut, "open fridge 1", cut)[::2] == [
+        "Nothing happens.", "You sliced the apple 1 with the knife 1."]
+    env.enter(house(TWO, **{"apple 1": "countertop 1"}))
+    play(env, "go to countertop 1")
+    assert play(env, "slice apple 1 with knife 1", "take knife 1 from countertop 1",
+                "slice mug 1 with knife 1", "slice apple 1 with knife 1") == [
+        "Nothing happens.", "You pick up the knife 1 from the countertop 1.",
+        "Nothing happens.", "You sliced the apple 1 with the knife 1."]
+    play(env, "put knife 1 in/on countertop 1", "take apple 1 from countertop 1", "go to fridge 1")
+    assert play(env, "examine apple 1", "cool apple 1 with fridge 1", "examine apple 1")[::2] == [
+        "This is a sliced apple 1.", "This is a cool sliced apple 1."]
+
+
+@pytest.mark.parametrize("use", ["use desklamp 1", "toggle desklamp 1"])
+def test_step_use_turns_on_a_lamp_at_hand(env, use):
+    assert play(env, use, "go to desk 1", "use pen 1", use)[::2] == ["Nothing happens."] * 2
+    assert env.step(use)[0] == "You turn on the desklamp 1."
+
+
+def test_step_look_examine_inventory_help(env):
+    assert play(env, "look", "go to desk 1", "look", "examine pen 1", "take pen 1 from desk 1",
+                "examine pen 1") == [
+        "You are in the middle of a room. Looking quickly around you, you see nothing.",
+        "You arrive at desk 1. On the desk 1, you see a desklamp 1, and a pen 1.",
+        "You are facing the desk 1. Next to it, you see nothing.",
+        "Nothing happens.",                     # like the engine: only what is in the hand
+        "You pick up the pen 1 from the desk 1.",
+        "There's nothing special about pen 1."]
+    verbs = "go open close take put heat cool clean slice use examine look inventory help".split()
+    assert all(re.search(rf"\b{verb}\b", env.step("help")[0]) for verb in verbs)
+
+
+def test_available_actions_lists_what_can_be_done(env):
+    goes = [f"go to {r}" for r in ROOM]
+    assert env.available_actions() == sorted(goes + ["help", "inventory", "look"])
+    play(env, "go to countertop 1")
+    goes = [f"go to {r}" for r in ROOM if r != "countertop 1"]
+    assert env.available_actions() == sorted(goes + [
+        "help", "inventory", "look", "examine countertop 1", "take knife 1 from countertop 1",
+        "take mug 1 from countertop 1"])
+    play(env, "take mug 1 from countertop 1", "go to microwave 1")
+    goes = [f"go to {r}" for r in ROOM if r != "microwave 1"]
+    assert env.available_actions() == sorted(goes + [
+        "help", "inventory", "look", "examine microwave 1", "examine mug 1", "open microwave 1",
+        "heat mug 1 with microwave 1"])
+    play(env, "open microwave 1")
+    assert {"close microwave 1", "put mug 1 in/on microwave 1"} < set(env.available_actions())
+
+
+TAKE_MUG = ["go to countertop 1", "take mug 1 from countertop 1"]
+TO_CABINET = ["go to cabinet 2", "open cabinet 2", "put mug 1 in/on cabinet 2"]
+SECOND_MUG = ["go to cabinet 1", "open cabinet 1", "take mug 2 from cabinet 1"]
+
+
+@pytest.mark.parametrize("family, place, actions, last_reward", [
+    (SIMPLE, "cabinet", [*TAKE_MUG, *TO_CABINET], 1),
+    (SIMPLE, "desk", [*TAKE_MUG, *TO_CABINET], 0),   # another place
+    (CLEAN, "cabinet", [*TAKE_MUG, *TO_CABINET], 0),   # still dirty
+    (CLEAN, "cabinet",
+     [*TAKE_MUG, "go to sinkbasin 1", "clean mug 1 with sinkbasin 1", *TO_CABINET], 1),
+    (HEAT, "cabinet",
+     [*TAKE_MUG, "go to microwave 1", "heat mug 1 with microwave 1", *TO_CABINET], 1),
+    (HEAT, "cabinet", [*TAKE_MUG, "go to microwave 1", "heat mug 1 with microwave 1",
+                       "go to fridge 1", "cool mug 1 with fridge 1", *TO_CABINET], 0),   # cold now
+    (COOL, "cabinet", [*TAKE_MUG, "go to fridge 1", "cool mug 1 with fridge 1", *TO_CABINET], 1),
+    (TWO, "cabinet", [*TAKE_MUG, *TO_CABINET], 0),   # one in each cabinet
+    (TWO, "cabinet", [*TAKE_MUG, *TO_CABINET, *SECOND_MUG,
+                      "go to cabinet 2", "put mug 2 in/on cabinet 2"], 1),
+    (LIGHT, "desklamp", [*TAKE_MUG, "go to desk 1", "use desklamp 1"], 1),
+    (LIGHT, "desklamp", [*TAKE_MUG, "go to desk 1", "put mug 1 in/on desk 1",
+                         "use desklamp 1"], 0),                               # not in the hand
+    (LIGHT, "desklamp", ["go to desk 1", "use desklamp 1", *TAKE_MUG], 0),    # lit, elsewhere
+    (LIGHT, "desklamp", ["go to desk 1", "use desklamp 1", *TAKE_MUG, "go to desk 1"], 1),
+])
+def test_step_rewards_only_the_fulfilled_task(family, place, actions, last_reward):
+    env = Env()
+    # simple, clean, heat, cool: the other mug must not lie in a cabinet from the start
+    env.enter(house(family, "mug", place, **({} if family == TWO else {"mug 2": "microwave 1"})))
+    *before, (_, reward, done, info) = [env.step(action) for action in actions]
+    assert all(turn[1:3] == (0, False) and turn[3]["valid"] for turn in before)
+    assert (reward, done) == (last_reward, last_reward == 1)
+    assert info == {"success": reward == 1, "valid": True, "score": float(reward)}
+
+
+def test_step_ends_after_fifty_turns(env):
+    turns = [env.step("look") for _ in range(50)]
+    assert [turn[2] for turn in turns] == [False] * 49 + [True]
+    assert not turns[-1][3]["success"] and sum(turn[1] for turn in turns) == 0
+
+
+def test_step_is_refused_before_reset_and_after_the_end(env):
+    with pytest.raises(ValueError, match="alfworld: call reset first"):
+        Env().step("look")
+    for _ in range(50):
+        env.step("look")
+    with pytest.raises(ValueError, match="alfworld: the episode is over; reset first"):
+        env.step("look")
+
+
+@pytest.mark.parametrize("nonsense", [
+    "", " \n\t", "x" * 10_000, "go to " * 2_000, "\x00\x1b[31m\u202e", "去 桌子 1", "идти к столу",
+    "go to desk 1\nopen cabinet 1", "go to desk 1; look", "import os; os.exit(1)",
+    "'; DROP TABLE things; --", '{"action": "look"}', "take mug 1", "put mug in/on desk",
+    "go to hand", "take mug 1 from hand", "go to mug 1", "open the cabinet 1", "examine hand"])
+def test_step_answers_nonsense_changes_nothing_and_costs_a_turn(env, nonsense):
+    play(env, "go to countertop 1", "take mug 1 from countertop 1")
+    before = env.available_actions(), dict(env.where), env.turns
+    observation, reward, done, info = env.step(nonsense)
+    assert (observation, reward, done) == ("Nothing happens.", 0, False)
+    assert info == {"success": False, "valid": False, "score": 0.0}
+    assert (env.available_actions(), env.where, env.turns - 1) == before
+
+
+@pytest.mark.parametrize("task_id", [-1, 2620, 1.0, True, "1", None, [1]])
+def test_reset_refuses_a_wrong_id(task_id):
+    with pytest.raises(ValueError, match="tasks are 0..2619") as error:
+        Env().reset(task_id)
+    assert str(error.value) == f"alfworld: no task {task_id!r}; tasks are 0..2619"
+
+
+def test_family_counts_are_agentgyms():
+    for split, counts in ((TRAIN, (672, 196, 448, 321, 394, 389)),   # simple, light, clean, heat,
+                          (TEST, (46, 19, 37, 25, 28, 45))):         # cool, two
+        found = Counter(map(alfworld.family, split))
+        assert tuple(found[name] for name in FAMILIES) == counts
+        assert all({alfworld.family(i) for i in split[start:start + 20]} == set(FAMILIES)
+                   for start in range(len(split) - 19))
+
+
+@pytest.fixture(scope="module")
+def houses():
+    return [alfworld.build(i, alfworld.family(i)) for i in [*TRAIN[:300], *TEST]]
+
+
+def world(house):
+    """What a task is about, without its wording."""
+    return *house[:3], tuple(house.receptacles), tuple(house.where.items())
+
+
+def test_build_keeps_train_and_test_apart(houses, monkeypatch):
+    assert not set(map(world, houses[:300])) & set(map(world, houses[300:]))
+    # and so it does where all tasks draw from the same fifty houses
+    few = [alfworld.draw(TWO, random.Random(n)) for n in range(50)]
+    monkeypatch.setattr(alfworld, "draw", lambda family, rng: rng.choice(few))
+    train, test = ({world(alfworld.build.__wrapped__(i, TWO)) for i in ids}
+                   for ids in (TRAIN[:100], TEST[:100]))
+    assert train and test and not train & test
+
+
+def test_build_refuses_a_house_that_takes_the_expert_too_long(monkeypatch):
+    monkeypatch.setattr(alfworld, "HORIZON", 12)
+    turns = [alfworld.expert_turns(alfworld.build.__wrapped__(i, TWO)) for i in TRAIN[:20]]
+    assert max(turns) <= 12   # of all such tasks about half take longer
+
+
+def test_draw_puts_things_into_likely_places():
+    found, rng = Counter(), random.Random(0)
+    for _ in range(400):
+        house = alfworld.draw(COOL, rng)
+        if "diningtable 1" in house.receptacles:
+            found.update(r.split()[0] for o, r in house.where.items()
+                         if o.split()[0] in ("butterknife", "fork", "knife", "ladle", "spoon"))
+    shares = [found[place] / found.total() for place in PLACES["fork"]]
+    # weights 1, 1/2, 1/3, 1/4, which sum to 25/12; standard error 0.02 of some 600
+    assert shares == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25], abs=0.06)
+
+
+def test_build_furnishes_sensibly_and_leaves_the_task_to_do(houses):
+    for family, thing, place, receptacles, where in map(world, houses):
+        kinds = [name.split()[0] for name, _ in where]
+        assert 12 <= len(receptacles) <= 25 and 9 <= len(where) <= 22
+        assert all(r in receptacles and r.split()[0] in PLACES[o.split()[0]]
+                   for o, r in where)
+        assert kinds.count(thing) >= (2 if family == TWO else 1)
+        assert (place in kinds) if family == LIGHT else (f"{place} 1" in receptacles)
+        assert not any(o.split()[0] == thing and r.split()[0] == place for o, r in where)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("split", [TRAIN, TEST])
+def test_expert_wins_every_family_within_the_horizon(family, split):
+    env = Env()
+    for task_id in [i for i in split if alfworld.family(i) == family][:20]:
+        env.reset(task_id)
+        while not env.over:
+            thought, action = env.expert()
+            assert len(thought) > 20 and env.step(action)[3]["valid"]
+        assert env.won and env.turns <= alfworld.HORIZON
+
+
+def test_expert_wins_after_any_disturbance(houses):
+    rng = random.Random(0)
+    for house in houses[::5]:
+        env = Env(limit=90)
+        env.enter(house)
+        while env.turns < 30 and not env.over:
+            env.step(env.random_action(rng))
+        while not env.over:   # 60 turns are left
+            env.step(env.expert()[1])
+        assert env.won, house
+
+
+def test_expert_knows_only_what_it_has_seen():
+    houses = house(SIMPLE, "mug", "desk"), house(SIMPLE, "mug", "desk", **{"mug 2": "cabinet 2"})
+    here, elsewhere = Env(), Env()   # the mug of cabinet 1 is in cabinet 2
+    here.enter(houses[0]), elsewhere.enter(houses[1])
+    for action in ("go to cabinet 1", "open cabinet 1"):
+        assert here.expert() == elsewhere.expert() and here.expert()[1] == action
+        here.step(action), elsewhere.step(action)
+    assert here.expert()[1] == "take mug 2 from cabinet 1"
+    assert elsewhere.expert()[1] == "go to cabinet 2"
+
+
+def test_expert_builds_on_what_is_done():
+    env = Env()
+    env.enter(house(HEAT, "mug", "desk"))
+    play(env, *SECOND_MUG, "go to microwave 1", "heat mug 2 with microwave 1", "go to countertop 1",
+         "put mug 2 in/on countertop 1")
+    assert env.expert()[1] == "take mug 2 from countertop 1"   # the hot one of two
+    env.enter(house(TWO))
+    play(env, *TAKE_MUG, *TO_CABINET, *SECOND_MUG)
+    assert env.expert()[1] == "go to cabinet 2"                # where the other mug is
+
+
+def test_random_player_survives_200_turns():
+    env, rng = Env(limit=10**6), random.Random(0)
+    for task_id in (*TRAIN[:5], *TEST[:5]):
+        env.reset(task_id)
+        for _ in range(200):
+            assert env.step(env.random_action(rng))[3]["valid"]
+            if env.over:
+                env.reset(task_id)
+
+
+def test_docstring_shows_a_real_episode():
+    env, shown = Env(), " ".join(alfworld.__doc__.split())
+    env.reset(int(re.search(r"\(task (\d+)\)", shown)[1]))
+    assert f"Your task is to: {env.house.sentence}." in shown
+    *actions, last = re.findall(r"agent: +(.*)", alfworld.__doc__)
+    for action in actions:
+        assert f"{action} env: {env.step(action)[0]}" in shown
+    while env.expert()[1] != last:   # what the docstring leaves out
+        env.step(env.expert()[1])
+    assert f"{last} env: {env.step(last)[0]} reward 1, done" in shown and env.won
+
+
+TEXTS = """
+import random
+from envs import alfworld
+env, rng = alfworld.Env(), random.Random(1)
+for task_id in (0, 1, 2, 3, 6, 2420, 2619):
+    print(env.reset(task_id), env.available_actions())
+    for _ in range(10):
+        print(env.expert(), env.step(env.random_action(rng)))
+"""
+
+
+def test_reset_gives_the_same_text_under_every_hash_seed():
+    def run(seed):
+        return subprocess.run([sys.executable, "-c", TEXTS], cwd=Path(__file__).parent.parent,
+                              env={**os.environ, "PYTHONHASHSEED": seed},
+                              stdout=subprocess.PIPE, check=True).stdout
+    assert run("0") == run("1") and len(run("2")) > 10_000
+
+
+def test_env_without_the_engine_says_so_in_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "textworld", None)   # as if it were not installed
+    with pytest.raises(RuntimeError, match="pip install alfworld"):
+        Env(backend="alfworld")
+    with pytest.raises(ValueError, match="no backend 'thor'"):
+        Env(backend="thor")
+
+
+ENGINE = importlib.util.find_spec("alfworld") and importlib.util.find_spec("textworld")
+
+
+@pytest.mark.skipif(not ENGINE, reason="the genuine engine is not installed (pip install alfworld)")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_step_agrees_with_the_genuine_engine(family):
+    """Twelve random turns, then the expert: the same replies, rewards and commands throughout."""
+    own, genuine = Env(), Env(backend="alfworld")
+    task_id = next(i for i in TEST if alfworld.family(i) == family)
+    rng = random.Random(task_id)
+    assert own.reset(task_id) == genuine.reset(task_id)
+    assert own.step("look") == genuine.step("look")
+    while not own.over:
+        action = own.random_action(rng) if own.turns < 12 else own.expert()[1]
+        if own.turns == 3:
+            action = "put mug 9 in/on desk 9"
+        observation, *own_rest = own.step(action)
+        engine_observation, *engine_rest = genuine.step(action)
+        assert own_rest == engine_rest
+        moved = re.sub(r"^You put the (\w+ \d+) in/on", r"You move the \1 to", observation)
+        assert moved == engine_observation or action == "help"
+        commands = {alfworld.canonical(c) for c in genuine.engine.game.state["admissible_commands"]}
+        assert own.over or commands - set(own.available_actions()) <= {
+            c for c in commands if c.startswith("slice")}   # the engine's go through closed doors
+        assert own.over or set(own.available_actions()) <= commands
+    assert own.won and genuine.won
+    genuine.close()

@@ -1,0 +1,614 @@
+"""The server: the original's wire in both dialects, its additions, bad input, its start and end.
+
+Most of it is asked of `respond`, the whole server but for the sockets; toy is its environment.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import env_server
+from env_server import HttpServer, Service, Wire, local_server, respond
+
+ROOT = Path(__file__).parent.parent
+TOY = '''
+"""toy: a task is a number to reach by adding numbers up; "crash" is a bug, "nan" a worse one."""
+import threading
+NAME, HORIZON, TRAIN, TEST, SUCCESS = "toy", 9, range(5, 90), range(90, 99), 1.0
+ACTIONS = ("1", "2")
+closed = []
+
+class Env:
+    task_id, task_type, task_name, var_num, sites, object = None, "add", "toy", 3, ["shop"], {}
+    task_description = "Add up."
+    url, html, instruction_text, observation_metadata = "u", "h", "i", {}
+
+    def reset(self, task_id, stream=0):
+        if task_id not in range(5, 99):
+            raise ValueError(f"toy: no task {task_id!r}; tasks are 5..98")
+        if task_id == 13:
+            raise KeyError("unlucky")
+        self.task_id, self.sum = task_id, stream
+        return f"Add up.\\nTo {task_id}."
+
+    def step(self, action):
+        if action == "crash":
+            raise KeyError("a bug")
+        valid = action.isdigit()
+        before = self.sum
+        if valid:                   # not atomic, on purpose: two threads at once would lose one
+            threading.Event().wait(0.0001)
+            self.sum = before + int(action)
+        success = self.sum == self.task_id
+        reward = float("nan") if action == "nan" else float(success)
+        return f"{self.sum}: {action}", reward, success, {
+            "success": success, "valid": valid, "score": float(success)}
+
+    def available_actions(self):
+        return ["1", "2"]
+
+    def filtered_vocab(self):
+        return ["words"]
+
+    def close(self):
+        closed.append(self.task_id)
+'''
+INFO = {"success": False, "valid": True, "score": 0}
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    module = types.ModuleType("envs.toy")
+    exec(TOY, module.__dict__)
+    monkeypatch.setitem(sys.modules, "envs.toy", module)
+    return module
+
+
+@pytest.fixture
+def services():
+    return {"toy": Service("toy")}
+
+
+def ask(services, target, body=None, status=200):
+    """GET without a body, POST with one; asserts the status; -> the reply."""
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    got, text = respond(services, "GET" if body is None else "POST", target, raw)
+    assert got == status, text
+    return json.loads(text)
+
+
+@contextmanager
+def served(names=("toy",), **limits):
+    with HttpServer(names, **limits) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def connect(server):
+    return http.client.HTTPConnection(*server.server_address, timeout=5)
+
+
+def exchange(connection, path, body=b"{}", method="POST", headers=()):
+    """One request on this connection -> (status, reply)."""
+    connection.request(method, path, body, dict(headers))
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+# ---- The original's wire ----
+
+# name: (create, its reply), (reset, its reply), the reply to a step; `info` in it is our addition.
+# From AgentGym's own servers: every key they send and nothing else.
+RESET, STEP = {"observation": "Add up.\nTo 7.", "reward": 0}, {"observation": "2: 2", "reward": 0}
+A, B, DONE = {"id": 0}, {"env_idx": 0}, {"done": False}
+SCORE = {"score": 0}
+ORIGINAL = {
+    "babyai": (A, A | {"data_idx": 7}, RESET | SCORE | {"deleted": False} | DONE,
+               STEP | SCORE | DONE),
+    "textcraft": (A | {"observation": "Add up.\nTo 5."} | {"reward": 0} | DONE,
+                  A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
+    "sciworld": (A, A | {"data_idx": 7}, {
+        "task_name": "toy", "var_num": 3, "task_description": "Add up.", "observation": "To 7.",
+        "reward": 0, "score": 0, "deleted": False, "done": False}, STEP | SCORE | DONE),
+    "alfworld": (A, A | {"game": 7, "world_type": "Text"}, A | {
+        "observation": "Add up.\nTo 7.", "available_actions": ["1", "2"], "task_type": "add"},
+        STEP | {"available_actions": ["1", "2"]} | DONE),
+    "maze": (A, A | {"game": 7}, {"observation": "Add up.\nTo 7."}, STEP | DONE),
+    "wordle": (A, A | {"seed": 7}, A | {"observation": "Add up.\nTo 7."}, STEP | DONE),
+    "bandit": (A, A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
+    "sokoban": (A, A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
+    "webshop": (0, B | {"session_id": 7}, ["Add up.\nTo 7.", None],
+                {"state": "2: 2", "reward": 0, "done": False}),
+    "sqlgym": (0, B | {"item_id": 7}, ["Add up.\nTo 7.", None],
+               {"state": "2: 2", "reward": 0, "done": False}),
+    "webarena": (B, B | {"seed": 0, "idx": 7}, {
+        "observation": "Add up.\nTo 7.", "sites": ["shop"], "object": {}},
+        STEP | {"terminated": False, "truncated": False}),
+    "searchqa": (0, B | {"id": 7}, "Add up.\nTo 7.", STEP | DONE),
+    **{name: (0, B | {"id": 7}, "Add up.\nTo 7.", STEP | DONE)
+       for name in ("weather", "movie", "academia", "sheet", "todo")},
+}
+
+
+@pytest.fixture
+def speak(monkeypatch):
+    """speak(name): a server whose toy uses the wire of that environment."""
+    def start(name):
+        monkeypatch.setitem(env_server.WIRES, "toy", env_server.WIRES.get(name, Wire()))
+        return {"toy": Service("toy")}
+    return start
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_wires_are_the_original_ones(speak, name):
+    services = speak(name)
+    created, task, started, stepped = ORIGINAL[name]
+    session = dict([next(iter(task.items()))])      # {"id": 0} or {"env_idx": 0}
+    assert ask(services, "/create", {"id": 0}) == created
+    assert ask(services, "/reset", task | {"something": "else"}) == started
+    reply = ask(services, "/step", session | {"action": "2"})
+    assert reply == stepped | {"info": INFO}
+    query = "/toy/observation?" + "&".join(f"{key}={value}" for key, value in session.items())
+    seen = "2: 2" if name != "babyai" else stepped | {"deleted": False}
+    assert ask(services, query) == seen
+    assert ask(services, "/") == ("This is environment toy." if "id" in session else "ok")
+    assert ask(services, "/close", session) == (
+        {"closed": "closed"} if name == "webarena" else True)
+    assert ask(services, "/close", session) is False
+
+
+def test_every_row_of_the_table_is_tested():
+    assert set(env_server.WIRES) - {"frozenlake"} <= set(ORIGINAL)
+
+
+@pytest.mark.parametrize("name, path, reply", [
+    ("maze", "available_actions", ["1", "2"]),              # no id
+    ("wordle", "filtered_vocab?id=0", ["words"]),           # before the first reset
+    ("alfworld", "available_actions?id=0", ["1", "2"]),
+    ("sciworld", "task_description?id=0", "Add up."),
+    ("webshop", "instruction_text?env_idx=0", "i"),
+    ("webshop", "state?env_idx=0", {"url": "u", "html": "h", "instruction_text": "i"}),
+    ("webshop", "list_envs", [0]),
+])
+def test_look_answers_what_clients_ask_beside(speak, name, path, reply):
+    services = speak(name)
+    ask(services, "/create", {})
+    assert ask(services, f"/toy/{path}") == reply
+
+
+def test_create_takes_no_body_and_an_empty_one(services):
+    assert [ask(services, "/toy/create", body)["id"] for body in (b"", {}, {"id": 0})] == [0, 1, 2]
+
+
+def test_reset_passes_the_stream_of_bandit(speak):
+    services = speak("bandit")
+    reply = ask(services, "/resets", {"items": [{"data_idx": 7, "stream": 3}, {"data_idx": 7}]})
+    items = [{"id": item["id"], "action": "1"} for item in reply["items"]]
+    assert [item["observation"] for item in ask(services, "/steps", {"items": items})["items"]] == [
+        "4: 1", "1: 1"]
+
+
+def real(name):
+    """The server of a real environment, or a skip where its file or its engine is missing."""
+    if not (ROOT / "envs" / f"{name}.py").exists():
+        pytest.skip(f"envs/{name}.py is not there")
+    try:
+        return {name: Service(name)}
+    except RuntimeError as missing_engine:
+        pytest.skip(str(missing_engine))
+
+
+@pytest.mark.parametrize("name, reset_keys, step_keys", [
+    ("babyai", "observation reward score deleted done", "observation reward score done info"),
+    ("textcraft", "id observation reward done", "observation reward done info"),
+])
+def test_wire_of_the_real_environment_as_recorded(name, reset_keys, step_keys):
+    """The exchange recorded with the original: create, reset, steps to the end, errors."""
+    services = real(name)
+    player = services[name].module.Env()
+    player.reset(0)
+    body = {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None}
+    created = ask(services, "/create", body)
+    assert created["id"] == 0
+    if name == "textcraft":
+        assert created.keys() == {"id", "observation", "done", "reward"}
+        assert created["observation"].startswith("Crafting commands:\n")
+        assert "\n\nGoal: craft " in created["observation"]
+    else:
+        assert created == {"id": 0}
+    reply = ask(services, "/reset", {"data_idx": 0, "id": 0})
+    assert reply.keys() == set(reset_keys.split())
+    assert reply["reward"] == 0 and reply["done"] is False and not reply.get("deleted")
+    start = "Crafting commands:\n" if name == "textcraft" else "Your goal: "
+    assert reply["observation"].startswith(start)
+    for _ in range(40):
+        action = player.expert()[1]
+        player.step(action)
+        reply = ask(services, "/step", {"action": action, "id": 0})
+        assert reply.keys() == set(step_keys.split())
+        if reply["done"]:
+            break
+    assert reply["done"] is True and reply["reward"] > 0 and reply["info"]["success"] is True
+    assert ask(services, "/step", {"action": action, "id": 0}) == {
+        "error": "The task with environment 0 has finished."}
+    assert ask(services, "/step", {"action": action, "id": 99}) == {
+        "error": "The id 99 is not valid."}
+    detail = ask(services, "/step", {"id": 0}, status=422)["detail"]
+    assert detail[0]["type"] == "missing" and detail[0]["loc"] == ["body", "action"]
+    assert ask(services, "/close", {"id": 0}) is True
+
+
+# ---- Many at once, and the lost reply ----
+
+def test_resets_and_steps_answer_in_order_and_each_apart(services):
+    reply = ask(services, "/toy/resets", {"items": [
+        {"data_idx": 7}, {"data_idx": 1000}, {"data_idx": 8}, {"data_idx": 13}, {"id": 50}, "x"]})
+    seven, no_task, eight, broken, unknown, text = reply["items"]
+    assert seven == {"id": 0, "observation": "Add up.\nTo 7.", "reward": 0, "done": False,
+                     "info": INFO}
+    assert eight["observation"] == "Add up.\nTo 8."
+    assert no_task == {"error": "toy: no task 1000; tasks are 5..98", "status": 400}
+    assert broken["status"] == 500 and "KeyError: 'unlucky'" in broken["error"]
+    assert unknown == {"error": "The id 50 is not valid.", "status": 404}
+    assert text["status"] == 422
+    assert ask(services, "/health")["sessions"] == 2        # those that failed left none behind
+    reply = ask(services, "/toy/steps", {"items": [
+        {"id": eight["id"], "action": "3"}, {"id": 99, "action": "3"}, {"id": 0, "action": "crash"},
+        {"id": 0}, {"id": True, "action": "3"}, {"id": eight["id"], "action": "5"}]})
+    assert [item.get("observation", item.get("status")) for item in reply["items"]] == [
+        "3: 3", 404, 500, 422, 422, "8: 5"]
+    assert reply["items"][-1]["done"] is True and reply["items"][-1]["reward"] == 1
+    assert all("reward" not in item for item in reply["items"][1:5])
+    again = {"items": [{"id": eight["id"], "data_idx": 9}]}         # in the session it has
+    assert ask(services, "/resets", again)["items"][0]["id"] == eight["id"]
+    assert ask(services, "/closes", {"ids": [0, 0, "x", eight["id"]]}) == {
+        "items": [True, False, False, True]}
+
+
+def test_steps_of_a_parallel_engine_run_at_the_same_time_and_answer_in_order(toy, services):
+    meeting = threading.Barrier(3, timeout=5)       # passed only by three steps at once
+    toy.PARALLEL = True
+    toy.Env.step = lambda env, action: (meeting.wait() and "" or action, 0, False, INFO)
+    services = {"toy": Service("toy")}
+    ask(services, "/resets", {"items": [{"data_idx": 7}] * 3})
+    items = [{"id": number, "action": str(number)} for number in (2, 0, 1)]
+    replies = ask(services, "/steps", {"items": items})["items"]
+    assert [reply["observation"] for reply in replies] == ["2", "0", "1"]
+
+
+def test_step_of_a_turn_already_played_gets_its_old_reply(services):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    step = {"id": 0, "action": "3", "turn": 0}
+    first = ask(services, "/steps", {"items": [step]})
+    assert ask(services, "/steps", {"items": [step]}) == first
+    assert ask(services, "/step", step)["observation"] == "3: 3"        # not 6
+    last = ask(services, "/step", {"id": 0, "action": "4", "turn": 1})
+    assert last["done"] is True
+    assert ask(services, "/step", {"id": 0, "action": "4", "turn": 1}) == last
+    for turn in (0, 3, -1):     # long past, of the future, nonsense
+        assert "turn" in ask(services, "/step", {"id": 0, "action": "4", "turn": turn})["error"]
+    assert "finished" in ask(services, "/step", {"id": 0, "action": "4", "turn": 2})["error"]
+    ask(services, "/reset", {"id": 0, "data_idx": 8})
+    assert "turn" in ask(services, "/step", {"id": 0, "action": "1", "turn": 1})["error"]
+    assert "turn" in ask(services, "/step", {"id": 0, "action": "1", "turn": -1})["error"]
+    assert ask(services, "/step", {"id": 0, "action": "1", "turn": 0})["observation"] == "1: 1"
+
+
+# ---- What goes wrong ----
+
+@pytest.mark.parametrize("name, key, statuses", [
+    ("bandit", "id", [200, 200, 200, 200, 200]),            # the first dialect: always 200
+    ("searchqa", "env_idx", [404, 409, 400, 500, 410]),
+])
+def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses, capsys):
+    services = speak(name)
+    task_key = env_server.WIRES["toy"].task_key
+    ask(services, "/create", {})
+    ask(services, "/create", {})
+    ask(services, "/reset", {key: 1, task_key: 7})
+    ask(services, "/close", {key: 1})
+    replies = [ask(services, f"/{verb}", body, status) for status, (verb, body) in zip(statuses, [
+        ("step", {key: 99, "action": "1"}), ("step", {key: 0, "action": "1"}),
+        ("reset", {key: 0, task_key: 99}), ("reset", {key: 0, task_key: 13}),
+        ("step", {key: 1, "action": "1"})])]
+    sentences = ["The id 99 is not valid.", "Environment not initialized",
+                 "no task 99; tasks are 5..98", "KeyError: 'unlucky'", "closed, or expired"]
+    for reply, text in zip(replies, sentences):
+        assert list(reply) == ["error"] and text in reply["error"]
+        assert "Traceback" not in reply["error"] and "\n" not in reply["error"]
+
+
+@pytest.mark.parametrize("action", ["crash", "nan"])
+def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, toy, action, capsys):
+    ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}]})
+    toy.closed.clear()
+    reply = ask(services, "/step", {"id": 0, "action": action})
+    assert list(reply) == ["error"] and "broke and needs a reset" in reply["error"]
+    assert ask(services, "/step", {"id": 0, "action": "1"}) == reply
+    assert toy.closed == [7]
+    assert ask(services, "/step", {"id": 1, "action": "1"})["observation"] == "1: 1"
+    ask(services, "/reset", {"id": 0, "data_idx": 9})
+    assert ask(services, "/step", {"id": 0, "action": "9"})["done"] is True
+
+
+@pytest.mark.parametrize("body", [
+    b"{", b"\xff\xfe", b"[1, 2", b'{"id": 0, "action": "1"}}', b"[" * 100_000, b"[]", b"3", b"null",
+    b'{"id": "0", "action": "1"}', b'{"id": 0.0, "action": "1"}', b'{"id": [0], "action": "1"}',
+    b'{"id": true, "action": "1"}', b'{"action": "1"}', b'{"id": 0, "action": null}',
+    b'{"id": 0, "action": 7}', b'{"id": 0, "action": "1", "turn": "0"}',
+    b'{"id": 1' + b"0" * 5000 + b', "action": "1"}',
+])
+def test_malformed_bodies_are_answered_and_touch_nothing(services, body):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    reply = ask(services, "/toy/step", body, status=422)
+    assert reply["detail"][0]["type"] and reply["error"]
+    assert ask(services, "/toy/step", {"id": 0, "action": "1"})["observation"] == "1: 1"
+
+
+@pytest.mark.parametrize("verb, body", [
+    ("steps", {}), ("steps", {"items": 3}), ("resets", {"items": {"id": 0}}),
+    ("closes", {"ids": 0}), ("reset", {"id": 0}), ("reset", {"id": 0, "data_idx": "7"}),
+    ("close", {"ids": 0})])
+def test_verbs_ask_for_the_fields_they_need(services, verb, body):
+    ask(services, "/create", {})
+    assert ask(services, f"/toy/{verb}", body, status=422)["detail"]
+
+
+@pytest.mark.parametrize("target, body", [
+    ("/toy/fly", {}), ("/toy/fly", None), ("/toy/step/more", {}), ("/other/step", {})])
+def test_unknown_paths_are_404(services, target, body):
+    assert "there is no" in ask(services, target, body, status=404)["error"]
+
+
+@pytest.mark.parametrize("query", ["", "?id=", "?id=x", "?id=-1", "?id=1e3", "?env_idx=0"])
+def test_look_wants_an_id(services, query):
+    assert ask(services, f"/toy/observation{query}", status=422)["error"]
+
+
+def test_odd_actions_come_back_as_they_are(services):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    for action in ("", "x" * 10_000, "\x00\x1b\n", "请", "\ud800", '{"a": 1}'):
+        assert ask(services, "/step", {"id": 0, "action": action})["observation"] == f"0: {action}"
+
+
+def test_session_limit_and_room_after_a_close():
+    services = {"toy": Service("toy", max_sessions=2)}
+    ask(services, "/create", {})
+    reply = ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}]})["items"]
+    assert reply[0]["id"] == 1 and reply[1]["status"] == 503 and "2 sessions" in reply[1]["error"]
+    assert "2 sessions" in ask(services, "/create", {})["error"]
+    ask(services, "/close", {"id": 0})
+    assert ask(services, "/create", {}) == {"id": 2}
+
+
+def test_idle_sessions_expire_and_busy_ones_do_not(toy):
+    with served(idle_seconds=0.2) as server:
+        services = server.services
+        ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}, {"data_idx": 9}]})
+        with services["toy"].hold(1):       # its step takes long
+            deadline = time.monotonic() + 3
+            while ask(services, "/health")["sessions"] > 2 and time.monotonic() < deadline:
+                ask(services, "/toy/observation?id=2")
+                time.sleep(0.02)
+            assert toy.closed == [None, 7]      # None: the one that tried the engine at the start
+        assert "expired after 0.2 s" in ask(services, "/step", {"id": 0, "action": "1"})["error"]
+        assert ask(services, "/step", {"id": 1, "action": "1"})["observation"] == "1: 1"
+
+
+def test_concurrent_steps_of_one_session_are_one_after_the_other(services):
+    ask(services, "/resets", {"items": [{"data_idx": 98}] * 2})
+    steps = [{"id": number % 2, "action": "1"} for number in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda body: ask(services, "/step", body), steps))
+    sums = [ask(services, f"/toy/observation?id={number}") for number in (0, 1)]
+    assert sums == ["50: 1", "50: 1"]
+
+
+def test_observation_before_the_first_reset_is_refused(services):
+    ask(services, "/create", {})
+    assert "Environment not initialized" in ask(services, "/toy/observation?id=0")["error"]
+
+
+def test_step_that_waited_while_its_session_was_closed_is_refused(services):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    with ThreadPoolExecutor(1) as pool, services["toy"].hold(0):
+        waiting = pool.submit(ask, services, "/step", {"id": 0, "action": "7"})
+        time.sleep(0.05)
+        services["toy"].sessions.clear()
+    assert "closed, or expired" in waiting.result()["error"]
+
+
+def test_close_waits_for_the_step_at_work(services, toy):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    with services["toy"].hold(0):
+        closing = threading.Thread(target=ask, args=(services, "/close", {"id": 0}))
+        closing.start()
+        closing.join(0.05)
+        assert 7 not in toy.closed
+    closing.join()
+    assert 7 in toy.closed
+
+
+# ---- Over sockets ----
+
+def test_http_keeps_the_connection_through_errors():
+    with served() as server:
+        connection = connect(server)
+        exchange(connection, "/create")
+        port = connection.sock.getsockname()[1]
+        for path, body, status in (("/reset", b'{"id":0,"data_idx":7}', 200), ("/step", b"{", 422),
+                                   ("/no", b"{}", 404), ("/step", b'{"id":7,"action":""}', 200)):
+            assert exchange(connection, path, body)[0] == status
+        reply = exchange(connection, "/toy/step", b'{"id":0,"action":"2"}')[1]
+        assert reply["observation"] == "2: 2"
+        assert exchange(connection, "/health", method="GET", body=None) == (200, {
+            "server": "nanoAgentGym", "environments": ["toy"], "sessions": 1, "pid": os.getpid()})
+        assert connection.sock.getsockname()[1] == port
+
+
+def test_http_answers_a_body_of_10_MB_without_keeping_it():
+    with served() as server:
+        status, reply = exchange(connect(server), "/step", b"x" * 10_000_000)
+        assert status == 413 and "10000000" in reply["error"]
+        assert exchange(connect(server), "/create") == (200, {"id": 0})
+
+
+@pytest.mark.parametrize("head", [
+    "Content-Length: -5", "Content-Length: many", "Transfer-Encoding: chunked",
+    "Content-Length: 99999999999999999999999"])
+def test_http_refuses_bodies_of_no_known_size(head):
+    with served() as server, socket.create_connection(server.server_address, 3) as raw:
+        raw.sendall(f"POST /step HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+        answer = raw.makefile("rb").read()      # to its end: the server hangs up
+        assert answer.startswith(b"HTTP/1.1 411 ") and b'{"error": ' in answer
+
+
+def test_http_survives_clients_that_hang_up_and_noise(capfd):
+    with served() as server:
+        for sent in (b"", b"\x00\xff\r\n\r\n",
+                     b"POST /create HTTP/1.1\r\nContent-Length: 50\r\n\r\n{}"):
+            for hard in (0, 1):
+                with socket.create_connection(server.server_address) as raw:
+                    raw.sendall(sent)
+                    time.sleep(0.02)
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", hard, 0))
+        assert exchange(connect(server), "/create") == (200, {"id": 0})
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_http_two_environments_answer_under_their_names(monkeypatch, toy):
+    monkeypatch.setitem(sys.modules, "envs.toy2", toy)
+    with served(["toy", "toy2"]) as server:
+        connection = connect(server)
+        assert exchange(connection, "/toy/create")[1] == exchange(connection, "/toy2/create")[1]
+        assert exchange(connection, "/create")[0] == 404
+        health = exchange(connection, "/health", None, "GET")[1]
+        assert health["environments"] == ["toy", "toy2"] and health["sessions"] == 2
+
+
+# ---- Processes ----
+
+@pytest.fixture
+def toy_path(tmp_path, monkeypatch):
+    """Child processes find envs/toy.py there."""
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "toy.py").write_text(TOY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "envs"
+
+
+def is_open(url):
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        http.client.HTTPConnection(host, int(port), timeout=2).connect()
+    except OSError:
+        return False
+    return True
+
+
+def test_local_server_starts_workers_and_ends_them(toy_path):
+    with pytest.raises(KeyError), local_server("toy", workers=2, max_sessions=1) as urls:
+        connections = [http.client.HTTPConnection(url.removeprefix("http://")) for url in urls]
+        pids = {exchange(connection, "/health", None, "GET")[1]["pid"]
+                for connection in connections}
+        assert len(pids) == 2 and os.getpid() not in pids
+        assert [exchange(connection, "/toy/create")[1] for connection in connections] == [A, A]
+        assert "1 sessions" in exchange(connections[0], "/create")[1]["error"]
+        raise KeyError("the caller fails")
+    assert not any(is_open(url) for url in urls)
+
+
+def test_local_server_tells_why_it_cannot_start(toy_path, capfd):
+    with pytest.raises(RuntimeError, match="unknown environment 'nowhere'; there are: .*textcraft"):
+        local_server("nowhere", workers=2).__enter__()
+    (toy_path / "toy.py").write_text("class Env:\n    def __init__(self):\n"
+                                     "        raise RuntimeError('toy: its engine needs Java')")
+    with pytest.raises(RuntimeError, match="^toy: its engine needs Java$"):
+        local_server("toy").__enter__()
+    (toy_path / "toy.py").write_text("import os; os._exit(9)")
+    with pytest.raises(RuntimeError, match="ended with code 9"):
+        local_server("toy").__enter__()
+    (toy_path / "toy.py").write_text("import no_such_library")
+    with pytest.raises(RuntimeError, match="No module named 'no_such_library'"):
+        local_server("toy").__enter__()
+    (toy_path / "toy.py").write_text(TOY)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]       # the second worker's
+        # (a stranger may hold the first worker's: told in the same words)
+        with pytest.raises(RuntimeError, match=f"127.0.0.1:({port}|{port - 1}) .*in use"):
+            local_server("toy", workers=2, port=port - 1).__enter__()
+    assert capfd.readouterr().err == ""
+
+
+def test_load_env_knows_its_names():
+    assert env_server.load_env("bandit").NAME == "bandit"
+    for name in ("nowhere", "", "../bandit", "a.b", "bandit.py"):
+        with pytest.raises(ValueError, match="unknown environment .*; there are: .*bandit"):
+            env_server.load_env(name)
+
+
+@contextmanager
+def running(*arguments):
+    """A Python process, ended in any case."""
+    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
+    (toy_path / "toy.py").write_text(TOY.replace(   # the print is an engine's chatter
+        "closed.append(self.task_id)", 'print("closed", self.task_id, flush=True)'))
+    with running("env_server.py", "toy", "--port", "0") as process:
+        line = process.stdout.readline()
+        url = line.removeprefix("toy on ").removesuffix("/toy\n")
+        assert url.startswith("http://127.0.0.1:")
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        exchange(connection, "/resets", b'{"items":[{"data_idx":7},{"data_idx":8}]}')
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=5)
+    assert (process.returncode, out) == (0, "")
+    assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
+
+
+def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running("env_server.py", "toy", f"--port={port}") as process:
+            out, errors = process.communicate(timeout=5)
+    assert process.returncode == 2 and out == "" and errors.count("\n") == 1
+    assert f"127.0.0.1:{port}" in errors and "in use" in errors
+
+
+def test_server_ends_when_its_parent_is_killed(toy_path):
+    script = ("import time, env_server\n"
+              "with env_server.local_server('toy') as urls:\n"
+              "    print(urls[0], flush=True)\n"
+              "    time.sleep(60)\n")
+    with running("-c", script) as parent:
+        url = parent.stdout.readline().strip()
+        assert is_open(url)
+    deadline = time.monotonic() + 3
+    while is_open(url) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_open(url)

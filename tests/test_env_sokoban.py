@@ -1,0 +1,190 @@
+import random
+from statistics import fmean
+
+import pytest
+
+from envs import sokoban
+
+# Cells 1 2 3 4 of a 6x6 room's second row are 7 8 9 10.
+CORRIDOR = frozenset({7, 8, 9, 10})
+RIGHT, LEFT, DOWN = 1, -1, 6
+
+
+def play_in(monkeypatch, rows, shortest=None):
+    """An environment in the room drawn here, and its observation."""
+    cells = {symbol: {i for i, drawn in enumerate("".join(rows)) if drawn == symbol}
+             for symbol in "#_OX√PS"}
+    floor = set(range(len(rows) ** 2)) - cells["#"]
+    targets = frozenset(cells["O"] | cells["√"] | cells["S"])
+    boxes = frozenset(cells["X"] | cells["√"])
+    player, = cells["P"] | cells["S"]
+    monkeypatch.setattr(sokoban, "level", lambda _: (
+        len(rows), floor, targets, player, boxes, shortest))
+    env = sokoban.Env()
+    return env, env.reset(0)
+
+
+@pytest.mark.parametrize("player, boxes, step, after", [
+    (7, {9}, RIGHT, (8, {9})),          # a walk
+    (7, {9}, LEFT, (7, {9})),           # a wall
+    (7, {9}, DOWN, (7, {9})),
+    (7, {8}, RIGHT, (8, {9})),          # a push
+    (9, {8}, LEFT, (8, {7})),
+    (9, {10}, RIGHT, (9, {10})),        # a box at the wall stays
+    (7, {8, 9}, RIGHT, (7, {8, 9})),    # and so do two boxes in a row
+])
+def test_play_moves_one_step(player, boxes, step, after):
+    assert sokoban.play(CORRIDOR, player, frozenset(boxes), step) == after
+
+
+def moves_by_search(size, floor, targets, start):
+    """Slow and plain: breadth first, forward, from one state; None if it cannot be solved."""
+    seen, layer, moves = {start}, {start}, 0
+    while layer:
+        if any(boxes == targets for _, boxes in layer):
+            return moves
+        moves += 1
+        layer = {sokoban.play(floor, player, boxes, step)
+                 for player, boxes in layer for step in (1, -1, size, -size)} - seen
+        seen |= layer
+    return None
+
+
+@pytest.mark.parametrize("task_id", [0, 2, 8000, 1, 8001])
+def test_moves_to_go_is_the_shortest_solution_from_everywhere(task_id):
+    size, floor, targets, player, boxes, shortest = sokoban.level(task_id)
+    table = sokoban.moves_to_go(size, floor, targets)
+    assert table[player, boxes] == shortest
+    rng, cells = random.Random(0), sorted(floor)
+    for _ in range(40):                                 # solvable states and dead ones alike
+        places = rng.sample(cells, len(targets) + 1)
+        state = places[0], frozenset(places[1:])
+        if state[1] != targets:
+            assert table.get(state) == moves_by_search(size, floor, targets, state)
+    near = sokoban.moves_to_go(size, floor, targets, most=3)
+    assert near == {state: moves for state, moves in table.items() if moves <= 3}
+
+
+def test_level_keeps_its_promises():
+    rooms = {"TRAIN": set(), "TEST": set()}
+    for split in rooms:
+        for task_id in getattr(sokoban, split)[:80]:
+            size, floor, targets, player, boxes, shortest = sokoban.level(task_id)
+            assert sokoban.family(task_id) == f"{size}x{size}"
+            assert len(boxes) == len(targets) == {6: 1, 8: 2}[size]
+            assert not boxes & targets and {player} | boxes | targets <= floor
+            assert all(0 < cell % size < size - 1 and 0 < cell // size < size - 1 for cell in floor)
+            assert 3 <= shortest <= 10
+            assert shortest == moves_by_search(size, floor, targets, (player, boxes))
+            rooms[split].add((frozenset(floor), targets))
+    assert not rooms["TRAIN"] & rooms["TEST"] and len(rooms["TRAIN"]) == 80
+
+
+def test_draw_shows_every_symbol():
+    floor, targets = {5, 6, 9, 10}, {6, 10}
+    assert sokoban.draw(4, floor, targets) == "####\n#_O#\n#_O#\n####"
+    assert sokoban.draw(4, floor, targets, 5, {6}) == "####\n#P√#\n#_O#\n####"
+    assert sokoban.draw(4, floor, targets, 6, {9}) == "####\n#_S#\n#XO#\n####"
+
+
+def test_step_rewards_a_push_on_and_off_a_target_and_the_room(monkeypatch):
+    room = ["######", "#PX_O#", "#_√_##", *["######"] * 3]
+    env, text = play_in(monkeypatch, room)
+    assert text == "\n".join(room) + "\nYou have 10 actions left."
+    rewards = [env.step(action) for action in ("down", "right", "left", "up", "right", "right")]
+    assert [reward for _, reward, *_ in rewards] == pytest.approx(
+        [-0.1, -1.1, -0.1, -0.1, -0.1, 0.9])        # the second pushed √ off, the last X onto O
+    assert [info["score"] for *_, info in rewards] == [0.5, 0, 0, 0, 0, 0.5]
+    assert not rewards[-1][2] and rewards[-1][0].split("\n")[1:3] == ["#__P√#", "#_OX##"]
+
+    env, _ = play_in(monkeypatch, ["######", "#PXO_#", *["######"] * 4])
+    observation, reward, done, info = env.step("right")
+    assert reward == pytest.approx(-0.1 + 1 + 10) and done
+    assert info == {"success": True, "valid": True, "score": 1.0}
+    assert "#_P√_#" in observation
+
+
+def test_step_plays_several_actions_until_the_budget_or_the_solution(monkeypatch):
+    room = ["######", "#P_XO#", *["######"] * 4]
+    env, _ = play_in(monkeypatch, room)
+    _, reward, done, info = env.step("up || Right || right || left || left")     # stops when solved
+    assert reward == pytest.approx(3 * -0.1 + 11) and done and info["success"]
+    assert env.actions_left == 7
+
+    env.reset(0)
+    observation, reward, done, info = env.step("up || up || up || up || up || right")   # five count
+    assert reward == pytest.approx(-0.5) and "5 actions left" in observation and info["valid"]
+    env.step("up || up")
+    observation, reward, done, info = env.step("up || up || up || right || right")
+    assert reward == pytest.approx(-0.3) and "0 actions left" in observation
+    assert done and not info["success"]
+
+
+def test_step_charges_a_malformed_turn_once(monkeypatch):
+    env, text = play_in(monkeypatch, ["######", "#P_XO#", *["######"] * 4])
+    observation, reward, done, info = env.step("jump || fly")
+    assert reward == -0.1 and not done and not info["valid"] and text in observation
+    observation, reward, _, info = env.step("jump || right || fly")
+    assert reward == pytest.approx(-0.2) and not info["valid"]
+    assert "#_PXO#" in observation and "9 actions left" in observation
+
+
+def test_expert_plays_the_shortest_solution_from_wherever_it_is():
+    env, rng = sokoban.Env(), random.Random(0)
+    solved = 0
+    for task_id in range(40):
+        env.reset(task_id)
+        for _ in range(4):
+            env.done or env.step(env.random_action(rng))
+        needed = moves_by_search(env.size, env.floor, env.targets, (env.player, env.boxes))
+        if needed and not env.done:
+            env.actions_left = needed
+            while not env.done:
+                _, _, _, info = env.step(env.expert()[1])
+            assert info["success"], task_id
+            solved += 1
+    assert solved > 10
+
+
+def test_expert_does_no_harm_in_a_dead_room(monkeypatch):
+    env, _ = play_in(monkeypatch, ["######", "#PX_X#", "#OO__#", *["######"] * 3])
+    boxes = env.boxes
+    for _ in range(10):
+        _, _, done, info = env.step(env.expert()[1])
+        assert info["valid"] and env.boxes == boxes
+    assert done
+
+
+def test_exact_success_of_a_corridor(monkeypatch):
+    # Only "right" does anything: it comes within n moves with 1 - (3/4)^n, and twice in two moves
+    # with 1/16.
+    play_in(monkeypatch, ["######", "#PXO_#", *["######"] * 4], shortest=1)
+    assert sokoban.exact_success(0, "random") == pytest.approx(1 - 0.75 ** 10, abs=1e-12)
+    assert sokoban.exact_success(0, "random", 3) == pytest.approx(1 - 0.75 ** 3, abs=1e-12)
+    assert sokoban.exact_success(0, "random", 30) == sokoban.exact_success(0, "random")
+    play_in(monkeypatch, ["######", "#PX_O#", *["######"] * 4], shortest=2)
+    assert sokoban.exact_success(0, "random", 2) == pytest.approx(1 / 16, abs=1e-12)
+    assert [sokoban.exact_success(0, "expert", turns) for turns in (1, 2)] == [0.0, 1.0]
+
+
+def test_exact_success_agrees_with_play():
+    env, rng, tasks, episodes = sokoban.Env(), random.Random(0), range(8000, 8030), 40
+    exact = [sokoban.exact_success(task_id, "random") for task_id in tasks]
+    wins = []
+    for task_id in tasks:
+        env.reset(task_id)
+        start = env.player, env.boxes
+        for _ in range(episodes):
+            (env.player, env.boxes), env.actions_left, env.done = start, 10, False
+            while not env.done:
+                _, _, _, info = env.step(env.random_action(rng))
+            wins.append(info["success"])
+    error = sum(p * (1 - p) * episodes for p in exact) ** 0.5 / len(wins)
+    assert fmean(wins) == pytest.approx(fmean(exact), abs=3 * error) and error < 0.01
+
+
+def test_exact_success_is_near_the_published_baseline_on_levels_as_short():
+    """RAGEN's generator: median solution 3 moves, random play 19% (6x6, 10 actions)."""
+    easy = [task_id for task_id in range(8000, 8400, 2) if sokoban.level(task_id)[5] == 3]
+    rate = fmean(sokoban.exact_success(task_id, "random") for task_id in easy)
+    assert len(easy) > 20 and 0.08 < rate < 0.25

@@ -1,0 +1,515 @@
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs import textcraft, textcraft_small
+from envs.textcraft import Recipe, World, family, make_world, unseen_goal
+
+ROOT = Path(__file__).parent.parent
+GENERATED = [0, "small", "deep", 7]
+HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}
+
+# A world small enough to reckon with by hand.
+WOOD = World("wood", {
+    "elm plank": [Recipe("elm plank", 4, (("elm log", 1),))],
+    "ash plank": [Recipe("ash plank", 3, (("ash log", 1),))],
+    "stick": [Recipe("stick", 4, (("plank", 2),))],
+    "ladder": [Recipe("ladder", 3, (("stick", 7),))],
+    "torch": [Recipe("torch", 4, (("stick", 1), ("wax", 2), ("resin", 1))),
+              Recipe("torch", 2, (("stick", 1), ("coal", 1)))],
+    "sign": [Recipe("sign", 3, (("plank", 6), ("stick", 1)))],
+    "box": [Recipe("box", 1, (("plank", 2), ("elm plank", 3)))],
+}, {"plank": ["ash plank", "elm plank"]})
+
+
+def in_world(world, goal, **inventory):
+    """An Env in the middle of an episode; inventory: elm_log=2."""
+    env = textcraft.Env()
+    env.world, env.goal, env.done = world, goal, False
+    env.inventory = {item.replace("_", " "): n for item, n in inventory.items()}
+    return env
+
+
+def says(env, action):
+    return env.step(action)[0]
+
+
+def held(env):
+    return {item: n for item, n in env.inventory.items() if n}
+
+
+def expert_actions(env, most=100):
+    """The expert's actions from here to the end."""
+    actions, done = [], False
+    while not done and len(actions) < most:
+        thought, action = env.expert()
+        assert thought[0].isupper() and thought.endswith(".")
+        _, _, done, info = env.step(action)
+        assert info["valid"], action
+        actions.append(action)
+    assert info["success"]
+    return actions
+
+
+def read_page(observation):
+    """What an agent can read: ({output: [(count, {ingredient: number})]}, goal)."""
+    page = re.fullmatch(r"Crafting commands:\n(.+)\n\nGoal: craft (.+)\.", observation, re.DOTALL)
+    commands = {}
+    for line in page[1].split("\n"):
+        count, output, needs = re.fullmatch(r"craft (\d+) (.+) using (.+)", line).groups()
+        needs = [part.split(" ", 1) for part in needs.split(", ")]
+        commands.setdefault(output, []).append((int(count), {i: int(n) for n, i in needs}))
+    return commands, page[2]
+
+
+def replay(commands, actions):
+    """The bag after these actions, by nothing but the page; every one of them must be possible."""
+    bag = {}
+    for action in actions:
+        if action.startswith("get "):
+            _, number, item = action.split(" ", 2)
+            assert item not in commands, "only raw items can be fetched"
+            bag[item] = bag.get(item, 0) + int(number)
+        else:
+            output, needs = re.fullmatch(r"craft \d+ (.+) using (.+)", action).groups()
+            used = [part.split(" ", 1) for part in needs.split(", ")]
+            used = sorted((item, int(n)) for n, item in used)
+            fitting = []
+            for count, wanted in commands[output]:
+                exact = [item for item in wanted if item in dict(used)]
+                rest = sorted(pair for pair in used if pair[0] not in exact)
+                # here a class is the last word of its members; two of them never share a recipe
+                named = sorted((item.split()[-1], n) for item, n in rest)
+                if named == sorted((i, n) for i, n in wanted.items() if i not in exact) and all(
+                        wanted[item] == dict(used)[item] for item in exact):
+                    fitting.append(count)
+            assert len(fitting) == 1, action
+            for item, n in used:
+                bag[item] = bag.get(item, 0) - n
+                assert bag[item] >= 0, action
+            bag[output] = bag.get(output, 0) + fitting[0]
+    return bag
+
+
+@pytest.mark.parametrize("world", GENERATED)
+def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
+    env = textcraft.Env(world)
+    goals = set()
+    for task_id in env.world.test[:len(env.world.goals)]:
+        commands, goal = read_page(env.reset(task_id))
+        actions = expert_actions(env, most=HORIZONS[world])
+        bag = replay(commands, actions)
+        assert bag[goal] > 0 and {i: n for i, n in bag.items() if n} == held(env)
+        goals.add(goal)
+    assert goals == set(env.world.recipes)
+
+
+@pytest.mark.parametrize("world", GENERATED)
+def test_expert_succeeds_from_any_inventory(world):
+    env, rng = textcraft.Env(world), random.Random(0)
+    for task_id in rng.sample(env.world.train, 60):
+        env.reset(task_id)
+        for _ in range(12):
+            if not env.done:
+                env.step(env.random_action(rng))
+        if not env.done:
+            assert len(expert_actions(env)) <= HORIZONS[world]
+
+
+def test_expert_crafts_no_more_than_the_surplus_leaves_to_do():
+    # 7 sticks: 2 crafts of 4; these take 4 planks: 1 craft of elm (4), but 2 of ash (3)
+    assert expert_actions(in_world(WOOD, "ladder")) == [
+        "get 1 elm log", "craft 4 elm plank using 1 elm log", "craft 4 stick using 2 elm plank",
+        "craft 4 stick using 2 elm plank", "craft 3 ladder using 7 stick"]
+    # 5 sticks held: 1 craft gives the other 2; its 2 planks are held already
+    assert expert_actions(in_world(WOOD, "ladder", stick=5, ash_plank=2)) == [
+        "craft 4 stick using 2 ash plank", "craft 3 ladder using 7 stick"]
+    # 1 of the 2 logs is held; sign and stick draw on one stock: 6 + 2 planks, 2 crafts of 4
+    env = in_world(WOOD, "sign", elm_log=1)
+    assert sorted(expert_actions(env)) == sorted([
+        "get 1 elm log", "craft 4 elm plank using 1 elm log", "craft 4 elm plank using 1 elm log",
+        "craft 4 stick using 2 elm plank", "craft 3 sign using 6 elm plank, 1 stick"])
+    assert held(env) == {"stick": 3, "sign": 3}     # 4 - 1 sticks, 8 - 6 - 2 planks
+
+
+@pytest.mark.parametrize("inventory, last", [
+    (dict(stick=1), "craft 2 torch using 1 stick, 1 coal"),                        # 1 get, not 2
+    (dict(stick=1, wax=2), "craft 4 torch using 1 stick, 2 wax, 1 resin"),         # a tie: first
+    (dict(stick=1, wax=9, resin=1), "craft 4 torch using 1 stick, 2 wax, 1 resin"),     # no get
+])
+def test_expert_takes_the_cheaper_of_two_recipes(inventory, last):
+    assert expert_actions(in_world(WOOD, "torch", **inventory))[-1] == last
+
+
+@pytest.mark.parametrize("world, profile", [
+    (0, [120, 290, 120, 20]),          # the original: 125, 291, 117, 11
+    (7, [120, 290, 120, 20]), ("small", [12, 12, 6]), ("deep", [24, 24, 14, 8])])
+def test_worlds_have_their_depth_profile(world, profile):
+    world = make_world(world)
+    depth = dict.fromkeys(world.raw, 0)
+    for _ in profile:     # slow: raise what can be made of what is there, one storey at a time
+        ready = dict(depth)
+        ready.update({c: min(depth[m] for m in members if m in depth)
+                      for c, members in world.classes.items() if any(m in depth for m in members)})
+        for item, ways in world.recipes.items():
+            heights = [max(ready[i] for i, _ in way.needs) for way in ways
+                       if all(i in ready for i, _ in way.needs)]
+            if heights and item not in depth:
+                depth[item] = 1 + min(heights)
+    assert [list(depth.values()).count(d + 1) for d in range(len(profile))] == profile
+    assert all(world.depth[item] == depth[item] for item in world.recipes)
+
+
+def test_measure_takes_the_lowest_recipe_and_the_lowest_member():
+    world = World("x", {"a": [Recipe("a", 1, (("raw", 1),))], "b": [Recipe("b", 1, (("a", 1),))],
+                        "c": [Recipe("c", 1, (("b", 1), ("raw", 1))), Recipe("c", 1, (("a", 1),))],
+                        "d": [Recipe("d", 1, (("kind", 1),))]}, {"kind": ["b", "ore", "c"]})
+    assert [world.depth[item] for item in ("raw", "a", "b", "c", "kind", "d")] == [0, 1, 2, 2, 0, 1]
+
+
+@pytest.mark.parametrize("world, numbers, makes, ingredients", [
+    (0, 9, 8, 3), (7, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
+def test_recipes_keep_to_their_limits(world, numbers, makes, ingredients):
+    world = make_world(world)
+    recipes = [recipe for ways in world.recipes.values() for recipe in ways]
+    assert {n for recipe in recipes for _, n in recipe.needs} <= set(range(1, numbers + 1))
+    assert {recipe.count for recipe in recipes} <= set(range(1, makes + 1))
+    assert {len(recipe.needs) for recipe in recipes} == set(range(1, ingredients + 1))
+    two_ways = sum(len(ways) == 2 for ways in world.recipes.values())
+    assert 0.02 <= two_ways / len(world.recipes) <= 0.1 or two_ways <= 5
+    names = [*world.raw, *world.recipes, *world.classes]
+    assert len(set(names)) == len(names)
+    # AgentGym's client drops every other character of an action
+    assert all(re.fullmatch("[a-z]+( [a-z]+)*", name) for name in names)
+
+
+def test_small_world_has_a_closed_vocabulary_and_short_pages():
+    env, words, lengths = textcraft_small.Env(), set(), []
+    for task_id in [*textcraft_small.TRAIN, *textcraft_small.TEST]:
+        page = re.findall(r"[a-z]+|\S", env.reset(task_id).lower())
+        words.update(page)
+        lengths.append(len(page))
+    assert len(words) <= 120 and all(" " not in item for item in env.world.recipes)
+    assert 30 <= sum(lengths) / len(lengths) <= 60 and max(lengths) <= 120
+
+
+@pytest.mark.parametrize("module, share", [(textcraft, 1 / 5), (textcraft_small, 1 / 10)])
+def test_train_and_test_are_disjoint_and_some_goals_are_unseen(module, share):
+    env, pages = module.Env(), {}
+    assert (module.TRAIN, module.TEST) == (env.world.train, env.world.test)
+    for split in ("TRAIN", "TEST"):
+        texts = [env.reset(task_id) for task_id in getattr(module, split)]
+        pages[split] = [(read_page(text)[1], text) for text in texts]
+    train, test = set(pages["TRAIN"]), set(pages["TEST"])
+    assert not train & test
+    trained = {goal for goal, _ in train}
+    assert {goal for goal, _ in test} == set(env.world.recipes)
+    assert [module.unseen_goal(i) for i in module.TEST] == [
+        goal not in trained for goal, _ in pages["TEST"]]
+    assert not any(map(module.unseen_goal, module.TRAIN))
+    unseen = sum(map(module.unseen_goal, module.TEST)) / len(module.TEST)
+    assert unseen == pytest.approx(share, abs=0.02)     # of each depth's goals, rounded
+    # what is needed to make an unseen goal, its recipe included, was shown in training
+    shown = {line for _, page in train for line in page.split("\n")}
+    assert all(str(recipe) in shown for goal in env.world.unseen
+               for recipe in env.world.recipes[goal])
+
+
+@pytest.mark.parametrize("world", ["small", "deep"])
+def test_unseen_goals_were_made_on_the_way_to_others_except_the_deepest(world):
+    world = make_world(world)
+    top = max(world.depth.values())
+    made = {i for goal in world.seen for recipe in world.recipes[goal] for i, _ in recipe.needs}
+    assert {goal for goal in world.unseen if goal not in made} == {
+        goal for goal in world.unseen if world.depth[goal] == top}
+
+
+@pytest.mark.parametrize("module", [textcraft, textcraft_small])
+def test_any_stretch_of_tasks_is_a_fair_sample(module):
+    """The first 100 of a split hold the families, and unseen goals, as the whole does."""
+    def shares(ids):
+        return [sum(module.family(i) == name for i in ids) / len(ids) for name in module.FAMILIES]
+    for ids in (module.TRAIN, module.TEST):
+        for share, whole in zip(shares(ids[:100]), shares(ids)):
+            assert abs(share - whole) < 0.15     # 3 standard errors of a share of one half
+    first = sum(map(module.unseen_goal, module.TEST[:100])) / 100
+    whole = sum(map(module.unseen_goal, module.TEST)) / len(module.TEST)
+    assert abs(first - whole) < 0.12
+
+
+def test_distractors_use_the_ingredients_of_the_task():
+    env, places = textcraft.Env(), set()
+    for task_id in textcraft.TEST[:50]:
+        commands, goal = read_page(env.reset(task_id))
+        related = {goal}
+        for _ in range(10):     # slow closure: ingredients and members, as often as it takes
+            related |= {i for item in related for r in env.world.recipes.get(item, ())
+                        for i, _ in r.needs}
+            related |= {m for item in related for m in env.world.classes.get(item, ())}
+        needed = [str(r) for item in related for r in env.world.recipes.get(item, ())]
+        lines = [str(recipe) for recipe in env.shown]
+        places.add([recipe.item for recipe in env.shown].index(goal))
+        assert set(needed) <= set(lines) and len(lines) == len(needed) + 10 == len(set(lines))
+        strangers = [recipe for recipe in env.shown if str(recipe) not in needed
+                     and not related & {i for i, _ in recipe.needs}]
+        users = {str(r) for ways in env.world.recipes.values() for r in ways
+                 if related & {i for i, _ in r.needs}} - set(needed)
+        assert len(strangers) == 10 - min(9, len(users))
+    assert places >= set(range(11))      # the goal's own command may stand on any line
+
+
+def test_tasks_do_not_depend_on_the_hash_seed(tmp_path):
+    minecraft(tmp_path)
+    program = f"""
+import zlib
+from envs import textcraft
+for world in (0, "small", {str(tmp_path / "recipes")!r}):
+    env = textcraft.Env(world)
+    text = []
+    for task_id in env.world.test[:60]:
+        text += [env.reset(task_id), *env.expert()]
+    print(zlib.crc32("".join(text).encode()), sorted(env.world.unseen)[:9])
+"""
+    answers = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
+                              text=True, check=True, env={"PYTHONHASHSEED": seed}).stdout
+               for seed in ("1", "2")}
+    assert len(answers) == 1 and answers.pop().count("\n") == 3
+
+
+def test_exchange_recorded_from_the_original_server(tmp_path):
+    env = textcraft.Env(recipes=minecraft(tmp_path))
+    task_id = next(i for i in env.world.train if env.world.goal(i) == "light blue dye")
+    observation = env.reset(task_id)
+    assert observation.startswith("Crafting commands:\ncraft ")
+    assert observation.endswith("\n\nGoal: craft light blue dye.")
+    assert env.step("get 1 blue dye")[:3] == ("Could not find blue dye", 0, False)
+    assert env.step("get 1 blue orchid")[:3] == ("Got 1 blue orchid", 0, False)
+    assert env.step("craft 1 light blue dye using 1 blue orchid") == (
+        "Crafted 1 minecraft:light_blue_dye", 1, True,
+        {"success": True, "valid": True, "score": 1.0})
+
+
+@pytest.mark.parametrize("action, answer", [
+    ("inventory", "Inventory: [elm log] (2) [elm plank] (4)"),
+    ("get 3 elm log", "Got 3 elm log"),
+    ("get 500 coal", "Got 500 coal"),
+    ("  GET 3   elm\tlog ", "Got 3 elm log"),
+    ("get 3 elm plank", "Could not find elm plank"),            # it is crafted
+    ("get 3 plank", "Could not find plank"),                    # a class
+    ("get 3 unicorn", "Could not find unicorn"),
+    ("craft 4 elm plank using 1 elm log", "Crafted 4 minecraft:elm_plank"),
+    ("craft 4 stick using 2 elm plank", "Crafted 4 minecraft:stick"),
+    ("craft 4 stick using 2 ash plank", "Could not find enough items to craft minecraft:stick"),
+    ("craft 1 ladder using 3 stick", "Could not find enough items to craft minecraft:ladder"),
+    ("craft 4 elm plank using 2 elm log", "Could not find a valid recipe for elm plank"),
+    ("craft 4 stick using 3 elm plank", "Could not find a valid recipe for stick"),
+    ("craft 4 stick using 1 elm plank, 1 elm plank", "Could not find a valid recipe for stick"),
+    ("craft 4 stick using 2 elm plank, 1 elm log", "Could not find a valid recipe for stick"),
+    ("craft 4 stick using 2 elm log", "Could not find a valid recipe for stick"),
+    ("craft 1 unicorn using 1 elm log", "Could not find a valid recipe for unicorn"),
+    ("craft 4 stick", "Could not execute craft 4 stick. Use get, craft or inventory."),
+    ("craft 4 stick using plank", "Could not execute craft 4 stick using plank. Use get"),
+    ("get elm log", "Could not execute get elm log. Use get"),
+    ("get 0 elm log", "Could not execute get 0 elm log. Use get"),
+    ("get -1 elm log", "Could not execute get -1 elm log. Use get"),
+    ("dance", "Could not execute dance. Use get, craft or inventory."),
+    ("", "Could not execute . Use get, craft or inventory."),
+])
+def test_step_answers_every_kind_of_action(action, answer):
+    env = in_world(WOOD, "ladder", elm_log=2, elm_plank=4)
+    before = held(env)
+    observation, reward, done, info = env.step(action)
+    assert observation.startswith(answer) and (reward, done) == (0, False)
+    failed = answer.startswith("Could not")
+    assert info == {"success": False, "valid": not failed, "score": 0}
+    assert (held(env) == before) == (failed or action == "inventory")
+    assert not failed or "Use get" in answer or observation == answer
+
+
+def test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed():
+    for typed in ("1 ", "4 ", "99 ", ""):
+        env = in_world(WOOD, "ladder", elm_log=2, stick=3)
+        assert says(env, f"craft {typed}elm plank using 1 elm log") == (
+            "Crafted 4 minecraft:elm_plank")
+        assert held(env) == {"elm log": 1, "elm plank": 4, "stick": 3}     # 2 - 1, 0 + 4
+        assert says(env, "craft 4 stick using 2 elm plank") == "Crafted 4 minecraft:stick"
+        assert held(env) == {"elm log": 1, "elm plank": 2, "stick": 7}     # 4 - 2, 3 + 4
+        _, reward, done, info = env.step("craft 1 ladder using 7 stick")
+        assert (reward, done, info["success"]) == (1, True, True)
+        assert held(env) == {"elm log": 1, "elm plank": 2, "ladder": 3}
+
+
+def test_step_fills_a_class_with_one_member_whatever_the_order():
+    # box: 2 of any plank and 3 elm planks
+    for needs, fits in [("2 ash plank, 3 elm plank", True), ("3 elm plank,2 ash plank", True),
+                        ("3 ash plank, 2 elm plank", False), ("5 elm plank", False),
+                        ("2 elm plank, 3 elm plank", False),
+                        ("1 ash plank, 1 elm plank, 3 elm plank", False)]:
+        env = in_world(WOOD, "ladder", ash_plank=9, elm_plank=9)
+        assert env.step(f"craft 1 box using {needs}")[3]["valid"] == fits
+    assert expert_actions(in_world(WOOD, "box", ash_plank=9, elm_plank=9)) == [
+        "craft 1 box using 2 ash plank, 3 elm plank"]
+
+
+def test_inventory_lists_only_what_is_left():
+    env = in_world(WOOD, "ladder", elm_log=1)
+    says(env, "craft 4 elm plank using 1 elm log")
+    assert says(env, "inventory") == "Inventory: [elm plank] (4)"
+    empty = in_world(WOOD, "ladder")
+    assert says(empty, "inventory") == "Inventory: You are not carrying anything."
+
+
+@pytest.mark.parametrize("module", [textcraft, textcraft_small])
+def test_transcript_in_the_docstring_is_real(module):
+    page, play = module.__doc__.split("Goal: craft ", 1)
+    goal, play = play.split(".", 1)
+    env = module.Env()
+    env.reset(next(i for i in module.TRAIN if env.world.goal(i) == goal))
+    lines = re.findall(r"^ +(?:env:    Crafting commands:\n +)?(craft .+)$", page, re.M)
+    assert len(lines) >= 3 and all(
+        line in [str(r) for ways in env.world.recipes.values() for r in ways] for line in lines)
+    turns = re.findall(r"agent:  (.+?)\s+-> +(.+)", play)
+    assert len(turns) >= 3
+    for action, answer in turns:
+        observation, reward, done, _ = env.step(action)
+        assert answer.startswith(observation)
+    assert done and reward == 1
+
+
+@pytest.mark.parametrize("module, published", [(textcraft, 0.05), (textcraft_small, 0.12)])
+def test_random_player_succeeds_as_often_as_the_docstring_says(module, published):
+    env, rng, n = module.Env(), random.Random(1), 800
+    wins = 0
+    for task_id in rng.choices(module.TEST, k=n):
+        env.reset(task_id)
+        for _ in range(module.HORIZON):
+            if env.step(env.random_action(rng))[2]:
+                wins += 1
+                break
+    error = math.sqrt(published * (1 - published) / n)
+    assert abs(wins / n - published) < 3 * error + 0.005     # 0.005: the docstring rounds
+    assert f"{round(100 * published)}% of TEST" in module.__doc__
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(
+            content if isinstance(content, str) else json.dumps(content))
+
+
+def shaped(made, pattern, key, count=1):
+    return {"type": "minecraft:crafting_shaped", "pattern": pattern, "key": key,
+            "result": {"item": f"minecraft:{made}", "count": count}}
+
+
+def shapeless(made, *items, **result):
+    return {"type": "minecraft:crafting_shapeless", "group": "x", "result": {
+        "item": f"minecraft:{made}", **result},
+        "ingredients": [{"item": f"minecraft:{item}"} for item in items]}
+
+
+def minecraft(folder):
+    """A folder laid out like the game's data; returns that of the recipes."""
+    planks = {"tag": "minecraft:planks"}
+    coal = [{"item": "minecraft:coal"}, {"item": "minecraft:charcoal"}]
+    write(folder / "recipes",
+          oak_planks={**shapeless("oak_planks", count=4),
+                      "ingredients": [{"tag": "minecraft:oak_logs"}]},
+          birch_planks=shapeless("birch_planks", "birch_log", count=4),
+          stick=shaped("stick", ["#", "#"], {"#": planks}, count=4),
+          torch=shaped("torch", ["X", "#"], {"X": coal, "#": {"item": "minecraft:stick"}}, count=4),
+          chest=shaped("chest", ["###", "# #", "###"], {"#": planks}),
+          stone_pickaxe=shaped("stone_pickaxe", ["XXX", " # ", " # "], {
+              "X": {"item": "minecraft:cobblestone"}, "#": {"item": "minecraft:stick"}}),
+          blue_dye=shapeless("blue_dye", "lapis_lazuli"),
+          light_blue_dye_from_blue_orchid=shapeless("light_blue_dye", "blue_orchid"),
+          light_blue_dye_from_blue_white_dye=shapeless(
+              "light_blue_dye", "blue_dye", "white_dye", count=2),
+          iron_block=shaped("iron_block", ["###"] * 3, {"#": {"item": "minecraft:iron_ingot"}}),
+          iron_ingot_from_iron_block=shapeless("iron_ingot", "iron_block", count=9),
+          iron_ingot_from_nuggets=shaped(
+              "iron_ingot", ["###"] * 3, {"#": {"item": "minecraft:iron_nugget"}}),
+          iron_nugget=shapeless("iron_nugget", "iron_ingot", count=9),
+          bone_meal=shapeless("bone_meal", "bone_block", count=9),
+          charm=shaped("charm", ["#"], {"#": {"tag": "minecraft:no_such_class"}}),
+          glass={"type": "minecraft:smelting", "ingredient": {"item": "minecraft:sand"},
+                 "result": "minecraft:glass"})
+    write(folder / "tags" / "items", oak_logs={"values": [
+        "minecraft:oak_log", "#minecraft:stripped"]}, stripped={"values": ["minecraft:bare_log"]})
+    return folder / "recipes"
+
+
+def test_read_world_understands_minecraft_recipe_files(tmp_path):
+    world = make_world(minecraft(tmp_path))
+    assert {item: list(map(str, ways)) for item, ways in world.recipes.items()} == {
+        "oak planks": ["craft 4 oak planks using 1 oak logs"],
+        "birch planks": ["craft 4 birch planks using 1 birch log"],
+        "stick": ["craft 4 stick using 2 planks"],
+        "torch": ["craft 4 torch using 1 coal, 1 stick",              # a list leaves the choice
+                  "craft 4 torch using 1 charcoal, 1 stick"],
+        "chest": ["craft 1 chest using 8 planks"],
+        "stone pickaxe": ["craft 1 stone pickaxe using 3 cobblestone, 2 stick"],
+        "blue dye": ["craft 1 blue dye using 1 lapis lazuli"],
+        "light blue dye": ["craft 1 light blue dye using 1 blue orchid",
+                           "craft 2 light blue dye using 1 blue dye, 1 white dye"],
+        "iron block": ["craft 1 iron block using 9 iron ingot"],
+        "iron ingot": ["craft 1 iron ingot using 9 iron nugget"],     # the way back is cut
+    }
+    assert world.classes["planks"] == ["birch planks", "oak planks"]       # by their names
+    assert world.classes["oak logs"] == ["oak log", "bare log"]            # by ../tags/items
+    assert {"iron nugget", "bare log", "coal"} <= world.raw
+    assert "sand" not in world.raw and "bone block" not in world.raw
+    assert world.depth["chest"] == 2 and world.depth["light blue dye"] == 1
+
+
+def test_read_world_does_not_depend_on_the_order_of_the_folder(tmp_path, monkeypatch):
+    minecraft(tmp_path / "a" / "x")
+    minecraft(tmp_path / "b" / "x")
+    world, glob = make_world(tmp_path / "a" / "x" / "recipes"), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *args: sorted(glob(*args), reverse=True))
+    other = make_world(tmp_path / "b" / "x" / "recipes")
+    assert list(other.recipes.items()) == list(world.recipes.items())
+    assert [other.draw(i) for i in world.test] == [world.draw(i) for i in world.test]
+
+
+def test_expert_wins_in_a_folder_of_recipes(tmp_path):
+    env = textcraft.Env(recipes=minecraft(tmp_path))
+    for task_id in [*env.world.train, *env.world.test]:
+        env.reset(task_id)
+        expert_actions(env, most=20)
+    with pytest.raises(ValueError, match=rf"textcraft: no task -1; tasks are 0\.\.{task_id}"):
+        env.reset(-1)
+    families = {family(i, tmp_path / "recipes") for i in env.world.test}
+    assert families <= set(textcraft.FAMILIES) and len(families) == 3
+    assert {unseen_goal(i, tmp_path / "recipes") for i in env.world.train} == {False}
+
+
+@pytest.mark.parametrize("content, problem", [
+    ("{not json", r"bad\.json is no JSON"),
+    ([], r"bad\.json is no Minecraft file: it has no 'type'"),
+    ({"type": "minecraft:crafting_shaped", "pattern": ["#"], "key": {}},
+     r"bad\.json is no Minecraft recipe: KeyError\('#'\)"),
+    ({"type": "minecraft:crafting_shapeless", "ingredients": ["x"], "result": {"item": "y"}},
+     r"bad\.json is no Minecraft recipe: TypeError"),
+    (shapeless("air"), r"bad\.json is no Minecraft recipe: ValueError\('no ingredients'\)"),
+])
+def test_read_world_names_the_bad_file(tmp_path, content, problem):
+    write(tmp_path, bad=content)
+    with pytest.raises(ValueError, match=problem) as refusal:
+        textcraft.Env(recipes=tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_read_world_refuses_what_is_no_folder_of_recipes(tmp_path):
+    for world in (tmp_path / "absent", "smal", None):
+        with pytest.raises(ValueError, match="neither a world nor a folder of recipe files"):
+            make_world(world)
+    with pytest.raises(ValueError, match="fewer than 6 usable crafting recipes"):
+        textcraft.Env(recipes=tmp_path)

@@ -1,0 +1,278 @@
+"""One contract, every environment: each file of envs/ must pass all of this, whatever its world.
+
+A file may say of itself, at module level:
+    EXPERT_RATE = 0.7           the expert's success rate where luck limits even the optimum
+    LONG_FAMILIES = ("boss",)   families whose expert may need more than HORIZON turns, or fail
+    DETERMINISTIC = False       the engine does not repeat its text (sciworld)
+    fingerprint(task_id)        goal and world as text, where the first observation hides part of it
+"""
+
+import contextlib
+import importlib
+import itertools
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
+
+TASKS = 20           # of each split
+FINGERPRINTS = 100   # of each split
+FEWER = {}           # name -> tasks of each split; the comment there says why
+
+# {action} is a legal-looking action of the environment at hand.
+NONSENSE = {
+    "empty": "",
+    "blank": " \n\t ",
+    "10 kB": "blah " * 2000,
+    "10 kB without a space": "(" * 10_000,
+    "control characters": "\x00\x1b[2J\x07\r\x7f",
+    "Chinese": "请向左走，然后打开门。",
+    "Russian": "Я не знаю, что делать дальше",
+    "emoji": "🎲🚪🙃",
+    "half a surrogate pair": "\ud800",       # valid in JSON, refused by UTF-8
+    "two actions on two lines": "{action}\n{action}",
+    "two actions in a sentence": "{action}, and then {action}",
+    "code": "__import__('os').system('echo hello')",
+    "SQL": "'; DROP TABLE tasks; SELECT * FROM users --",
+    "JSON": '{"name": "move", "arguments": {"to": [1, 2]}}',
+    "markup": "<tool_call><b>go</b></tool_call>",
+    "format string": "%s %d {0} {self.__class__}",
+    "number": "-99999999999999999999.5e308",
+    "path": "../../../etc/passwd",
+}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def world(request):
+    module = importlib.import_module("envs." + request.param)
+    try:
+        module.Env().close()
+    except RuntimeError as missing_engine:
+        assert "\n" not in str(missing_engine), "a missing engine is told in one sentence"
+        pytest.skip(str(missing_engine))
+    return module
+
+
+def new_env(world):
+    return contextlib.closing(world.Env())
+
+
+def some_tasks(world, split, most=None):
+    """Up to `most` ids of TRAIN or TEST, one of each family in turn. Where there are more families
+    than that, TRAIN takes from the front of FAMILIES and TEST from the back: together, them all."""
+    most = most or FEWER.get(world.NAME, TASKS)
+    ids = getattr(world, split)
+    by_family = {name: [] for name in world.FAMILIES[:: 1 if split == "TRAIN" else -1]}
+    for task_id in random.Random(0).sample(ids, min(len(ids), 5000)):
+        by_family[world.family(task_id)].append(task_id)
+    in_turn = itertools.chain(*itertools.zip_longest(*by_family.values()))
+    return [task_id for task_id in in_turn if task_id is not None][:most]
+
+
+def checked_step(world, env, action):
+    """What env.step returned, after a look at its types."""
+    result = env.step(action)
+    assert type(result) is tuple and len(result) == 4
+    observation, reward, done, info = result
+    assert type(observation) is str and observation.strip()
+    assert type(reward) in (int, float) and math.isfinite(reward)
+    assert type(done) is bool
+    assert type(info["success"]) is bool and type(info["valid"]) is bool
+    assert type(info["score"]) in (int, float) and math.isfinite(info["score"])
+    assert info["success"] == (info["score"] >= world.SUCCESS)
+    return result
+
+
+def expert_episode(world, env, task_id, horizon=None):
+    """[(action, observation, reward, done, info), ...] of the expert, at most `horizon` turns."""
+    env.reset(task_id)
+    episode = []
+    for _ in range(horizon or world.HORIZON):
+        thought, action = env.expert()
+        assert type(thought) is str and thought.strip() and type(action) is str
+        episode.append((action, *checked_step(world, env, action)))
+        if episode[-1][3]:
+            break
+    return episode
+
+
+def test_module_states_the_contract(world):
+    assert world.__doc__ and world.NAME == world.__name__.split(".")[-1]
+    assert type(world.HORIZON) is int and world.HORIZON > 0
+    assert type(world.SUCCESS) is float
+    assert type(world.PROMPT) is str and 10 < len(world.PROMPT.split()) < 250
+    assert world.FAMILIES and len(set(world.FAMILIES)) == len(world.FAMILIES)
+    assert len(world.TRAIN) > 0 and len(world.TEST) > 0
+    assert not set(world.TRAIN) & set(world.TEST)
+    ids = some_tasks(world, "TRAIN", 10**6) + some_tasks(world, "TEST", 10**6)
+    assert {world.family(task_id) for task_id in ids} == set(world.FAMILIES)
+
+
+def test_import_loads_no_engine_and_text_does_not_depend_on_the_process(world):
+    """The same ids in a fresh process with another hash seed."""
+    ids = some_tasks(world, "TRAIN", 3) + some_tasks(world, "TEST", 3)
+    program = f"""
+import sys
+from envs import {world.NAME} as world
+engines = {{"torch", "numpy", "gymnasium", "minigrid", "scienceworld", "textworld", "alfworld"}}
+assert not engines & set(sys.modules), engines & set(sys.modules)
+if {getattr(world, "DETERMINISTIC", True)}:
+    env = world.Env()
+    for task_id in {ids}:
+        print(ascii(env.reset(task_id)))
+"""
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
+                            text=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert answer.returncode == 0, answer.stderr
+    if getattr(world, "DETERMINISTIC", True):
+        with new_env(world) as env:
+            assert answer.stdout.split("\n")[:-1] == [ascii(env.reset(i)) for i in ids]
+
+
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+def test_expert_succeeds_within_the_horizon(world, split):
+    exempt, failed, succeeded = {}, [], []
+    with new_env(world) as env:
+        for task_id in some_tasks(world, split):
+            episode = expert_episode(world, env, task_id)
+            assert all(info["valid"] for *_, info in episode), (task_id, episode)
+            success, name = episode[-1][-1]["success"], world.family(task_id)
+            if name in getattr(world, "LONG_FAMILIES", ()):
+                exempt.setdefault(name, []).append(success)
+            else:
+                (succeeded if success else failed).append(task_id)
+    print(f"{world.NAME} {split}: expert {len(succeeded)}/{len(succeeded) + len(failed)};",
+          *(f"{name} {sum(wins)}/{len(wins)} (exempt)" for name, wins in exempt.items()))
+    rate, n = getattr(world, "EXPERT_RATE", 1.0), len(succeeded) + len(failed)
+    assert n, "every family is exempt"
+    allowed = rate - 3 * math.sqrt(rate * (1 - rate) / n)      # three standard errors
+    assert len(succeeded) / n >= allowed, failed
+
+
+def test_random_player_survives_200_turns(world, capsys):
+    tasks = itertools.cycle(some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 4))
+    rng, done = random.Random(0), True
+    with new_env(world) as env:
+        capsys.readouterr()
+        for turn in range(200):
+            if done or turn % 50 == 0:      # on to the next task also when this one never ends
+                env.reset(next(tasks))
+            action = env.random_action(rng)
+            assert type(action) is str and action.strip()
+            _, _, done, _ = checked_step(world, env, action)
+        assert capsys.readouterr().out == "", "an environment prints nothing"
+
+
+def test_same_task_twice_gives_the_same_text(world):
+    if not getattr(world, "DETERMINISTIC", True):
+        pytest.skip("the engine does not repeat its text")
+    for task_id in some_tasks(world, "TRAIN", 3) + some_tasks(world, "TEST", 3):
+        with new_env(world) as env, new_env(world) as other:
+            random.seed(0)
+            first_text, first = env.reset(task_id), expert_episode(world, env, task_id)
+            random.seed(1)      # the global generator, in another state by now
+            state = random.getstate()
+            assert other.reset(task_id) == env.reset(task_id) == first_text
+            assert expert_episode(world, other, task_id) == first
+            assert expert_episode(world, env, task_id) == first
+            assert random.getstate() == state, "the global random generator was used"
+
+
+def test_environments_side_by_side_do_not_disturb_each_other(world):
+    if not getattr(world, "DETERMINISTIC", True):
+        pytest.skip("the engine does not repeat its text")
+    tasks = some_tasks(world, "TRAIN", 4)
+
+    def episode(task_id):
+        with new_env(world) as env:
+            return expert_episode(world, env, task_id)
+    alone = [episode(task_id) for task_id in tasks]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(episode, tasks)) == alone
+    with contextlib.ExitStack() as stack:           # and turn about, one step of each
+        envs = [stack.enter_context(new_env(world)) for _ in tasks]
+        for env, task_id in zip(envs, tasks):
+            env.reset(task_id)
+        for turns in itertools.zip_longest(*alone):
+            for env, turn in zip(envs, turns):
+                if turn is not None:
+                    assert (turn[0], *env.step(turn[0])) == turn
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense_is_answered_and_changes_nothing(world, kind):
+    task_id = some_tasks(world, "TRAIN", 1)[0]
+    with new_env(world) as env:
+        undisturbed = expert_episode(world, env, task_id, horizon=3)
+        env.reset(task_id)
+        nonsense = NONSENSE[kind]
+        if "{action}" in nonsense:
+            nonsense = nonsense.replace("{action}", undisturbed[0][0])
+        observation, _, done, info = checked_step(world, env, nonsense)   # it cost a turn
+        assert not info["valid"] and not info["success"] and not done
+        assert len(observation) < 5000, "nonsense is answered, not echoed at length"
+        for turn, (action, *expected) in enumerate(undisturbed):
+            got = checked_step(world, env, action)
+            if not getattr(world, "DETERMINISTIC", True):
+                got, expected = got[1:3], expected[1:3]
+            assert list(got) == list(expected), f"turn {turn} after {kind}"
+
+
+def test_step_is_refused_before_reset_and_after_done(world):
+    with new_env(world) as env:
+        with pytest.raises(ValueError, match="reset first"):
+            env.step("look")
+        for task_id in some_tasks(world, "TRAIN"):
+            action, *_, done, _ = expert_episode(world, env, task_id)[-1]
+            if done:
+                break
+        assert done, "no expert episode ended"
+        with pytest.raises(ValueError, match="reset first"):
+            env.step(action)
+        assert env.reset(task_id).strip()       # and the environment plays on
+        checked_step(world, env, action)
+
+
+def test_wrong_task_ids_are_refused_with_the_legal_range(world):
+    with new_env(world) as env:
+        for task_id in (-1, 10**12, "3", 1.5, None, True):
+            with pytest.raises(ValueError, match=r"\d+\.\.\d+") as refusal:
+                env.reset(task_id)
+            assert world.NAME in str(refusal.value) and repr(task_id) in str(refusal.value)
+        last = int(re.search(r"\.\.(\d+)", str(refusal.value))[1])
+        assert last >= max(max(world.TRAIN), max(world.TEST))
+        with pytest.raises(ValueError):
+            env.reset(last + 1)
+        assert env.reset(last).strip()
+
+
+def test_train_and_test_are_disjoint_in_content(world):
+    if not getattr(world, "DETERMINISTIC", True):
+        pytest.skip("the split is the engine's own")
+    with new_env(world) as env:
+        fingerprint = getattr(world, "fingerprint", env.reset)
+        train, test = ({fingerprint(task_id) for task_id in some_tasks(world, split, FINGERPRINTS)}
+                       for split in ("TRAIN", "TEST"))
+    assert not train & test
+
+
+def test_exact_success_is_a_probability_and_grows_with_the_horizon(world):
+    if not hasattr(world, "exact_success"):
+        pytest.skip("no exact baseline")
+    for task_id in some_tasks(world, "TRAIN", 2) + some_tasks(world, "TEST", 2):
+        for policy in ("random", "expert"):
+            assert world.exact_success(task_id, policy, horizon=0) == 0
+            half = world.exact_success(task_id, policy, horizon=(world.HORIZON + 1) // 2)
+            assert 0 <= half <= world.exact_success(task_id, policy) + 1e-12 <= 1 + 2e-12
+        random_rate, expert_rate = (world.exact_success(task_id, policy)
+                                    for policy in ("random", "expert"))
+        assert random_rate <= expert_rate + 1e-12

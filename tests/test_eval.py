@@ -1,0 +1,295 @@
+"""AgentEval: its arithmetic on literals, its tasks, and the whole script on small worlds."""
+import json
+import math
+import subprocess
+import sys
+import threading
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import eval as evaluation
+from agentevol import make_policy, make_tokenizer
+from client import EnvClient
+from engine import load_policy
+from env_server import HttpServer
+from envs import maze, textcraft_small, wordle
+from eval import (Config, builtin_rate, choose_tasks, mean_and_error, open_env, parse_flags,
+                  play_builtin, run, summarise)
+from rollout import Agent
+
+torch.set_num_threads(1)        # on tensors this small two threads only wait for each other
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def url():
+    with HttpServer(["maze"]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An untrained policy in a folder; its words are maze's actions and single bytes."""
+    folder = str(tmp_path_factory.mktemp("models") / "untrained")
+    tokenizer = make_tokenizer(["move up move down move left move right"], 259 + 5)
+    make_policy(len(tokenizer), 32, 1, 4, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# ---- arithmetic ----
+
+def test_mean_and_error_on_a_hand_computed_sample():
+    # mean 0.75; squares about it .0625 * 3 + .5625 = .75; / 3 = .25; / 4 = .0625; root .25
+    assert mean_and_error([1, 1, 0, 1]) == (0.75, 0.25)
+    assert mean_and_error([3.0, 3.0]) == (3.0, 0.0)
+
+
+def test_mean_and_error_is_nan_where_undefined():
+    assert mean_and_error([0.5])[0] == 0.5 and math.isnan(mean_and_error([0.5])[1])
+    assert all(math.isnan(x) for x in mean_and_error([]))
+
+
+TOY = types.SimpleNamespace(
+    NAME="toy", FAMILIES=("even", "odd"), TRAIN=range(10), TEST=range(90, 99),
+    family=lambda task: ("even", "odd")[task % 2])
+
+
+def test_summarise_one_sample_a_task():
+    plays = [(0, True, 1.0, 2), (1, False, 0.0, 4), (2, True, 0.5, 3), (3, False, 0.1, 5)]
+    figures = summarise(TOY, plays)
+    assert figures.keys() == {"all", "even", "odd"}
+    assert figures["even"] == dict(n=2, success=1, stderr=0, score=0.75, passed=1, turns=2.5)
+    assert figures["odd"]["success"] == 0 and figures["odd"]["turns"] == 4.5
+    every = figures["all"]
+    # 1 0 1 0: squares about .5 sum to 1; / 3 / 4 = 1/12
+    assert every["n"] == 4 and every["success"] == 0.5 == every["passed"]
+    assert every["stderr"] == pytest.approx(math.sqrt(1 / 12))
+    assert every["score"] == pytest.approx(0.4) and every["turns"] == 3.5
+
+
+def test_summarise_k_samples_a_task():
+    plays = [(0, True, 1.0, 1), (0, False, 0.0, 3), (0, False, 0.0, 2),
+             (2, True, 1.0, 2), (2, True, 1.0, 2), (2, True, 1.0, 2),
+             (4, False, 0.0, 9), (4, False, 0.0, 9), (4, False, 0.0, 6)]
+    every = summarise(TOY, plays, k=3)["all"]
+    # Avg@3 of the tasks: 1/3, 1, 0; their mean 4/9. Pass@3: 2 of 3 tasks
+    assert every["n"] == 3 and every["success"] == pytest.approx(4 / 9)
+    assert every["passed"] == pytest.approx(2 / 3) and every["turns"] == 4
+    # over tasks, not plays: ((1/9)^2 + (5/9)^2 + (4/9)^2) / 2 / 3 = 42/81/6 = 7/81
+    assert every["stderr"] == pytest.approx(math.sqrt(7) / 9)
+    assert summarise(TOY, plays, k=3).keys() == {"all", "even"}
+
+
+# ---- tasks ----
+
+def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
+    assert choose_tasks(TOY, "train", 0) == list(range(10)) == choose_tasks(TOY, "train", 10)
+    assert choose_tasks(TOY, "train", 99) == list(range(10))
+    some = choose_tasks(maze, "test", 50)
+    assert len(set(some)) == 50 and set(some) <= set(maze.TEST) and some == sorted(some)
+    assert some == choose_tasks(maze, "test", 50)
+    assert len(choose_tasks(textcraft_small, "test", 99)) == 99
+
+
+def test_choose_tasks_is_fair_to_families_that_take_turns():
+    toy = types.SimpleNamespace(**{**vars(TOY), "TEST": range(1000)})
+    families = [toy.family(task) for task in choose_tasks(toy, "test", 100)]
+    # half of 100, 3 standard errors of 5 each way; every tenth id would all be even
+    assert 35 < families.count("even") < 65
+
+
+def test_choose_tasks_keeps_to_families():
+    assert choose_tasks(TOY, "train", 0, "odd") == [1, 3, 5, 7, 9]
+    assert choose_tasks(TOY, "test", 0, "even,odd") == list(range(90, 99))
+    assert len(choose_tasks(TOY, "train", 3, "odd")) == 3
+
+
+@pytest.mark.parametrize("split, families, sentence", [
+    ("dev", "", "split='dev'; known: train, test"),
+    ("test", "odd,big", r"toy: no families \['big'\]; known: even, odd"),
+    ("test", "none", "the test split has no task of none")])
+def test_choose_tasks_says_what_is_wrong(split, families, sentence):
+    toy = types.SimpleNamespace(**{**vars(TOY), "FAMILIES": ("even", "odd", "none")})
+    with pytest.raises(ValueError, match=sentence):
+        choose_tasks(toy, split, 5, families)
+
+
+# ---- the built-in players ----
+
+def test_play_builtin_plays_the_expert_and_the_random_player():
+    # task 18 starts at 7, 6, one move above the goal at 8, 6; task 0 farther away
+    assert play_builtin(maze, "expert", 18, 15) == (True, 1.0, 1)
+    success, _, turns = play_builtin(maze, "expert", 0, 50)
+    assert success and turns > 2
+    assert play_builtin(maze, "expert", 0, turns)[0]
+    assert play_builtin(maze, "expert", 0, turns - 1) == (False, 0.0, turns - 1)
+    games = [play_builtin(maze, "random", 18, 6, seed) for seed in range(30)]
+    assert games == [play_builtin(maze, "random", 18, 6, seed) for seed in range(30)]
+    assert all(turns <= 6 for _, _, turns in games) and len(set(games)) > 1
+
+
+def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
+    tasks = maze.TEST[:6]
+    rate, error = builtin_rate(maze, "random", tasks, 15)
+    assert error == 0
+    assert rate == sum(maze.exact_success(task, "random", 15) for task in tasks) / 6
+    monkeypatch.setattr(evaluation, "play_builtin", None)       # nothing is played
+    assert builtin_rate(maze, "expert", tasks, 50) == (1.0, 0.0)
+    assert builtin_rate(maze, "random", tasks, 60)[0] > rate    # at its own horizon
+
+
+def test_builtin_rate_is_played_elsewhere(monkeypatch):
+    assert builtin_rate(textcraft_small, "expert", textcraft_small.TEST[:6], 10) == (1.0, 0.0)
+
+    def play(module, player, task, horizon, seed=0):
+        assert (module, player, horizon, seed) == (TOY, "random", 7, 3)
+        return task != 2, 0.5, 7
+    monkeypatch.setattr(evaluation, "play_builtin", play)
+    assert builtin_rate(TOY, "random", [0, 1, 2, 3], 7, seed=3) == (0.75, 0.25)
+
+
+def test_exact_and_played_rates_agree():
+    tasks = [0, 5, 9, 18]
+    exact = builtin_rate(maze, "random", tasks, 15)[0]
+    played = [play_builtin(maze, "random", task, 15, seed)[0]
+              for task in tasks for seed in range(300)]
+    rate, error = mean_and_error(played)
+    assert abs(rate - exact) < 4 * max(error, 0.005)
+
+
+def test_open_env_tells_that_an_engine_is_missing(monkeypatch):
+    assert open_env("wordle") is wordle
+
+    def no_engine(*_):
+        raise RuntimeError("wordle needs its engine: pip install words")
+    monkeypatch.setattr(wordle, "Env", no_engine)
+    with pytest.raises(ValueError, match="pip install words"):
+        open_env("wordle")
+
+
+# ---- the script ----
+
+def test_run_measures_a_model(url, model, tmp_path, capsys):
+    cfg = Config(env="maze", model=model, n=12, k=2, horizon=6, env_url=url, max_turn_tokens=4,
+                 json=str(tmp_path / "figures.json"))
+    figures = run(cfg)
+    assert json.loads((tmp_path / "figures.json").read_text()) == figures
+    assert figures["all"]["n"] == 12 and 1 <= figures["all"]["turns"] <= 6
+    tasks = choose_tasks(maze, "test", 12)
+    assert figures["all"]["random"] == builtin_rate(maze, "random", tasks, 6)[0]
+    assert figures["all"]["expert"] == builtin_rate(maze, "expert", tasks, 6)[0]
+    agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, max_turn_tokens=4)
+    trajectories, dropped = evaluation.evaluate(
+        load_policy(model).eval(), agent, EnvClient(url, "maze"), tasks, 6, (0,), k=2)
+    assert dropped == 0 and [t.task_id for t in trajectories] == [t for t in tasks for _ in "ab"]
+    assert figures["all"]["success"] == mean_and_error([t.success for t in trajectories])[0]
+    assert figures["all"]["turns"] == mean_and_error([len(t.turns) for t in trajectories])[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"maze, test split, horizon 6, {model}, temperature 1"
+    assert "Pass@2" in lines[1] and lines[-2].startswith("random player (exact)")
+
+
+def test_run_speaks_as_the_flags_say(url, model, monkeypatch):
+    used, play = [], evaluation.evaluate
+
+    def noting(policy, agent, client, tasks, horizon, seed, *rest):
+        used.append((agent.prompt, agent.format, agent.context, agent.max_turn_tokens,
+                     agent.max_context, agent.temperature, seed))
+        return play(policy, agent, client, tasks, horizon, seed, *rest)
+    monkeypatch.setattr(evaluation, "evaluate", noting)
+    run(Config(env="maze", model=model, n=1, horizon=2, env_url=url, format="react", seed=9,
+               context="window", max_turn_tokens=4, max_context=900, temperature=0.7))
+    assert used == [(maze.PROMPT, "react", "window", 4, 900, 0.7, (9,))]
+
+
+def test_run_at_temperature_0_says_the_same_twice(url, model):
+    cfg = Config(env="maze", model=model, n=5, horizon=3, env_url=url, max_turn_tokens=4,
+                 temperature=0)
+    first, again = run(cfg), run(Config(**{**vars(cfg), "seed": 7}))
+    assert first["all"]["turns"] == again["all"]["turns"] and first == again
+
+
+def test_the_command_prints_a_table():
+    command = [sys.executable, "eval.py", "--env", "maze", "--policy", "expert", "--n", "30"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    title, head, *rows = done.stdout.splitlines()
+    assert title.startswith("maze, test split, horizon 15, expert")
+    assert head.split() == ["family", "n", "success", "±", "se", "Pass@1", "score", "turns"]
+    assert [row.split()[0] for row in rows] == ["double-t", "random", "all", "random", "expert"]
+    families = {row.split()[0]: row.split() for row in rows[:3]}
+    assert families["all"][1:3] == ["30", "100.0%"]
+    assert int(families["double-t"][1]) + int(families["random"][1]) == 30
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
+    ("--env maze --policy best", "policy='best'.*give --model"),
+    ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
+    ("--env maze --policy expert --families south", r"no families \['south'\]; known: double-t"),
+    ("--env maze --policy expert --split dev", "split='dev'; known: train, test"),
+    ("--env maze --policy expert --k 0", "k=0.*expected k of 1 or more"),
+    ("--env maze --model EMPTY", "no weights in this folder; expected model.safetensors"),
+    ("--env maze --model ./absent", "./absent: no such folder"),
+    ("--env maze --model MODEL --env-url http://127.0.0.1:9", "no environment server at .*:9"),
+    ("--env maze --model MODEL --format speech", "format='speech'; known: act"),
+    ("--env wordle --model MODEL --env-url URL", "serves maze, not wordle"),
+])
+def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, url, tmp_path, monkeypatch):
+    flags = flags.replace("EMPTY", str(tmp_path)).replace("MODEL", model).replace("URL", url)
+    monkeypatch.setattr(sys, "argv", ["eval.py", *flags.split()])
+    with pytest.raises(SystemExit, match=f"^eval.py: [^\n]*{sentence}[^\n]*$"):
+        evaluation.main()
+
+
+# ---- flags ----
+
+@dataclass
+class Flags:
+    steps: int = 10               # of the loop, 100% of them
+    rate: float = 0.5
+    fast: bool = True             # or slow
+    long_name: str = "x"
+
+
+def test_parse_flags_makes_the_dataclass():
+    assert parse_flags(Flags, []) == Flags()
+    given = "--steps 3 --rate 1e-4 --no-fast --long-name a=b".split()
+    assert parse_flags(Flags, given) == Flags(3, 1e-4, False, "a=b")
+
+
+def test_parse_flags_takes_a_preset_between_defaults_and_flags():
+    seen = []
+
+    def preset(given):
+        seen.append(given)
+        return dict(steps=77, rate=0.25)
+    assert parse_flags(Flags, ["--rate", "2"], preset=preset) == Flags(77, 2.0)
+    assert seen == [{"rate": 2.0}]
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    ("--stepz 3", "unrecognized arguments: --stepz 3"),
+    ("--step 3", "unrecognized arguments: --step 3"),       # an abbreviation is a typo as well
+    ("--steps three", "argument --steps: invalid int value: 'three'"),
+    ("--steps", "expected one argument")])
+def test_parse_flags_refuses(flags, sentence, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse_flags(Flags, flags.split())
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_parse_flags_explains_itself(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(Flags, ["--help"])
+    text = capsys.readouterr().out
+    assert "of the loop, 100% of them (10)" in text and "--fast, --no-fast" in text

@@ -1,0 +1,896 @@
+"""The training loop: one gradient however it is cut, runs that resume and share to the bit, every
+preset, the filters, the panel, what a user gets wrong.
+
+Played is a toy whose episodes an untrained policy wins about half the time; its server runs in this
+process. Letters: B trajectories, T tokens.
+"""
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import types
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import spawn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import algos
+import curriculum
+import train
+from agentevol import make_policy, make_tokenizer
+from client import EnvClient
+from engine import load_policy
+from env_server import HttpServer
+from eval import builtin_rate, choose_tasks
+from rollout import Trajectory
+from train import ALGOS, WEIGHTS, Config
+
+torch.set_num_threads(1)        # on tensors this small two threads only wait for each other
+ROOT = Path(__file__).parent.parent
+RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
+
+
+# ---- the toy ------------------------------------------------------------------------------------
+
+class Env:
+    """Won by a reply of even length, or of odd length where the task's number is odd."""
+
+    def reset(self, task_id):
+        if task_id not in range(60):
+            raise ValueError(f"toy: no task {task_id}; tasks are 0..59")
+        self.task_id, self.turn = task_id, 0
+        return f"Task {task_id}: reply{'!' * (task_id % 5)}"
+
+    def step(self, action):
+        self.turn += 1
+        won = len(action) % 2 == self.task_id % 2
+        reward = 1.0 if won else 0.05 * (len(action) % 3)
+        return f"{len(action)} letters" + "?" * self.turn, reward, won, {
+            "success": won, "valid": len(action) > 2, "score": float(won)}
+
+    def expert(self):
+        return "I count.", "a" if self.task_id % 2 else "aa"
+
+    def random_action(self, rng):
+        return rng.choice(["a", "aa", "aaa", "aaaa"])
+
+    def close(self):
+        pass
+
+
+def toy():
+    module = types.ModuleType("envs.toy")
+    module.__dict__.update(
+        NAME="toy", HORIZON=4, SUCCESS=1.0, TRAIN=range(0, 40), TEST=range(40, 60), PROMPT="Reply.",
+        FAMILIES=("even", "odd"), family=lambda task: ("even", "odd")[task % 2],
+        unseen_goal=lambda task: task >= 55, Env=Env)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    """Runs are written to a folder of their own; no machine's speed is measured."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "machine_rates", lambda *_: RATES)
+
+
+@pytest.fixture(scope="module")
+def url():
+    sys.modules["envs.toy"] = toy()
+    with HttpServer(["toy"]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+    del sys.modules["envs.toy"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An untrained policy with a will of its own: its weights are large, so its replies vary."""
+    folder = str(tmp_path_factory.mktemp("models") / "policy")
+    tokenizer = make_tokenizer(["Task reply letters a aa aaa"], 259 + 8)
+    policy = make_policy(len(tokenizer), 32, 2, 4, seed=0)
+    with torch.no_grad():
+        for weights in policy.parameters():
+            weights *= 5 if weights.dim() == 2 else 1
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons="2,3",
+             switch_every="2", max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
+             save_every=100, probe_every=0, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
+
+
+def config(model, algo="grpo", **flags):
+    return Config(**(SMALL | ALGOS[algo] | flags), model=model, algo=algo)
+
+
+def started(url, cfg):
+    train.check(cfg)
+    return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))
+
+
+def trained(url, cfg):
+    run = started(url, cfg)
+    train.train(run)
+    return run
+
+
+def batch_of(run, horizon=2):
+    chosen, played, _ = train.rollout(run, horizon)
+    batch = train.to_batch(chosen)
+    train.credit(run, batch)
+    return batch
+
+
+def weights_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def lines_of(folder):
+    """metrics.jsonl but for what a clock measured."""
+    clocks = ("seconds", "tokens_per_second", "_share")
+    return [{k: v for k, v in json.loads(line).items()
+             if k == "reward_std_share" or not any(c in k for c in clocks)}
+            for line in open(os.path.join(folder, "metrics.jsonl"))]
+
+
+# ---- one gradient -------------------------------------------------------------------------------
+
+def gradient(run, batch, micro_tokens, monkeypatch):
+    """The gradient of one update over `batch`, cut at about `micro_tokens`: {name: tensor}."""
+    grads = {}
+
+    def keep(run, loss):
+        for name, model in (("policy", run.policy), ("critic", run.critic)):
+            for key, weights in model.named_parameters() if model else ():
+                grads[name, key] = weights.grad.clone()
+                weights.grad = None
+        return 0.0
+    monkeypatch.setattr(train, "optimizer_step", keep)
+    run.cfg = replace(run.cfg, micro_tokens=micro_tokens, mini_batches=1, epochs=1, reuse=1)
+    train.update(run, batch)
+    return grads
+
+
+def moved(run):
+    """Weights a little off those that sampled: ratios are not 1 and some are clipped."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for model in filter(None, (run.policy, run.critic)):
+            for weights in model.parameters():
+                weights += 0.02 * torch.randn(weights.shape, generator=generator)
+    return run
+
+
+RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="none")
+         for w in WEIGHTS for s in ("token", "sequence")]
+RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", dual_clip=2.0, importance_cap=2.0),
+          dict(algo="ppo", kl_coef=0.3, kl_in="reward", entropy_coef=0.1),
+          dict(algo="ppo", critic="shared", kl_coef=0.3, turn_level=True, weights="sequence"),
+          dict(algo="gigpo", context="memory", train_env_tokens=True)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: "-".join(f"{v}" for v in r.values()))
+def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monkeypatch):
+    run = started(url, config(model, **rule))
+    chosen, _, _ = train.rollout(run, 2)
+    whole = train.to_batch(chosen)
+    if run.cfg.train_env_tokens:
+        train.train_on_everything(run, whole)
+    train.credit(run, whole)
+    longest = int((whole.token_ids >= 0).sum(1).max())
+    assert len(whole.split(1)) == len(whole.rewards) >= 8       # each row by itself
+    moved(run)
+    at_once = gradient(run, whole, 10**6, monkeypatch)
+    assert sum(g.norm() ** 2 for g in at_once.values()) > 1e-4
+    for rows in (0.01, 2, 4, 8, 2.7):
+        cut = gradient(run, whole, int(rows * longest) + 1, monkeypatch)
+        for name, grad in at_once.items():
+            torch.testing.assert_close(cut[name], grad, atol=1e-5, rtol=1e-5)
+
+
+def test_credit_does_not_depend_on_the_micro_batch(url, model):
+    for rule in RULES[-4:]:
+        run = started(url, config(model, **rule))
+        chosen, _, _ = train.rollout(run, 2)
+        batches = []
+        for micro_tokens in (1, 100, 10**6):
+            run.cfg = replace(run.cfg, micro_tokens=micro_tokens)
+            batches.append(train.to_batch(chosen))
+            train.credit(run, batches[-1])
+        for other in batches[1:]:
+            for field in ("advantages", "returns", "values", "ref_logprobs", "weights"):
+                mine, its = getattr(batches[0], field), getattr(other, field)
+                assert mine is its is None or torch.allclose(mine, its, atol=1e-5), field
+
+
+def test_the_gradient_of_grpo_is_the_papers(url, model, monkeypatch):
+    """One row at a time through transformers' own forward, the formula spelt out token by token."""
+    low, high, beta, coef = 0.2, 0.28, 0.3, 0.1
+    run = started(url, config(model, kl_coef=beta, entropy_coef=coef, filter="none"))
+    chosen, _, _ = train.rollout(run, 2)
+    batch = train.to_batch(chosen)
+    train.credit(run, batch)
+    moved(run)
+    ours = gradient(run, batch, 100, monkeypatch)
+
+    stock, start = (AutoModelForCausalLM.from_pretrained(model) for _ in range(2))
+    stock.load_state_dict({k: v for k, v in run.policy.state_dict().items()})
+    rewards = [t.reward for t in chosen]
+    ratios, loss = [], 0.0
+    for i, trajectory in enumerate(chosen):
+        group = rewards[i // 4 * 4:i // 4 * 4 + 4]
+        advantage = (rewards[i] - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6)
+        ids = torch.tensor([trajectory.token_ids])
+        logits = stock(ids).logits[0].log_softmax(-1)
+        with torch.no_grad():
+            reference = start(ids).logits[0].log_softmax(-1)
+        places = [t for t, sampled in enumerate(trajectory.response_mask) if sampled]
+        for t in places:
+            token, p = trajectory.token_ids[t], logits[t - 1].exp()
+            ratio = (logits[t - 1, token] - trajectory.old_logprobs[t]).exp()
+            clipped = torch.clamp(ratio, 1 - low, 1 + high)
+            surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+            gap = reference[t - 1, token] - logits[t - 1, token]
+            kl = gap.exp() - gap - 1
+            entropy = -(p * logits[t - 1]).sum()
+            loss += (-surrogate + beta * kl - coef * entropy) / len(places) / len(chosen)
+            ratios.append(ratio.item())
+    loss.backward()
+    assert min(ratios) < 1 - low and max(ratios) > 1 + high         # both clips are at work
+    expected = {key: weights.grad for key, weights in stock.named_parameters()}
+    assert sum(g.norm() ** 2 for g in expected.values()) > 1e-2
+    for key, grad in expected.items():
+        torch.testing.assert_close(ours["policy", key], grad, atol=1e-5, rtol=1e-4)
+
+
+def test_an_update_is_weighted_by_its_mini_batch_alone(url, model, monkeypatch):
+    run = started(url, config(model, "ppo", filter="none", mini_batches=3))
+    batch = batch_of(run)
+    seen, part_loss = [], train.part_loss
+
+    def noting(run, part):
+        seen.append((part.weights.sum().item(), part.value_weights.sum().item(), len(part.rewards)))
+        return part_loss(run, part)
+    monkeypatch.setattr(train, "part_loss", noting)
+    train.update(run, batch)
+    assert [count for *_, count in seen] == [6, 6, 4]
+    assert all(w == pytest.approx(1) and v == pytest.approx(1) for w, v, _ in seen)
+
+
+def test_epochs_and_reuse_pass_over_every_row(url, model, monkeypatch):
+    run = started(url, config(model, epochs=2, reuse=3, filter="none"))
+    batch, rows, steps = batch_of(run), Counter(), []
+    batch.rewards = torch.arange(16.0)                  # now a row's name
+    monkeypatch.setattr(train, "optimizer_step", lambda *_: steps.append(1) or 1.0)
+    part_loss = train.part_loss
+
+    def noting(run, part):
+        rows.update(part.rewards.tolist())
+        return part_loss(run, part)
+    monkeypatch.setattr(train, "part_loss", noting)
+    train.update(run, batch)
+    assert rows == Counter({float(row): 6 for row in range(16)}) and len(steps) == 2 * 3 * 2
+
+
+def test_critic_warmup_leaves_the_policy_alone(url, model):
+    before = weights_of(model)
+    run = trained(url, config(model, "ppo", critic_warmup=1, steps=1, entropy_coef=0.1))
+    assert all(torch.equal(w, before[k]) for k, w in run.policy.state_dict().items())
+    assert any(not torch.equal(w, before[k]) for k, w in run.critic.state_dict().items()
+               if k in before)
+    run = trained(url, config(model, "ppo", critic_warmup=1, steps=2))
+    assert any(not torch.equal(w, before[k]) for k, w in run.policy.state_dict().items())
+
+
+# ---- importance weights -------------------------------------------------------------------------
+
+def test_importance_weights_are_1_when_sampler_and_trainer_agree(url, model):
+    run = started(url, config(model, importance_cap=5.0, filter="none"))
+    chosen, _, _ = train.rollout(run, 2)
+    batch = train.to_batch(chosen)
+    sampled = batch.old_logprobs.clone()
+    train.credit(run, batch)
+    torch.testing.assert_close(batch.weights[batch.response_mask],
+                               torch.ones(int(batch.response_mask.sum())), atol=1e-4, rtol=0)
+    torch.testing.assert_close(batch.old_logprobs, sampled, atol=1e-4, rtol=0)
+
+
+def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, monkeypatch):
+    run = started(url, config(model, importance_cap=1.5, filter="none", mini_batches=1,
+                              weights="sequence_sum"))
+    chosen, _, _ = train.rollout(run, 2)
+    first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
+    truth = list(chosen[0].old_logprobs)
+    chosen[0].old_logprobs[first] -= math.log(1.25)     # the sampler found it 1.25 times rarer
+    chosen[0].old_logprobs[second] -= math.log(4)       # and this 4 times: cut at 1.5
+    chosen[0].old_logprobs[third] += math.log(2)
+    batch = train.to_batch(chosen)
+    train.credit(run, batch)
+    assert batch.weights[0, first].item() == pytest.approx(1.25, rel=1e-3)
+    assert batch.weights[0, [second, third]].tolist() == pytest.approx([1.5, 0.5], rel=1e-3)
+    assert batch.old_logprobs[0, first].item() == pytest.approx(truth[first], abs=1e-4)
+    used, part_loss = [], train.part_loss
+    monkeypatch.setattr(train, "part_loss", lambda run, part: (
+        used.append(part.weights) or part_loss(run, part)))
+    train.update(run, batch)
+    assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
+
+
+def test_without_a_cap_the_samplers_numbers_are_taken_as_they_are(url, model):
+    run = started(url, config(model, filter="none"))
+    chosen, _, _ = train.rollout(run, 2)
+    batch = train.to_batch(chosen)
+    sampled = batch.old_logprobs
+    train.credit(run, batch)
+    assert batch.old_logprobs is sampled
+    assert torch.equal(batch.weights, batch.response_mask.float())
+
+
+# ---- resuming -----------------------------------------------------------------------------------
+
+STAGED = dict(horizons="1,2,3", switch_every="3", steps=6, save_every=3)
+RUNS = {
+    "grpo, a stage ends where it was saved": dict(STAGED, kl_coef=0.05),
+    "ppo with a critic of its own": dict(STAGED, algo="ppo"),
+    "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
+    "adaptive horizons": dict(STAGED, curriculum="adaptive"),
+}
+
+
+def killed_in(step, url, cfg, monkeypatch):
+    """A run that ends in the middle of a step, as if by Ctrl-C."""
+    credit = train.credit
+
+    def interrupt(run, batch):
+        if run.step == step:
+            raise KeyboardInterrupt
+        credit(run, batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "credit", interrupt)
+        trained(url, cfg)
+
+
+@pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
+    monkeypatch.setattr(train, "next_stage", lambda stage, successes, stages: curriculum.next_stage(
+        stage, successes, stages, window=2, min_steps=4))
+    whole = trained(url, config(model, name="whole", **flags))
+    with pytest.raises(KeyboardInterrupt):
+        killed_in(4, url, config(model, name="broken", **flags), monkeypatch)
+    resumed = started(url, config(model, name="broken", resume=True, **flags))
+    assert resumed.step == 3 and len(resumed.history) == 3
+    train.train(resumed)
+    mine, its = weights_of("runs/whole/step_6"), weights_of("runs/broken/step_6")
+    assert all(torch.equal(mine[k], its[k]) for k in mine)
+    if whole.critic:
+        mine, its = whole.critic.state_dict(), resumed.critic.state_dict()
+        assert all(torch.equal(mine[k], its[k]) for k in mine)
+    assert lines_of("runs/whole") == lines_of("runs/broken")
+    assert [m["step"] for m in lines_of("runs/whole")] == list(range(6))
+    horizons = [m["horizon"] for m in resumed.history]
+    if "curriculum" in flags:
+        assert horizons[:4] == [1] * 4 and horizons[5] == 2         # the kill lay within a stage
+    else:
+        assert horizons == [1, 1, 1, 2, 2, 2]
+    assert any(m["grad_norm"] for m in resumed.history[3:])
+    assert not torch.equal(mine["model.norm.weight"], weights_of(model)["model.norm.weight"])
+
+
+def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, monkeypatch):
+    cfg = config(model, name="killed", steps=4, save_every=2)
+    save, calls = torch.save, itertools.count(1)
+
+    def killed(*arguments):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        save(*arguments)
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trained(url, cfg)
+    assert train.last_checkpoint("runs/killed") == "runs/killed/step_2"
+    resumed = started(url, replace(cfg, resume=True))
+    assert resumed.step == 2
+    train.train(resumed)
+    assert train.last_checkpoint("runs/killed") == "runs/killed/step_4"
+    assert not os.path.exists("runs/killed/step_4.part")
+    assert [m["step"] for m in lines_of("runs/killed")] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_is_an_ordinary_folder(url, model):
+    run = trained(url, config(model, "starpo_s", critic="shared", name="x", filter="none"))
+    run.policy.set_attn_implementation("sdpa")
+    ours = {k: v for k, v in run.policy.state_dict().items() if "value_head" not in k}
+    stored = weights_of("runs/x/step_2")
+    assert stored.keys() == ours.keys()
+    assert all(torch.equal(ours[k], stored[k]) for k in ours)
+    tokenizer = AutoTokenizer.from_pretrained("runs/x/step_2")
+    assert tokenizer.encode("Task 3") == AutoTokenizer.from_pretrained(model).encode("Task 3")
+    load_policy("runs/x/step_2")
+
+
+def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint in .*start without it"):
+        train.last_checkpoint(str(tmp_path / "runs"))
+    for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
+        (tmp_path / name).mkdir()
+    assert train.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
+
+
+def test_an_earlier_run_is_moved_aside(url, model):
+    for _ in range(3):
+        started(url, config(model, name="same"))
+    assert sorted(os.listdir("runs")) == ["same", "same.old1", "same.old2"]
+
+
+def test_resume_takes_the_runs_own_flags(url, model):
+    cfg = config(model, "rloo", name="own", lr=0.123)
+    os.makedirs(cfg.folder)
+    json.dump(asdict(cfg), open(f"{cfg.folder}/config.json", "w"))
+    got = train.parse_flags(Config, ["--resume", "--name", "own", "--steps", "9"], "", train.preset)
+    assert got == replace(cfg, resume=True, steps=9)
+    with pytest.raises(ValueError, match="--resume --algo ppo: this is a run of rloo"):
+        train.preset(dict(resume=True, name="own", algo="ppo"))
+
+
+# ---- two ranks ----------------------------------------------------------------------------------
+
+# A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
+SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=1e-3),
+          "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=1e-3, critic_lr=1e-3)}
+
+
+def a_rank(rank, url, model, port):
+    """What one of two processes does; rank 0 writes runs/<algo>-2."""
+    sys.modules["envs.toy"] = toy()
+    torch.set_num_threads(1)
+    train.machine_rates = lambda *_: RATES
+    for i, (algo, flags) in enumerate(SHARED.items()):
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + i))
+        trained(url, config(model, algo, name=f"{algo}-2", probe_every=1, **flags))
+        dist.destroy_process_group()
+
+
+def test_two_ranks_are_one(url, model):
+    """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
+    spawn(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2)
+    for algo, flags in SHARED.items():
+        one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
+        lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
+        for alone, together in zip(*lines, strict=True):
+            for key in alone.keys() - {"rollout_tokens", "pages", "preempted"}:
+                assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
+        alone, together = weights_of(f"runs/{algo}-1/step_2"), weights_of(f"runs/{algo}-2/step_2")
+        for key in alone:
+            torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
+        if one.critic:
+            kept = torch.load(f"runs/{algo}-2/step_2/trainer.pt", weights_only=False)["critic"][0]
+            for key, weights in one.critic.state_dict().items():
+                torch.testing.assert_close(kept[key], weights, atol=1e-5, rtol=0)
+
+
+# ---- every preset -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_preset_takes_two_steps(algo, url, model):
+    run = trained(url, config(model, algo))
+    assert len(run.history) == 2 and os.path.exists(f"{run.cfg.folder}/step_2/model.safetensors")
+    for metrics in run.history:
+        assert all(math.isfinite(v) for v in metrics.values()), metrics
+        assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0 and metrics["trained"] > 0
+    before = weights_of(model)
+    after = run.policy.state_dict()
+    assert any(not torch.equal(after[k], before[k]) for k in before)
+    assert all(torch.isfinite(w).all() for w in after.values())
+
+
+def test_a_preset_says_what_differs_and_flags_say_more():
+    got = train.parse_flags(Config, ["--algo", "starpo_s", "--keep", "0.5"], "", train.preset)
+    assert (got.advantage, got.critic, got.filter, got.keep, got.kl_coef) == (
+        "gae", "own", "uncertain", 0.5, 0)
+    for algo in ALGOS:
+        train.check(train.parse_flags(Config, ["--algo", algo], "", train.preset))
+
+
+def test_without_a_kl_there_is_no_reference(url, model):
+    run = started(url, config(model))
+    assert run.reference is None and batch_of(run).ref_logprobs is None
+    run = started(url, config(model, kl_coef=0.01))
+    assert not any(p.requires_grad for p in run.reference.parameters())
+    batch = batch_of(run)       # the reference is the policy itself yet
+    torch.testing.assert_close(batch.ref_logprobs, batch.old_logprobs, atol=1e-4, rtol=0)
+
+
+def test_a_kl_in_the_reward_is_paid_by_the_token(url, model):
+    run = moved(started(url, config(model, "reinforce_pp", kl_coef=0.5, kl_in="reward")))
+    chosen, _, _ = train.rollout(run, 2)
+    batch = train.to_batch(chosen)
+    plain = batch.token_rewards.clone()
+    train.credit(run, batch)
+    expected = plain - 0.5 * (batch.old_logprobs - batch.ref_logprobs)
+    torch.testing.assert_close(batch.token_rewards[batch.response_mask],
+                               expected[batch.response_mask])
+    assert not torch.allclose(batch.token_rewards, plain)
+    torch.testing.assert_close(batch.rewards, batch.token_rewards.sum(1))
+
+
+def test_the_episodes_return_sits_on_the_last_action_token(url, model, monkeypatch):
+    """Upstream put it on an observation token, and PPO learned from nothing."""
+    given = {}
+    monkeypatch.setattr(algos, "gae", lambda rewards, values, mask, gamma, lam: (
+        given.update(rewards=rewards, mask=mask) or (values, values)))
+    run = started(url, config(model, "ppo"))
+    batch = batch_of(run)
+    for row in range(16):
+        last = max(t for t in range(batch.token_ids.shape[1]) if batch.response_mask[row, t])
+        assert given["rewards"][row, last] == batch.rewards[row]
+        assert given["rewards"][row].count_nonzero() <= 1
+
+
+def test_turn_level_leaves_rewards_at_their_turns(url, model, monkeypatch):
+    given = []
+    monkeypatch.setattr(algos, "turn_gae", lambda rewards, values, *rest: (
+        given.append((rewards, *rest)) or (values, values)))
+    run = started(url, config(model, "ppo", turn_level=True, gamma=0.9, lam=0.8, turn_gamma=0.7))
+    batch = batch_of(run)
+    rewards, _, turn_ids, gamma, lam, turn_gamma = given[0]
+    assert torch.equal(rewards, batch.token_rewards) and torch.equal(turn_ids, batch.turn_ids)
+    assert (gamma, lam, turn_gamma) == (0.9, 0.8, 0.7)
+
+
+def test_overlong_replies_are_charged_their_action_tokens(url, model):
+    run = started(url, config(model, filter="none", overlong_buffer=11, horizons="1,3"))
+    chosen, _, _ = train.rollout(run, 3)
+    batch = train.to_batch(chosen)
+    raw = batch.rewards.clone()
+    train.credit(run, batch)
+    # 4 tokens a turn, 3 turns: 12 at most; from the 2nd action token on 1/11 each
+    lengths = batch.response_mask.sum(1).float()
+    torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
+    assert lengths.max() > 4
+
+
+def test_train_env_tokens_trains_on_all_that_was_read(url, model):
+    run = started(url, config(model, filter="none", train_env_tokens=True))
+    chosen, _, _ = train.rollout(run, 2)
+    batch = train.to_batch(chosen)
+    sampled, old = batch.response_mask.clone(), batch.old_logprobs.clone()
+    train.train_on_everything(run, batch)
+    read = (batch.token_ids >= 0) & ~sampled
+    assert batch.response_mask[sampled].all() and batch.response_mask[:, 1:][read[:, 1:]].all()
+    assert not batch.response_mask[:, 0].any()                      # nothing comes before it
+    assert not batch.response_mask[batch.token_ids < 0].any()
+    torch.testing.assert_close(batch.old_logprobs[sampled], old[sampled], atol=1e-4, rtol=0)
+    assert (batch.old_logprobs[:, 1:][read[:, 1:]] < 0).all()
+    train.credit(run, batch)
+    assert batch.advantages.shape == batch.response_mask.shape
+    steps = trained(url, config(model, train_env_tokens=True, name="all"))
+    assert steps.history[1]["grad_norm"] > 0
+
+
+# ---- which groups train -------------------------------------------------------------------------
+
+def fakes(returns):
+    """Trajectories with these returns and nothing else worth looking at."""
+    made = []
+    for reward in returns:
+        trajectory = Trajectory()
+        trajectory.begin_context([1])
+        trajectory.add_action([2], [-1.0])
+        trajectory.turns[0].reward = float(reward)
+        made.append(trajectory)
+    return made
+
+
+GROUPS = [1, 1, 0, 0.2, 0, 1, 0, 0]         # of two: std 0, 0.14, 0.71, 0
+
+
+@pytest.mark.parametrize("flags, groups", [
+    (dict(filter="none"), [0, 1, 2, 3]),
+    (dict(filter="varied"), [1, 2]),
+    (dict(filter="uncertain", keep=0.25), [2]),
+    (dict(filter="uncertain", keep=0.5), [1, 2]),
+    (dict(filter="top_p", keep=0.8), [2]),          # 0.71 of 0.85 is 83 %
+    (dict(filter="top_p", keep=0.9), [1, 2])])
+def test_filters_keep_whole_groups(flags, groups, url, model, monkeypatch):
+    played = fakes(GROUPS)
+    report = dict(dropped=0, pages=1, preempted=0, seconds={}, tokens={})
+    monkeypatch.setattr(train, "play_tasks", lambda *_: (list(played), report))
+    run = started(url, config(model, tasks_per_step=4, group_size=2, **flags))
+    kept, everything, _ = train.rollout(run, 2)
+    assert kept == [played[2 * g + i] for g in groups for i in (0, 1)] and everything == played
+
+
+def test_refill_plays_other_tasks_until_the_batch_is_full(url, model, monkeypatch):
+    asked, waves = [], [fakes(GROUPS) for _ in range(9)]
+
+    def play(run, tasks, group_size, horizon, seed):
+        asked.append((tuple(tasks), seed))
+        return list(waves[len(asked) - 1]), dict(
+            dropped=1, pages=len(asked), preempted=2, seconds={"decode": 0.5},
+            tokens={"decode": 10})
+    monkeypatch.setattr(train, "play_tasks", play)
+    run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
+    kept, played, report = train.rollout(run, 2)
+    assert len(asked) == 2 and len(kept) == 8 and len(played) == 16
+    assert kept == [t for wave in waves[:2] for t in wave[2:6]]
+    assert len({tasks for tasks, _ in asked}) == 2 == len({seed for _, seed in asked})
+    assert (report["dropped"], report["pages"], report["preempted"]) == (2, 2, 4)
+    assert report["seconds"]["decode"] == 1.0 and report["tokens"]["decode"] == 20
+    run.cfg = replace(run.cfg, tasks_per_step=100)      # more than four waves hold
+    asked.clear()
+    kept, _, _ = train.rollout(run, 2)
+    assert len(asked) == 4 and len(kept) == 16
+
+
+def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
+    monkeypatch.setattr(Env, "step", lambda self, action: (
+        "no", 0.0, False, {"success": False, "valid": True, "score": 0.0}))
+    run = trained(url, config(model, steps=2))
+    assert all(torch.equal(w, weights_of(model)[k]) for k, w in run.policy.state_dict().items())
+    for metrics in run.history:
+        assert (metrics["trained"], metrics["grad_norm"], metrics["constant_groups"]) == (0, 0, 1)
+        assert metrics["entropy"] > 0.5         # of what was sampled: the policy is far from sure
+        assert all(math.isfinite(v) for v in metrics.values())
+
+
+# ---- what is not finite -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("poison", [
+    lambda run, loss: loss * math.nan,                              # loss and gradient
+    lambda run, loss: loss + math.nan,                              # the loss alone
+    lambda run, loss: loss + (run.policy.model.norm.weight * 0).sqrt().sum()])  # gradient alone
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, algo, url, model, monkeypatch):
+    run, calls, part_loss = started(url, config(model, algo, mini_batches=4, steps=1)), [], None
+    part_loss = train.part_loss
+
+    def poisoned(run, part):
+        loss, figures = part_loss(run, part)
+        calls.append(1)
+        return (poison(run, loss) if len(calls) in (2, 3) else loss), figures
+    monkeypatch.setattr(train, "part_loss", poisoned)
+    train.train(run)
+    assert run.history[0]["skipped"] == 2 and run.skipped_in_a_row == 0
+    assert math.isfinite(run.history[0]["grad_norm"])
+    for owner in filter(None, (run.policy, run.critic)):
+        assert all(torch.isfinite(w).all() for w in owner.state_dict().values())
+    assert {int(s["step"]) for s in run.optimizer.state.values()} == {len(calls) - 2}
+
+
+def test_five_such_updates_in_a_row_end_the_run(url, model, monkeypatch):
+    run, part_loss = started(url, config(model, mini_batches=4, steps=9)), train.part_loss
+
+    def poisoned(run, part):
+        loss, figures = part_loss(run, part)
+        return loss * math.nan, figures * math.nan
+    monkeypatch.setattr(train, "part_loss", poisoned)
+    with pytest.raises(FloatingPointError, match="step 1: five updates in a row.*lower --lr"):
+        train.train(run)
+    assert all(torch.equal(w, weights_of(model)[k]) for k, w in run.policy.state_dict().items())
+    (line,) = open(f"{run.cfg.folder}/metrics.jsonl")
+    assert "NaN" not in line and json.loads(line)["kl"] is None and json.loads(line)["skipped"] == 4
+
+
+# ---- what is watched ----------------------------------------------------------------------------
+
+PANEL = {"step", "horizon", "random", "reward", "success", "reward_std", "reward_std_share",
+         "constant_groups", "entropy", "grad_norm", "kl", "clipped", "clipped_low", "clipped_high",
+         "response_length", "valid", "distinct_3gram", "turns", "dropped", "skipped", "truncated",
+         "tokens_per_second", "seconds"}
+PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_start"}
+
+
+def test_the_panel_is_complete(url, model):
+    run = trained(url, config(model, steps=5, probe_every=2))
+    lines = [json.loads(line) for line in open(f"{run.cfg.folder}/metrics.jsonl")]
+    assert lines == run.history and len(lines) == 5
+    for line in lines:
+        assert PANEL <= line.keys()
+        assert (PROBED <= line.keys()) == (line["step"] % 2 == 0)
+    assert abs(lines[0]["kl_start"]) < 1e-6 < lines[4]["kl_start"]
+    assert lines[0]["reward_std_share"] == 1
+    assert lines[0]["retrieval_chance"] <= lines[0]["retrieval_accuracy"] <= 1
+    with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
+    assert with_reference.history[0]["kl_start"] == pytest.approx(0, abs=1e-6)
+    assert with_reference.history[1]["kl_start"] > 1e-6
+    assert "mutual_information" not in with_reference.history[1]
+
+
+def test_measure_on_a_hand_made_step(url, model):
+    run = started(url, config(model, group_size=2))
+    played = fakes([1, 0, 0.5, 0.5])
+    played[0].success, played[1].turns[0].valid, played[2].truncated = True, False, "horizon"
+    played[3].add_observation([7])
+    played[3].add_action([4, 5, 6], [-1.0] * 3)
+    report = dict(dropped=3, pages=7, preempted=1, seconds=Counter(decode=1.0, sampling=1.0),
+                  tokens=Counter(prefill=10, decode=5))
+    updated = train.nothing_learned(played) | dict(seconds_update=1.0)
+    m = train.measure(run, played, None, report, 2, updated)
+    assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
+    assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
+    assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
+    assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
+    assert m["entropy"] == 1.0 and m["rollout_tokens"] == 15
+    assert m["distinct_3gram"] == 1.0
+
+
+def test_the_random_players_line_is_at_the_current_horizon(url, model):
+    run = trained(url, config(model, steps=6, horizons="1,3", switch_every="3"))
+    tasks = choose_tasks(run.module, "train", 200)
+    rates = {h: builtin_rate(run.module, "random", tasks, h)[0] for h in (1, 3)}
+    assert rates[1] < rates[3]
+    assert [m["random"] for m in run.history] == [rates[1]] * 3 + [rates[3]] * 3
+    assert all(m["turns"] <= m["horizon"] for m in run.history)
+
+
+def test_clip_fractions_count_what_the_loss_clips(url, model):
+    """Ratios of 1 are not clipped; those of moved weights are, in GSPO by the row's mean ratio."""
+    for rule in (dict(), dict(algo="gspo")):
+        run = started(url, config(model, filter="none", mini_batches=1, name="clip", **rule))
+        batch = batch_of(run)
+        _, figures = train.part_loss(run, with_weights(run, batch))
+        assert figures[1:4].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+        moved(run)
+        _, figures = train.part_loss(run, with_weights(run, batch))
+        logprobs = train.logprobs_under(run, run.policy, batch)
+        above = below = 0
+        for row in range(16):
+            places = [t for t in range(batch.token_ids.shape[1]) if batch.response_mask[row, t]]
+            gaps = [(logprobs[row, t] - batch.old_logprobs[row, t]).item() for t in places]
+            if rule:
+                gaps = [statistics.fmean(gaps)] * len(gaps)
+            advantage = batch.advantages[row, 0].item()
+            above += sum(math.exp(g) > 1 + run.cfg.clip_high and advantage > 0 for g in gaps)
+            below += sum(math.exp(g) < 1 - run.cfg.clip_low and advantage < 0 for g in gaps)
+        assert figures[0].item() == batch.response_mask.sum() and above + below > 0
+        assert figures[1:3].tolist() == [above, below]
+
+
+def with_weights(run, batch):
+    batch = batch.rows(torch.arange(16))
+    batch.weights = WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
+    return batch
+
+
+def test_samples_show_what_was_trained_on(url, model):
+    run = trained(url, config(model, sample_every=1))
+    text = open(f"{run.cfg.folder}/samples.txt").read()
+    episodes = text.split("---- step ")[1:]
+    assert [e[0] for e in episodes] == ["0", "0", "1", "1"]
+    for episode in episodes:
+        assert re.search(r"<\|user\|>Task \d+: reply!*<\|end\|><\|assistant\|>⟦", episode)
+        assert "⟧ (reward" in episode and "[task " in episode
+
+
+def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
+    monkeypatch.setattr(algos, "collapse_warnings", lambda history: (
+        [("entropy", "echo trap: entropy falls")] if len(history) >= 2 else []))
+    run = trained(url, config(model, steps=9, stop_on_collapse=True))
+    assert run.step == 2 and train.last_checkpoint(run.cfg.folder).endswith("step_2")
+    assert run.notes["warnings"] == [(1, "entropy", "echo trap: entropy falls")]
+    out = capsys.readouterr().out
+    assert "WARNING at step 1: echo trap" in out and "stopped at step 2" in out
+    run = started(url, replace(run.cfg, resume=True))       # the trap was seen; then go on
+    train.train(run)
+    assert run.step == 9 and "WARNING" not in capsys.readouterr().out
+
+
+# ---- the whole script ---------------------------------------------------------------------------
+
+def flags_of(**flags):
+    return [f"--{key.replace('_', '-')}={value}" for key, value in flags.items()]
+
+
+def test_main_clones_trains_and_reports(url, capsys):
+    flags = {k: v for k, v in SMALL.items() if k != "control"}
+    train.main(flags_of(**flags | dict(eval_every=1, name="all", clone_steps=12, clone_episodes=20,
+                                       clone_width=32, env_url=url, probe_every=1)))
+    result = json.load(open("runs/all/result.json"))
+    assert result.keys() >= {"env", "algo", "seed", "seconds", "steps", "before", "after",
+                             "control", "random", "expert", "unseen_goals"}
+    assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
+    for key in ("before", "after", "control"):
+        assert result[key].keys() == {"sampled", "greedy", "stderr", "n"}
+        assert 0 <= result[key]["sampled"] <= 1 and result[key]["n"] == 8
+    unseen = sum(task >= 55 for task in choose_tasks(sys.modules["envs.toy"], "test", 8))
+    assert {figures["n"] for figures in result["unseen_goals"].values()} == {unseen}
+    assert result["expert"] == 1 and 0 < result["random"] <= 1
+    assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
+                                              "result.json", "samples.txt", "step_2"]
+    assert json.load(open("runs/all/config.json"))["clone_width"] == 32
+    out = capsys.readouterr().out
+    for row in ("before RL", "after RL", "control: ", "random player", "expert player", "held out"):
+        assert row in out
+    shutil.rmtree("runs/all/step_2")
+    with pytest.raises(SystemExit, match="^train.py: --resume: no checkpoint in runs/all"):
+        train.main(["--resume", "--name", "all"])
+
+
+MISTAKES = [
+    ("--algo grpo --group-size 1", "group_size=1 with advantage=grpo.*use 2 or more"),
+    ("--algo ppo --group-size 0", "group_size=0: expected 1 or more"),
+    ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
+    ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
+    ("--advantage best", "advantage='best'; known: grpo"),
+    ("--advantage gae", "advantage=gae with critic=none: gae needs a critic"),
+    ("--critic own", "advantage=grpo with critic=own"),
+    ("--turn-level", "turn_level: bi-level GAE needs a critic"),
+    ("--weights heavy", "weights='heavy'; known: token, sequence"),
+    ("--filter best", "filter='best'; known: none, varied"),
+    ("--surrogate x", "surrogate='x'; known: token, sequence"),
+    ("--format x", "format='x'; known: act"),
+    ("--context x", "context='x'; known: full"),
+    ("--kl k3", "--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef"),
+    ("--kl-in reward", "do nothing while kl_coef is 0"),
+    ("--algo starpo --kl-coef 0 --kl-in loss", "do nothing while kl_coef is 0"),
+    ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
+    ("--temperature 0", "temperature=0.0: expected"),
+    ("--dual-clip 0.5", "dual_clip=0.5: expected above 1"),
+    ("--keep 0", "keep=0.0: expected a share"),
+    ("--horizons 10,6", r"horizons \(10, 6\): they may not decrease"),
+    ("--horizons ten", "horizons='ten': expected whole numbers"),
+    ("--horizons 5,6,7 --switch-every 3,9,12", "3 horizons need 2 of them"),
+    ("--switch-every soon", "switch_every='soon': expected whole numbers"),
+    ("--steps 0", "steps=0: expected 1 or more"),
+    ("--save-every 0", "save_every=0: expected 1 or more"),
+    ("--model ./absent", "./absent: no such folder"),
+    ("--model EMPTY", "no weights in this folder"),
+    ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
+]
+
+
+@pytest.mark.parametrize("flags, sentence", MISTAKES, ids=[flags for flags, _ in MISTAKES])
+def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "load", None)
+    monkeypatch.setattr(train, "connected", None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
+        train.main(flags.replace("EMPTY", "./empty").split())
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
+    ("--env wordle --env-url URL", "serves toy, not wordle"),
+    ("--env toy --families none --env-url URL", r"toy: no families \['none'\]; known: even, odd"),
+    ("--env toy --env-url URL --max-turn-tokens 0 --model MODEL", "max_turn_tokens=0")])
+def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
+    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
+        train.main(flags.replace("URL", url).replace("MODEL", model).split())
+
+
+def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
+    run = started(url, config(model))
+    with pytest.raises(ValueError, match="toy: no task 777"):
+        train.play_tasks(run, [3, 777], 2, 2, (0,))
+
+
+def test_an_unknown_flag_is_an_error(capsys):
+    with pytest.raises(SystemExit) as error:
+        train.main(["--group-sise", "4"])
+    assert error.value.code == 2
+    assert "unrecognized arguments: --group-sise 4" in capsys.readouterr().err
+
+
+def test_a_mistake_ends_the_process_without_a_traceback():
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--algo", "grpo", "--group-size",
+                           "1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("train.py: group_size=1") and done.stderr.count("\n") == 1
