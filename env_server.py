@@ -564,8 +564,11 @@ def main():
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+
+    def on_signal(then):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, then)
+    on_signal(lambda *_: (on_signal(signal.SIG_IGN), sys.exit(0)))   # a second changes nothing
     if args.child:
         threading.Thread(target=end_with_parent, daemon=True).start()
     stdout = open(os.dup(1), "w")       # gets our one line; engines that print do so on stderr
@@ -582,6 +585,7 @@ def main():
                 urls = [f"http://{args.host}:{server.server_address[1]}"]
                 serve = server.serve_forever
         except (ValueError, RuntimeError, ImportError) as reason:
+            on_signal(signal.SIG_IGN)
             print(reason, file=stdout if args.child else sys.stderr, flush=True)
             sys.exit(2)
         addresses = [f"{url}/{name}" for url in urls for name in args.names]
