@@ -171,8 +171,8 @@ def bench_attention(name, model, limits, B, context):
     keys, values = engine.pages.for_flash(0)
     if model.kernel == "torch":
         last = (context - 1) % engine.pages.page_size
-        layout = Decode(torch.arange(B, device=device), B, engine.pages, table[:, -1].long(),
-                        torch.full((B,), last, device=device), engine._runs())
+        slots = engine.pages.slots(table[:, -1].long(), torch.full((B,), last, device=device))
+        layout = Decode(torch.arange(B, device=device), B, engine.pages, slots, engine._runs())
         key = torch.randn(B, KH, D, device=device, dtype=torch.bfloat16)
         ways = {"torch": functools.partial(layout.attend, 0, query, key, key, D**-0.5)}
     else:

@@ -40,8 +40,9 @@ GROUP = 8       # episodes of a task
 # ---- many turns ---------------------------------------------------------------------------------
 
 class Words:
-    """An environment's client without a server: `prompt`, then `observation` random words a turn,
-    without end. Each answer takes a lognormal time of mean `wait` seconds, sigma 1."""
+    """An environment's client without a server: a prompt of a length from `prompt` (least, most),
+    then `observation` random words a turn, without end. Each answer takes a lognormal time of
+    mean `wait` seconds, sigma 1."""
 
     def __init__(self, words, prompt, observation, wait=0.0):
         self.words, self.prompt, self.observation, self.wait = words, prompt, observation, wait
@@ -58,7 +59,8 @@ class Words:
             time.sleep(rng.lognormal(np.log(self.wait) - 0.5))      # mean: exp(mu + 1/2)
         reward, n = float(rng.random() < 0.5), self.observation
         if kind == "reset":                                         # a group shares its prompt
-            rng, n = np.random.default_rng(task), self.prompt
+            rng = np.random.default_rng(task)
+            n = rng.integers(self.prompt[0], self.prompt[1] + 1)
         text = "".join(self.words[i] for i in rng.integers(len(self.words), size=n))
         return Reply((0, stream), text, reward, False, {})
 
@@ -67,16 +69,18 @@ class Words:
 
 
 def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
-    """-> (an agent whose replies all have `action` tokens, its environment's client). The template
-    adds three tokens to each text of the environment and one to each reply."""
+    """-> (an agent whose replies all have `action` tokens, its environment's client). prompt: its
+    tokens, or (least, most). The template adds three to each text of the environment and one to
+    each reply."""
+    least, most = (prompt, prompt) if isinstance(prompt, int) else prompt
     vocabulary = SHAPES[shape][-1]
     words = [" " + a + b for a in ascii_lowercase for b in ascii_lowercase]     # a token each,
     words = words[:vocabulary - 3 - 256]                        # beside three marks and 256 bytes
     agent = Agent(make_tokenizer(["".join(words)], vocabulary), max_turn_tokens=action,
-                  max_context=prompt + horizon * (observation + action) + 64)
+                  max_context=most + horizon * (observation + action) + 64)
     agent.chat.stop_ids = set()
     assert len(agent.chat.turn("".join(words))) == len(words) + 3
-    return agent, Words(words, prompt - 3, observation - 4, wait)
+    return agent, Words(words, (least - 3, most - 3), observation - 4, wait)
 
 
 def plain(theirs, agent, client, tasks, group_size, horizon, seed):
@@ -159,8 +163,8 @@ def bench_turns(shape, args, prompt, observation, action):
         "generate": lambda n: play(plain, theirs, n),
         "ours, forgetting": lambda n: play(collect, ours, n,
                                            engine=forgetful(make_engine(ours, agent, B)))})
-    show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x {horizon}", seen, ours,
-               B, {"generate": 6, "ours, forgetting": 3.5})
+    show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x "
+               f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
 
 
 def bench_real(args):
@@ -237,8 +241,9 @@ def main():
                 for B, target in ((64, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
                     bench_decode(shape, args, B, target)
             elif part == "turns":
-                for sizes in ((100, 24, 16), (300, 32, 8), (400, 24, 16))[:1 if args.quick else 3]:
-                    bench_turns(shape, args, *sizes)
+                sizes = ((100, 400), 24, 16), (100, 24, 16), (400, 24, 16), (300, 32, 8)
+                for size in sizes[:1 if args.quick else 4]:
+                    bench_turns(shape, args, *size)
             else:
                 dict(batching=bench_batching, latency=bench_latency)[part](shape, args)
     if args.model and "turns" in args.parts:

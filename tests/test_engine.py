@@ -233,7 +233,7 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
     shared = torch.tensor(sorted(order[8:13]))
     runs = [(keys, values, owner, bias),                                         # in place
             (keys[shared], values[shared], sharers[shared], bias[shared])]       # selected
-    got = walk_pages(query, runs)
+    got = walk_pages(query * math.log2(math.e), runs)
     for row in range(R):
         for kh in range(KH):
             slots = [(keys[p, kh, s], values[p, kh, s]) for p in range(P) for s in range(filled[p])
@@ -247,10 +247,10 @@ def test_walk_pages_survives_large_scores_and_rows_of_nothing():
     owns no page gets zeros, not NaN."""
     keys = torch.tensor([[[[300.0]]], [[[-300.0]]], [[[299.0]]]])                # (3, 1, 1, 1)
     values = torch.tensor([[[[1.0]]], [[[2.0]]], [[[3.0]]]])
-    out = walk_pages(torch.ones(3, 1, 1, 1), [
+    out = walk_pages(torch.full((3, 1, 1, 1), math.log2(math.e)), [
         (keys, values, torch.tensor([[0], [0], [0]]), torch.zeros(3, 1))])
     e = math.exp(-1)                                       # 300 against 299
-    assert out[0].item() == pytest.approx((1 + 3 * e) / (1 + e), rel=1e-6)
+    assert out[0].item() == pytest.approx((1 + 3 * e) / (1 + e), rel=1e-5)
     assert out[1].item() == 0
 
 
@@ -629,7 +629,8 @@ def test_decode_layout_writes_before_it_reads():
     """The new token sees itself: alone in its page, it is all there is."""
     engine = Engine(Mean(), rows=1, pages=2, page_size=2)
     value = torch.tensor([[[4.0, 6.0]]])
-    layout = Decode(torch.tensor([0]), 1, engine.pages, torch.tensor([1]), torch.tensor([0]),
+    slots = engine.pages.slots(torch.tensor([1]), torch.tensor([0]))
+    layout = Decode(torch.tensor([0]), 1, engine.pages, slots,
                     [(torch.tensor([1]), torch.tensor([[0]]), torch.tensor([[0.0, NEVER]]))])
     assert layout.attend(0, torch.ones(1, 1, 2), value, value, 1.0).tolist() == [[[4.0, 6.0]]]
 
