@@ -275,9 +275,7 @@ def walk_pages(query, runs):
         weights = scores.sub_(peak).exp2_()
         share = weights.sum(-1).view(P, KH, W, G).transpose(1, 2).reshape(P * W, KH, G)
         total.index_add_(0, owner, share)
-        if 1 < W * G < 4:                # MKL's product of 4 rows is faster than that of 2 or 3
-            weights = F.pad(weights, (0, 0, 0, 4 - W * G))
-        part = torch.matmul(weights.to(values.dtype), values)[:, :, :W * G].view(P, KH, W, G, D)
+        part = torch.matmul(weights.to(values.dtype), values).view(P, KH, W, G, D)
         out.index_add_(0, owner, part.transpose(1, 2).reshape(P * W, KH, G, D))
     return out / total[..., None].clamp(min=1e-30).to(out.dtype)
 
