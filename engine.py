@@ -164,9 +164,7 @@ class Packed:
             return flash(self.kernel, query, key, value, scale, self.cu_seqlens, self.longest,
                          cu_seqlens_k=self.cu_seqlens, longest_k=self.longest)
         if query.is_cuda and query.dtype != torch.float32:
-            from torch.nn.attention.varlen import varlen_attn    # flash-attention 2, without pages
-            return varlen_attn(query, key, value, self.cu_seqlens, self.cu_seqlens, self.longest,
-                               self.longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+            return torch_varlen(query, key, value, scale, self.cu_seqlens, self.longest)
         parts = []
         for count, longest, tokens, row, position in self.buckets:
             padded = [pad(x[tokens], count, longest, row, position) for x in (query, key, value)]
@@ -304,6 +302,13 @@ def flash(kernel, query, keys, values, scale, cu_seqlens_q, longest_q, cu_seqlen
         else dict(cu_seqlens_k=cu_seqlens_k)
     return function(query, keys, values, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
                     max_seqlen_k=longest_k, softmax_scale=scale, causal=True, **paged)[0]
+
+
+def torch_varlen(query, key, value, scale, cu_seqlens, longest):
+    """The same without pages, by the flash-attention that torch brings (CUDA, 16 bit)."""
+    from torch.nn.attention.varlen import varlen_attn
+    return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=scale,
+                       window_size=(-1, 0), enable_gqa=True)           # nothing of what comes after
 
 
 # ---- pages --------------------------------------------------------------------------------------

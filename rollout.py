@@ -475,8 +475,10 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     page_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size \
         * policy.compute_dtype.itemsize
-    if memory is None:
-        memory = 0.8 * torch.cuda.mem_get_info()[0] if policy.device.type == "cuda" else 2**30
+    if memory is None and policy.device.type == "cuda":
+        torch.cuda.empty_cache()                    # what the update held and no longer needs
+        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
+    memory = memory or 2**30
     each = -(-agent.max_context // size)
     pages = max(each, min(rows * each, int(memory / page_bytes)))
     return Engine(policy, rows, pages, size)

@@ -382,7 +382,9 @@ def load(path, device, cfg, value_head=False):
     if value_head:
         add_value_head(model)
     if cfg.checkpointing:
-        model.gradient_checkpointing_enable(dict(use_reentrant=False))
+        enable = getattr(model, "activation_checkpointing_enable", None) or \
+            model.gradient_checkpointing_enable                       # its name before 5.23
+        enable(dict(use_reentrant=False))
         model.train()
     if dist.is_initialized():
         from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
@@ -426,9 +428,14 @@ def play_tasks(run, tasks, group_size, horizon, seed, temperature=None):
         seen[task] = seen.get(task, 0) + 1
     mine = range(run.rank, len(tasks), run.world)
     with whole(run.policy):
-        trajectories, report = collect(
-            run.policy, agent, run.client, [tasks[i] for i in mine], group_size, horizon, seed,
-            first_members=[firsts[i] for i in mine], max_concurrent=cfg.max_concurrent)
+        try:
+            trajectories, report = collect(
+                run.policy, agent, run.client, [tasks[i] for i in mine], group_size, horizon, seed,
+                first_members=[firsts[i] for i in mine], max_concurrent=cfg.max_concurrent)
+        except EnvError as error:           # the other ranks wait for this one: tell them first
+            trajectories, report = [], dict(groups=[], dropped=len(mine), failures=[str(error)],
+                                            seconds=Counter(), tokens=Counter(), pages=0,
+                                            preempted=0)
     groups = {mine[g]: trajectories[i * group_size:(i + 1) * group_size]
               for i, g in enumerate(report["groups"])}
     if run.world > 1:
@@ -436,6 +443,9 @@ def play_tasks(run, tasks, group_size, horizon, seed, temperature=None):
         dist.all_gather_object(everybody, (groups, report))
         groups = {i: g for part, _ in everybody for i, g in part.items()}
         report["dropped"] = sum(r["dropped"] for _, r in everybody)
+        report["failures"] = [failure for _, r in everybody for failure in r["failures"]]
+    if tasks and not groups:
+        raise EnvError(report["failures"][-1])
     return [t for i in sorted(groups) for t in groups[i]], report
 
 
@@ -687,7 +697,7 @@ def speeds(run, report, batch, updated):
     tokens, seconds = report["tokens"], report["seconds"]
     read = tokens["decode_steps"] * weights * kind + tokens["decode_read"] * cached
     decoding = seconds["decode"] + seconds["sampling"]
-    figures = dict(decode_bandwidth_share=read / decoding / run.rates[1])
+    figures = dict(decode_bandwidth_share=read / max(decoding, 1e-9) / run.rates[1])
     if batch:
         lengths = (batch.token_ids >= 0).sum(1).double()
         flop = run.cfg.epochs * run.cfg.reuse * (

@@ -601,7 +601,7 @@ def test_token_logprobs_with_activation_checkpointing_has_the_same_gradient():
     token_logprobs(model, ids, mask, positions).sum().backward()
     plain = gradients(model)
     assert len(passes) == 1
-    model.gradient_checkpointing_enable(dict(use_reentrant=False))         # as train.py does
+    model.activation_checkpointing_enable(dict(use_reentrant=False))       # as train.py does
     model.train()
     token_logprobs(model, ids, mask, positions).sum().backward()
     assert len(passes) == 3                        # once, and once more in the backward pass
