@@ -177,7 +177,8 @@ def run(cfg):
     for name in sorted(figures, key=lambda f: (f == "all", module.FAMILIES.index(f)
                                                if f in module.FAMILIES else -1)):
         f = figures[name]
-        print(f"{name:24} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} {f['passed']:8.1%} "
+        error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
+        print(f"{name:24} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
               f"{f['score']:8.3f} {f['turns']:6.1f}")
     for player in ("random", "expert"):
         exact = " (exact)" if hasattr(module, "exact_success") else ""

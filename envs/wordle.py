@@ -139,6 +139,7 @@ class Env:
     def __init__(self, words=None, adversarial=False):
         self.file_words = read_words(words) if words else None
         self.adversarial = adversarial
+        self.fitting = self.file_words or LISTED      # what a client may ask for before any reset
 
     def reset(self, task_id):
         last = len(self.file_words or WORDS) - 1

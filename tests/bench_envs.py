@@ -2,6 +2,7 @@
 
     python -m tests.bench_envs                        every environment; a few minutes
     python -m tests.bench_envs babyai textcraft --quick
+    python -m tests.bench_envs --dropped              memory after sessions that nobody closed
 
 A random player's actions on tasks of TEST are recorded first (an id decides its episode), so that
 the timed parts only replay them and no time of choosing an action is counted.
@@ -25,6 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import engine  # noqa: F401  before torch, which client's neighbours load: see there
+import requests
 from client import EnvClient, EnvError
 from env_server import known_envs, load_env, local_server
 from eval import choose_tasks
@@ -153,11 +155,32 @@ def sciworld_memory():
         print(f"16 sciworld games: {megabytes_of_children():.0f} MB (target: under 1000)")
 
 
+def dropped(name, rounds, sessions=100):
+    """Sessions opened, played a step and never closed, until they have expired; over and over."""
+    module, idle = load_env(name), 60 if name == "sciworld" else 2      # its games load slowly
+    tasks, after = choose_tasks(module, "test", sessions), []
+    with local_server(name, idle_seconds=idle) as urls:
+        for _ in range(rounds):
+            client = EnvClient(urls, name)
+            for start in range(0, sessions, 20):
+                some = [tasks[i % len(tasks)] for i in range(start, start + 20)]
+                replies = answered(client, [(None, "reset", task) for task in some])
+                answered(client, [(reply.session, "step", "look around") for reply in replies])
+            held = requests.get(f"{urls[0]}/health", timeout=10).json()["sessions"]
+            while requests.get(f"{urls[0]}/health", timeout=10).json()["sessions"]:
+                time.sleep(0.2)
+            after.append(megabytes_of_children())
+    print(f"{name:16} {held} sessions dropped; MB after each expiry: "
+          + " ".join(f"{megabytes:.1f}" for megabytes in after), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known_envs()))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dropped", action="store_true",
+                        help="instead: memory after 100 sessions that nobody closed have expired")
     parser.add_argument("--quick", action="store_true", help="16 episodes, one round")
     args = parser.parse_args()
     unknown = set(args.names) - set(known_envs())
@@ -165,6 +188,10 @@ def main():
         parser.error(f"no environment {', '.join(sorted(unknown))}; known: "
                      f"{', '.join(known_envs())}")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    if args.dropped:
+        for name in args.names or known_envs():
+            dropped(name, 2 if args.quick else 4)
+        return
     print(f"{'':16}{'create':>9}{'reset':>9}{'step ms':>9}{'in process':>11}{'1 client':>11}"
           f"{'16 clients':>11}{'batched':>11}{'2 workers':>11}{'original':>10} batched x 2 workers")
     for name in args.names or known_envs():

@@ -75,6 +75,7 @@ def test_words_are_five_letters_and_split_by_hidden_word():
 
 def test_step_answers_in_the_recorded_form_of_the_original_server():
     env = wordle.Env()      # the draws were the original's own; shire and queen, and crane by ours
+    assert env.filtered_vocab() == list(wordle.LISTED)             # also before any reset
     assert env.reset(wordle.WORDS.index("crane")) == "Let's start Wordle!"
     assert env.filtered_vocab() == list(wordle.LISTED) and len(env.filtered_vocab()) == 40
     nothing = {"success": False, "valid": True, "score": 0}
