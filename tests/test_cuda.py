@@ -398,3 +398,9 @@ class TestOnGpu:
                         for m in (model, stock))
         assert (ours - theirs).norm() / theirs.norm() < (1e-4 if dtype == torch.float32 else 5e-2)
         assert math.isfinite(ours.norm().item())
+
+
+# What was broken to see these tests fail: lengths of the cache instead of the whole in a later
+# prefill; a decode length without its own token; no page of its own for a recorded batch's padding;
+# a replay that does not copy the table; pages of 32; no write before the read; keys for values; no
+# scale; flash-attn-4's pair taken for its output; a window that looks ahead; 4 chosen before 2
