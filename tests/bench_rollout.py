@@ -2,7 +2,7 @@
 
     python -m tests.bench_rollout                           shapes S and M; about 10 minutes
     python -m tests.bench_rollout --quick --parts turns --shapes S
-    python -m tests.bench_rollout --parts turns --model runs/NAME/clone    a real environment too
+    python -m tests.bench_rollout --parts turns --shapes --model runs/X/clone    a real environment
 
 part      against                                                   target: ours faster by
 decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 64), 2 (batch 256)
@@ -229,7 +229,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=("S", "M"))
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=("S", "M"))
     parser.add_argument("--model", help="folder of a policy for textcraft_small (agentevol.py)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
