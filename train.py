@@ -1001,7 +1001,7 @@ def draw(run, result):
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
     axes.set(xlabel=f"steps of {cfg.algo} ({cfg.tasks_per_step} tasks x {cfg.group_size})",
              ylabel="success", ylim=(0, 1.04), title=f"{cfg.env}, seed {cfg.seed}")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.tight_layout()
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
     plt.close(figure)
