@@ -697,13 +697,18 @@ def speeds(run, report, batch, updated):
     tokens, seconds = report["tokens"], report["seconds"]
     read = tokens["decode_steps"] * weights * kind + tokens["decode_read"] * cached
     decoding = seconds["decode"] + seconds["sampling"]
-    figures = dict(decode_bandwidth_share=read / max(decoding, 1e-9) / run.rates[1])
+    figures = dict(
+        decode_bandwidth_share=read / max(decoding, 1e-9) / run.rates[1],
+        rollout_tokens_per_second=(tokens["prefill"] + tokens["decode"])
+        / updated["seconds_rollout"])
     if batch:
-        lengths = (batch.token_ids >= 0).sum(1).double()
-        flop = run.cfg.epochs * run.cfg.reuse * (
+        lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
+        flop = passes * (
             6 * weights * lengths.sum() + 6 * config.num_hidden_layers * config.hidden_size
             * (lengths ** 2).sum()).item() / run.world
-        figures["update_flop_share"] = flop / updated["seconds_update"] / run.rates[0]
+        figures |= dict(
+            update_flop_share=flop / updated["seconds_update"] / run.rates[0],
+            update_tokens_per_second=passes * lengths.sum().item() / updated["seconds_update"])
     return figures
 
 
@@ -779,9 +784,11 @@ def log(run, metrics):
     if m["step"] % cfg.sample_every == 0:
         parts = "  ".join(f"{k} {m[f'seconds_{k}'] / m['seconds']:.0%}" for k in
                           ("prefill", "decode", "sampling", "environment", "update"))
-        run.say(f"     time: {parts} | {m['pages']} pages | decode at "
-                f"{m['decode_bandwidth_share']:.0%} of the memory's speed, update at "
-                f"{m.get('update_flop_share', 0):.0%} of a matrix product's")
+        run.say(f"     time: {parts} | {m['pages']} pages | rollout "
+                f"{m['rollout_tokens_per_second']:.0f} tok/s, decode at "
+                f"{m['decode_bandwidth_share']:.0%} of {run.rates[1] / 1e9:.0f} GB/s | update "
+                f"{m.get('update_tokens_per_second', 0):.0f} tok/s, at "
+                f"{m.get('update_flop_share', 0):.0%} of {run.rates[0] / 1e9:.0f} GFLOP/s")
     new = {signal: sentence for signal, sentence in algos.collapse_warnings(run.history)
            if signal not in run.warned}
     for signal, sentence in new.items():

@@ -698,13 +698,23 @@ PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_st
 
 
 def test_the_panel_is_complete(url, model):
-    run = trained(url, config(model, steps=5, probe_every=2))
+    run = trained(url, config(model, steps=5, probe_every=2, filter="none"))
     lines = [json.loads(line) for line in open(f"{run.cfg.folder}/metrics.jsonl")]
     assert lines == run.history and len(lines) == 5
     for line in lines:
         assert PANEL <= line.keys()
         assert (PROBED <= line.keys()) == (line["step"] % 2 == 0)
     assert abs(lines[0]["kl_start"]) < 1e-6 < lines[4]["kl_start"]
+    line, n = lines[0], run.cfg.tasks_per_step * run.cfg.group_size
+    assert line["rollout_tokens_per_second"] == pytest.approx(
+        line["rollout_tokens"] / line["seconds_rollout"])
+    # every trajectory has been trained on in one pass: the same tokens over other seconds
+    assert line["trained"] == n and line["update_tokens_per_second"] == pytest.approx(
+        line["tokens_per_second"] * line["seconds"] / line["seconds_update"])
+    # 6 FLOP a weight and token, and the attention's on top: at least this share of the peak
+    weights = sum(p.numel() for p in run.policy.parameters())
+    least = 6 * weights * line["update_tokens_per_second"] / RATES[0]
+    assert least < line["update_flop_share"] < 2 * least
     assert lines[0]["reward_std_share"] == 1
     assert lines[0]["retrieval_chance"] <= lines[0]["retrieval_accuracy"] <= 1
     with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
