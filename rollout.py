@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -101,6 +102,7 @@ class Chat:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
+        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
@@ -130,10 +132,10 @@ class Chat:
                                                   add_generation_prompt=speak)
 
     def opening(self, messages):
-        return self.tokenizer.encode(self._render(messages, True), add_special_tokens=False)
+        return list(self.encode(self._render(messages, True)))     # one prompt for a whole group
 
     def turn(self, text):
-        return self.tokenizer.encode(self.before + text + self.after, add_special_tokens=False)
+        return list(self.encode(self.before + text + self.after))
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------

@@ -15,7 +15,6 @@ from engine import load_policy, token_logprobs
 from envs import maze, textcraft_small
 from rollout import FORMATS, Agent, to_batch
 
-torch.set_num_threads(1)        # on tensors this small two threads only wait for each other
 SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
               vocabulary=300, lr=1e-2)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
@@ -22,7 +21,6 @@ from eval import (Config, builtin_rate, choose_tasks, mean_and_error, open_env, 
                   play_builtin, run, summarise)
 from rollout import Agent
 
-torch.set_num_threads(1)        # on tensors this small two threads only wait for each other
 ROOT = Path(__file__).parent.parent
 
 

@@ -36,7 +36,6 @@ from eval import builtin_rate, choose_tasks
 from rollout import Trajectory
 from train import ALGOS, WEIGHTS, Config
 
-torch.set_num_threads(1)        # on tensors this small two threads only wait for each other
 ROOT = Path(__file__).parent.parent
 RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
 
