@@ -190,7 +190,7 @@ class Extend:
     def __init__(self, lengths, starts, table, pages, slots, kernel="torch"):
         device, lengths = table.device, np.asarray(lengths)
         self.kernel, self.pages, self.slots = kernel, pages, slots
-        self.table, self.count, self.longest = table, len(lengths), int(lengths.max())
+        self.table, self.longest = table, int(lengths.max())
         ends = lengths.cumsum()
         row = np.repeat(np.arange(len(lengths)), lengths)
         column = np.arange(len(row)) - (ends - lengths)[row]

@@ -166,23 +166,26 @@ def run(cfg):
         plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
     figures = summarise(module, plays, cfg.k)
     for player in ("random", "expert"):
+        own = player == cfg.policy and not hasattr(module, "exact_success")
         figures["all"][player], figures["all"][f"{player}_stderr"] = \
+            (figures["all"]["success"], figures["all"]["stderr"]) if own else \
             builtin_rate(module, player, tasks, horizon, cfg.seed)
     print(f"{cfg.env}, {cfg.split} split, horizon {horizon}, {cfg.policy or cfg.model}, "
           f"temperature {cfg.temperature:g}")
     if dropped:
         print(f"{dropped} tasks could not be played and are left out")
-    print(f"{'family':24} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(cfg.k):>8} "
+    width = max(24, *map(len, figures))
+    print(f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(cfg.k):>8} "
           f"{'score':>8} {'turns':>6}")
     for name in sorted(figures, key=lambda f: (f == "all", module.FAMILIES.index(f)
                                                if f in module.FAMILIES else -1)):
         f = figures[name]
         error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
-        print(f"{name:24} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
+        print(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
               f"{f['score']:8.3f} {f['turns']:6.1f}")
     for player in ("random", "expert"):
         exact = " (exact)" if hasattr(module, "exact_success") else ""
-        print(f"{player + ' player' + exact:24} {len(tasks):5d} {figures['all'][player]:8.1%} "
+        print(f"{player + ' player' + exact:{width}} {len(tasks):5d} {figures['all'][player]:8.1%} "
               f"{figures['all'][f'{player}_stderr']:6.1%}")
     if cfg.json:
         with open(cfg.json, "w") as file:
