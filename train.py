@@ -163,7 +163,8 @@ ALGOS = {
     "gspo": dict(advantage="grpo", surrogate="sequence", weights="sequence",
                  clip_low=3e-4, clip_high=4e-4),
     "starpo": PPO | dict(kl_coef=0.001, kl_in="reward", entropy_coef=0.001),
-    "starpo_s": PPO | dict(filter="uncertain", keep=0.25, clip_high=0.28, entropy_coef=0.001),
+    "starpo_s": PPO | dict(filter="uncertain", keep=0.25, clip_high=0.28, entropy_coef=0.001,
+                           mini_batches=1),     # a quarter of the groups: as large as one of four
 }
 
 # What a tiny policy of its own needs where the texts are longer; with --model nothing is set.
