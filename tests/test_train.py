@@ -730,8 +730,9 @@ def test_measure_on_a_hand_made_step(url, model):
     played[3].add_action([4, 5, 6], [-1.0] * 3)
     report = dict(dropped=3, pages=7, preempted=1, seconds=Counter(decode=1.0, sampling=1.0),
                   tokens=Counter(prefill=10, decode=5))
-    updated = train.nothing_learned(played) | dict(seconds_update=1.0)
+    updated = train.nothing_learned(played) | dict(seconds_rollout=4.0, seconds_update=1.0)
     m = train.measure(run, played, None, report, 2, updated)
+    assert m["rollout_tokens_per_second"] == m["rollout_tokens"] / 4
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
