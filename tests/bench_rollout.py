@@ -241,8 +241,8 @@ def main():
                 for B, target in ((64, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
                     bench_decode(shape, args, B, target)
             elif part == "turns":
-                sizes = ((100, 400), 24, 16), (100, 24, 16), (400, 24, 16), (300, 32, 8)
-                for size in sizes[:1 if args.quick else 4]:
+                sizes = ((100, 400), 24, 16), (100, 24, 16), (400, 24, 16)
+                for size in sizes[:1 if args.quick else 3]:
                     bench_turns(shape, args, *size)
             else:
                 dict(batching=bench_batching, latency=bench_latency)[part](shape, args)
