@@ -142,12 +142,12 @@ def bench_batching(shape, args):
     """generate_batch is given the pages it needs: it would size them by all free memory."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
     ours, theirs = make_models(shape)
-    B, length, new = (16, 64, 8) if args.quick else (64, 128, 32)
-    prompts = np.random.default_rng(0).integers(3, 500, (B, length)).tolist()
+    (B, new), rng = (16, 8) if args.quick else (64, 64), np.random.default_rng(0)
+    prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
     config = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, top_p=1.0,
                               eos_token_id=-1, pad_token_id=0)
     pages = ContinuousBatchingConfig(page_size=32, max_batch_tokens=4096,
-                                     num_blocks=B * (-(-(length + new) // 32) + 1))
+                                     num_blocks=B * (-(-(256 + new) // 32) + 1))
 
     def continuous(_):
         began = time.perf_counter()
@@ -158,6 +158,6 @@ def bench_batching(shape, args):
     continuous(0)                               # its manager starts once
     seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),
                               "theirs": continuous})
-    print(f"batching {shape}, {B} prompts of {length}, {new} new tokens: "
+    print(f"batching {shape}, {B} prompts of 128 to 256, {new} new tokens: "
           f"{B * new / medians(seen['ours'])['all']:.0f} tok/s, prefill included = "
           f"{ratio(seen, 'theirs', figure='all'):.1f} x generate_batch (target 10)", flush=True)
