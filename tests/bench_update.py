@@ -8,7 +8,7 @@ update  transformers' forward and backward over a padded batch          1.4 (S),
         (attention_mask, sdpa, float32), the same loss
 trl     TRL's GRPOTrainer, whole steps (rollout, credit, update):
         one turn, prompt 128 + 64 new tokens, its best case             1
-        10 turns of 24 + 16 tokens through its rollout_func             3
+        10 turns of 24 + 16 tokens behind prompts of 100 to 400         3
 
 update: sequences of 80 to 400 tokens in micro-batches of about 8,000 tokens; tok/s count real
 tokens. Trained are the action tokens, 16 of every 40 as in a ten-turn episode, or all tokens. The
@@ -107,7 +107,7 @@ def our_step(shape, prompt, observation, action, horizon):
     model, _ = make_models(shape)
     agent, client = make_agent(shape, prompt, observation, action, horizon)
     cfg = train.Config(group_size=GROUP, mini_batches=1, filter="none", lr=1e-6)
-    run = train.Run(cfg, None, agent, client, model,
+    run = train.Run(cfg, None, client, agent, model,
                     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6))
 
     def step(number):
@@ -194,7 +194,7 @@ def main():
             bench_update(shape, args, all_trained=True)
         if "trl" in args.parts:
             bench_trl(shape, args, 1, 128, 24, 16 if args.quick else 64)
-            bench_trl(shape, args, 3 if args.quick else 10, 100, 24, 16)
+            bench_trl(shape, args, 3 if args.quick else 10, (100, 400), 24, 16)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
