@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # a score that no softmax sees; finite, so that a row of nothing is not NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attention`
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
@@ -116,7 +116,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
            layout=None, **_):
     """What transformers calls in every layer. query (1, H, T, D), key and value (1, KH, T, D), all
     rotated already -> ((1, T, H, D), None). `layout` travels through the model untouched: an opaque
-    object, which neither FSDP's casts nor gradient checkpointing look into.
+    object, which neither FSDP's casts nor gradient checkpointing look into. Of a layout is asked
+    attend(layer, query (T, H, D), key (T, KH, D), value, scale) -> (T, H, D).
     """
     if layout is None:
         raise ValueError("this model runs under our engine: use token_logprobs or collect, or call "
@@ -226,10 +227,10 @@ class Extend:
 
 
 class Decode:
-    """One new token for each of `rows`; every page is read where it lies, by torch alone.
+    """One new token for each of `rows` (B,); every page is read where it lies, by torch alone.
 
-    runs: see `walk_pages`, with the indices of the pages instead of their keys and values, and the
-    engine's rows as owners.
+    slots: where the new tokens go (see Pages). runs: see `walk_pages`, with the indices of the
+    pages instead of their keys and values, and the engine's rows (0..row_count - 1) as owners.
     """
 
     def __init__(self, rows, row_count, pages, slots, runs):
@@ -329,7 +330,7 @@ class Pages:
         shape = (config.num_hidden_layers, count, config.num_key_value_heads, page_size, head)
         self.page_size, self.count, self.high = page_size, count, 0
         self.keys, self.values = zeros(shape, device, dtype), zeros(shape, device, dtype)
-        self.gathered = [self.keys.new_empty(0)] * 2
+        self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
         self.users = [0] * count
         self.free = list(range(count))               # ascending: a heap already
 

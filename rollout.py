@@ -102,7 +102,8 @@ class Chat:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
+        self.encode = lru_cache(4096)(      # many observations come again and again
+            partial(tokenizer.encode, add_special_tokens=False))
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
@@ -477,10 +478,11 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     page_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size \
         * policy.compute_dtype.itemsize
-    if memory is None and policy.device.type == "cuda":
-        torch.cuda.empty_cache()                    # what the update held and no longer needs
-        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
-    memory = memory or 2**30
+    if memory is None:
+        memory = 2**30
+        if policy.device.type == "cuda":
+            torch.cuda.empty_cache()                # what the update held and no longer needs
+            memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size)
     pages = max(each, min(rows * each, int(memory / page_bytes)))
     return Engine(policy, rows, pages, size)

@@ -684,7 +684,8 @@ def measure(run, trajectories, batch, report, horizon, updated):
 
 
 def speeds(run, report, batch, updated):
-    """Achieved shares of what this machine can do (`machine_rates`, measured at the start).
+    """Tokens/s of rollout and update, and achieved shares of what this machine can do
+    (`machine_rates`, measured at the start).
 
     decode: bytes read, (weights once a step + keys and values of all cached tokens), over seconds
     of decoding and sampling, over the rate of a copy. update: FLOP, 6 per weight and trained token

@@ -16,6 +16,8 @@ import engine as engine_module
 from engine import (DecodeGraph, Engine, OutOfPages, choose_kernel, flash_function, prepare, sample,
                     token_logprobs, torch_varlen)
 from fakes import twins
+from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
+                         training_rows)
 
 CUDA = torch.cuda.is_available()
 on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
@@ -125,16 +127,11 @@ def kernel(request, monkeypatch):
 
 
 def texts_of(rng, lengths):
-    return [[rng.randrange(50) for _ in range(n)] for n in lengths]
+    return [tokens_of(rng, n) for n in lengths]
 
 
 def near(got, want):
     return (got.log_softmax(-1) - want.log_softmax(-1)).abs().max().item() < 1e-5
-
-
-def stock_last(stock, text):
-    with torch.no_grad():
-        return stock(torch.tensor([text]), use_cache=False).logits[0, -1:]
 
 
 # ---- contracts, on the CPU ----------------------------------------------------------------------
@@ -152,7 +149,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     logits = engine.prefill(sequences, prompts)
     for sequence, text, row in zip(sequences, prompts, logits):
         texts[id(sequence)] = list(text)
-        assert near(row[None], stock_last(stock, text))
+        assert differ(row[None], stock, [text]) < 1e-5
     child = engine.fork(sequences[0])
     texts[id(child)] = list(prompts[0])
     more = texts_of(rng, [9, 1, 4])                        # 250 + 9 crosses into a second page
@@ -160,7 +157,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     logits = engine.prefill(some, more)
     for sequence, text, row in zip(some, more, logits):
         texts[id(sequence)] += text
-        assert near(row[None], stock_last(stock, texts[id(sequence)]))
+        assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
     for active in ([child, sequences[0], sequences[2]], [sequences[1], sequences[0]],
                    [*sequences, child]):
         for sequence in active:
@@ -171,7 +168,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
             assert logits.shape == (len(active), 50)
             for sequence, token, row in zip(active, ids.tolist(), logits):
                 texts[id(sequence)].append(token)
-                assert near(row[None], stock_last(stock, texts[id(sequence)]))
+                assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
         for sequence in active:
             engine.leave(sequence)
     if graphs:                                             # padded to powers of two, recorded once
@@ -234,19 +231,13 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
 
 def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
     model, stock = twins("qwen3")
-    rows = texts_of(random.Random(1), [6, 11, 3])
-    ids = torch.full((3, 11), -1)
-    for b, row in enumerate(rows):
-        ids[b, :len(row)] = torch.tensor(row)
-    positions = torch.arange(11).expand(3, 11)
-    mask = (ids >= 0) & (positions >= 2)
-    # the stand-in works in place and has no backward: values only; torch's own below has both
-    with torch.no_grad():
-        got = token_logprobs(model, ids, mask, positions)
-        for b, row in enumerate(rows):
-            want = stock(torch.tensor([row]), use_cache=False).logits[0].log_softmax(-1)
-            for t in range(2, len(row)):
-                assert got[b, t].item() == pytest.approx(want[t - 1, row[t]].item(), abs=1e-5)
+    ids, mask, positions = training_rows(random.Random(1), CONTEXTS)
+    got = token_logprobs(model, ids, mask, positions)
+    want, _ = one_by_one(stock, ids, mask, positions, 1.0)
+    assert torch.allclose(got, want, atol=1e-5)
+    got.sum().backward()
+    want.sum().backward()
+    assert_same_gradients(gradients(model), gradients(stock))
 
 
 def test_torch_varlen_fits_the_signature_of_torch(monkeypatch):

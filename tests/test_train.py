@@ -697,14 +697,24 @@ PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_st
 
 
 def test_the_panel_is_complete(url, model):
-    run = trained(url, config(model, steps=5, probe_every=2, filter="none"))
+    run = trained(url, config(model, steps=5, probe_every=2))
     lines = [json.loads(line) for line in open(f"{run.cfg.folder}/metrics.jsonl")]
     assert lines == run.history and len(lines) == 5
     for line in lines:
         assert PANEL <= line.keys()
         assert (PROBED <= line.keys()) == (line["step"] % 2 == 0)
     assert abs(lines[0]["kl_start"]) < 1e-6 < lines[4]["kl_start"]
-    line, n = lines[0], run.cfg.tasks_per_step * run.cfg.group_size
+    assert lines[0]["reward_std_share"] == 1
+    assert lines[0]["retrieval_chance"] <= lines[0]["retrieval_accuracy"] <= 1
+    with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
+    assert with_reference.history[0]["kl_start"] == pytest.approx(0, abs=1e-6)
+    assert with_reference.history[1]["kl_start"] > 1e-6
+    assert "mutual_information" not in with_reference.history[1]
+
+
+def test_speeds_are_tokens_over_seconds(url, model):
+    run = trained(url, config(model, steps=1, filter="none"))
+    line, n = run.history[0], run.cfg.tasks_per_step * run.cfg.group_size
     assert line["rollout_tokens_per_second"] == pytest.approx(
         line["rollout_tokens"] / line["seconds_rollout"])
     # every trajectory has been trained on in one pass: the same tokens over other seconds
@@ -714,12 +724,6 @@ def test_the_panel_is_complete(url, model):
     weights = sum(p.numel() for p in run.policy.parameters())
     least = 6 * weights * line["update_tokens_per_second"] / RATES[0]
     assert least < line["update_flop_share"] < 2 * least
-    assert lines[0]["reward_std_share"] == 1
-    assert 0 <= lines[0]["retrieval_accuracy"] <= 1 and 0 < lines[0]["retrieval_chance"] < 1
-    with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
-    assert with_reference.history[0]["kl_start"] == pytest.approx(0, abs=1e-6)
-    assert with_reference.history[1]["kl_start"] > 1e-6
-    assert "mutual_information" not in with_reference.history[1]
 
 
 def test_measure_on_a_hand_made_step(url, model):
@@ -874,6 +878,30 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("EMPTY", "./empty").split())
     assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
+    """Of two ranks the first loses all of its groups, and goes on with the second's."""
+    run, seen = started(url, config(model)), []
+    other = ({1: [Trajectory(task_id=5)] * 2}, dict(dropped=0, failures=[]))
+
+    def lost(*_, **__):
+        raise train.EnvError("its server is gone")
+
+    def gather(everybody, mine):
+        seen.append(mine)
+        everybody[:] = [mine, other]
+    monkeypatch.setattr(train, "collect", lost)
+    for name, value in dict(is_initialized=True, get_rank=0, get_world_size=2).items():
+        monkeypatch.setattr(train.dist, name, lambda value=value: value)
+    monkeypatch.setattr(train.dist, "all_gather_object", gather)
+    trajectories, report = train.play_tasks(run, [3, 5], 2, 2, (0,))
+    assert [t.task_id for t in trajectories] == [5, 5]
+    assert report["dropped"] == 1 and report["failures"] == ["its server is gone"]
+    other[0].clear()                                       # now nobody has any
+    with pytest.raises(train.EnvError, match="its server is gone"):
+        train.play_tasks(run, [3, 5], 2, 2, (0,))
+    assert len(seen) == 2                                  # told both times, before it raised
 
 
 @pytest.mark.parametrize("flags, sentence", [
