@@ -237,46 +237,48 @@ class Decode:
         self.pages, self.slots = pages, slots
         place = rows.new_full((row_count + 1,), len(rows))      # row -> its place in this step
         place[rows] = torch.arange(len(rows), device=rows.device)
-        self.runs = [(chosen, place[owners], bias) for chosen, owners, bias in runs]
+        KH, dtype = pages.keys.shape[2], pages.keys.dtype
+        self.runs = [(chosen, place[owners], bias.to(dtype).repeat_interleave(KH, 0)[:, None])
+                     for chosen, owners, bias in runs]
 
     def attend(self, layer, query, key, value, scale):
         self.pages.write(layer, self.slots, key, value)
-        B, H, D = query.shape
-        grouped = query.view(B, key.shape[1], -1, D) * (scale * LOG2_E)
-        grouped = F.pad(grouped, (0, 0, 0, 0, 0, 0, 0, 1))
         runs = [(*self.pages.choose(layer, chosen), *rest) for chosen, *rest in self.runs]
-        return walk_pages(grouped, runs)[:-1].reshape(B, H, D)
+        return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs,
+                          scale).view(query.shape)
 
 
-def walk_pages(query, runs):
+def walk_pages(query, runs, scale):
     """Softmax attention of one query a row over pages in any order, each read once, none copied.
 
-    query (B + 1, KH, G, D), scaled, also by LOG2_E; its last row is nobody's. A run is (keys
-    (P, KH, S, D), values, owners (P, W), bias (P, S)): the W rows that attend to each page, B where
-    there is none, and 0 or NEVER for each of its slots. -> (B + 1, KH, G, D). Each page is scored
-    against its owners, the maximum and the sums are collected by owner: flash-decoding, the split
-    being the page. Powers of 2: they cost the CPU a fourth of those of e, a tenth with NEVER.
+    query (B, KH, G, D). A run is (keys (P, KH, S, D), values, owners (P, W), bias (P * KH, 1, S)):
+    the W rows that attend to each page, B where there is none, and 0 or NEVER for each of its
+    slots. -> (B, KH, G, D). Each page is scored against its owners, the maximum and the sums are
+    collected by owner, nobody's in a last row: flash-decoding, the split being the page. Powers
+    of 2: they cost the CPU a fourth of those of e, a tenth with NEVER.
     """
-    rows, KH, G, D = query.shape
-    top, scored = query.new_full((rows, KH, G), NEVER, dtype=torch.float32), []
+    B, KH, G, D = query.shape
+    top, scored = query.new_full((B + 1, KH, G), NEVER, dtype=torch.float32), []
     for keys, values, owners, bias in runs:
         P, W = owners.shape
         owner = owners.flatten()
-        q = query.index_select(0, owner).view(P, W, KH, G, D).transpose(1, 2).reshape(P, KH, -1, D)
-        scores = torch.matmul(q, keys.transpose(2, 3)).float().add_(bias[:, None, None])
+        q = query.index_select(0, owner.clamp(max=B - 1))
+        q = q.view(P, W, KH, G, D).transpose(1, 2).reshape(P * KH, W * G, D)
+        scores = torch.baddbmm(bias, q, keys.reshape(P * KH, -1, D).transpose(1, 2),
+                               alpha=scale * LOG2_E).float()
         peak = scores.amax(-1).view(P, KH, W, G).transpose(1, 2).reshape(P * W, KH, G)
         top.scatter_reduce_(0, owner[:, None, None].expand_as(peak), peak, "amax")
         scored.append((scores, values, owner, W))
-    total, out = torch.zeros_like(top), query.new_zeros(rows, KH, G, D)
+    total, out = torch.zeros_like(top), query.new_zeros(B + 1, KH, G, D)
     for scores, values, owner, W in scored:
         P = len(values)
-        peak = top.index_select(0, owner).view(P, W, KH, G).transpose(1, 2).reshape(P, KH, -1, 1)
-        weights = scores.sub_(peak).exp2_()
+        peak = top.index_select(0, owner).view(P, W, KH, G).transpose(1, 2)
+        weights = scores.sub_(peak.reshape(P * KH, W * G, 1)).exp2_()
         share = weights.sum(-1).view(P, KH, W, G).transpose(1, 2).reshape(P * W, KH, G)
         total.index_add_(0, owner, share)
-        part = torch.matmul(weights.to(values.dtype), values).view(P, KH, W, G, D)
-        out.index_add_(0, owner, part.transpose(1, 2).reshape(P * W, KH, G, D))
-    return out / total[..., None].clamp(min=1e-30).to(out.dtype)
+        part = torch.bmm(weights.to(values.dtype), values.reshape(P * KH, -1, D))
+        out.index_add_(0, owner, part.view(P, KH, W, G, D).transpose(1, 2).reshape(-1, KH, G, D))
+    return out[:B] / total[:B, ..., None].clamp(min=1e-30).to(out.dtype)
 
 
 def flash_function(kernel):
@@ -697,17 +699,17 @@ def sample(logits, uniforms, temperature):
     one (B, V) float32 tensor is made, and one more at a temperature of neither 0 nor 1; a
     log-probability is told from the likeliest token's.
     """
-    temperature_, greedy = temperature or 1.0, temperature == 0
-    scaled = logits if temperature_ == 1 else logits.float() / temperature_
+    scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
-    best, likeliest = probabilities.max(dim=-1, keepdim=True)
-    ids = likeliest
-    if not greedy:
+    best, top = probabilities.amax(-1, keepdim=True), scaled.amax(-1, keepdim=True)
+    if temperature == 0:
+        ids = scaled.argmax(-1, keepdim=True)
+    else:
         cumulative = torch.cumsum(probabilities, dim=-1, out=probabilities)
         total = cumulative[:, -1:]     # a uniform that rounds to 1 must not lead behind it
         target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
-    logprobs = scaled.gather(1, ids).float() - scaled.gather(1, likeliest).float() + best.log()
+    logprobs = scaled.gather(1, ids).float() - top.float() + best.log()
     return ids[:, 0], logprobs[:, 0]
 
 

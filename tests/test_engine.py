@@ -218,7 +218,7 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
     rng = random.Random(seed)
     R, KH, G, D, S, P = 5, 2, 3, 4, 4, 17
     query, keys, values = (torch.randn(*shape) for shape in (
-        (R + 1, KH, G, D), (P, KH, S, D), (P, KH, S, D)))
+        (R, KH, G, D), (P, KH, S, D), (P, KH, S, D)))
     filled = [rng.randint(1, S) for _ in range(P)]
     bias = torch.full((P, S), NEVER)
     for page, count in enumerate(filled):
@@ -231,9 +231,11 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
     for page in order[8:13]:                               # the last four belong to nobody
         sharers[page] = torch.tensor([R - 1, *rng.sample([R - 2, 0, 1, R, R], 2)])
     shared = torch.tensor(sorted(order[8:13]))
-    runs = [(keys, values, owner, bias),                                         # in place
-            (keys[shared], values[shared], sharers[shared], bias[shared])]       # selected
-    got = walk_pages(query * math.log2(math.e), runs)
+    each = bias.repeat_interleave(KH, 0)[:, None]          # (P * KH, 1, S)
+    runs = [(keys, values, owner, each),                                         # in place
+            (keys[shared], values[shared], sharers[shared],                      # selected
+             bias[shared].repeat_interleave(KH, 0)[:, None])]
+    got = walk_pages(query, runs, scale=1.0)
     for row in range(R):
         for kh in range(KH):
             slots = [(keys[p, kh, s], values[p, kh, s]) for p in range(P) for s in range(filled[p])
@@ -247,8 +249,8 @@ def test_walk_pages_survives_large_scores_and_rows_of_nothing():
     row that owns no page gets zeros, not NaN."""
     keys = torch.tensor([[[[300.0]]], [[[-300.0]]], [[[299.0]]]])                # (3, 1, 1, 1)
     values = torch.tensor([[[[1.0]]], [[[2.0]]], [[[3.0]]]])
-    out = walk_pages(torch.ones(3, 1, 1, 1), [
-        (keys, values, torch.tensor([[0], [0], [0]]), torch.zeros(3, 1))])
+    out = walk_pages(torch.ones(2, 1, 1, 1), [
+        (keys, values, torch.tensor([[0], [0], [0]]), torch.zeros(3, 1, 1))], math.log(2))
     half = 2**-1                                           # 300 against 299
     assert out[0].item() == pytest.approx((1 + 3 * half) / (1 + half), rel=1e-6)
     assert out[1].item() == 0
