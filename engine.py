@@ -11,6 +11,7 @@ which token belongs to which sequence:
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
 """
+import contextlib
 import heapq
 import os
 import time
@@ -30,6 +31,8 @@ LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # a score that no softmax sees; finite, so that a row of nothing is not NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attention`
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
+SMALL_STEP = 10**7   # rows * layers * width**2 below which waking a second core costs a decode step
+                     # more than it brings; the environments' servers are glad of that core
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -229,8 +232,8 @@ class Extend:
 class Decode:
     """One new token for each of `rows` (B,); every page is read where it lies, by torch alone.
 
-    slots: where the new tokens go (see Pages). runs: see `walk_pages`, with the indices of the
-    pages instead of their keys and values, and the engine's rows (0..row_count - 1) as owners.
+    slots: where the new tokens go (see Pages). runs: lists of pages, as `Engine._runs` makes them:
+    (indices or a slice, owners (P, W) in 0..row_count, the last being nobody, bias (P, S)).
     """
 
     def __init__(self, rows, row_count, pages, slots, runs):
@@ -238,47 +241,50 @@ class Decode:
         place = rows.new_full((row_count + 1,), len(rows))      # row -> its place in this step
         place[rows] = torch.arange(len(rows), device=rows.device)
         KH, dtype = pages.keys.shape[2], pages.keys.dtype
-        self.runs = [(chosen, place[owners], bias.to(dtype).repeat_interleave(KH, 0)[:, None])
+        heads = torch.arange(KH, device=rows.device)[:, None]
+        self.readers = torch.cat([(place[owners][:, None] * KH + heads).flatten()
+                                  for _, owners, _ in runs])
+        self.runs = [(chosen, owners.shape[1], bias.to(dtype).repeat_interleave(KH, 0)[:, None])
                      for chosen, owners, bias in runs]
 
     def attend(self, layer, query, key, value, scale):
         self.pages.write(layer, self.slots, key, value)
         runs = [(*self.pages.choose(layer, chosen), *rest) for chosen, *rest in self.runs]
         return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs,
-                          scale).view(query.shape)
+                          self.readers, scale).view(query.shape)
 
 
-def walk_pages(query, runs, scale):
+def walk_pages(query, runs, readers, scale):
     """Softmax attention of one query a row over pages in any order, each read once, none copied.
 
-    query (B, KH, G, D). A run is (keys (P, KH, S, D), values, owners (P, W), bias (P * KH, 1, S)):
-    the W rows that attend to each page, B where there is none, and 0 or NEVER for each of its
-    slots. -> (B, KH, G, D). Each page is scored against its owners, the maximum and the sums are
-    collected by owner, nobody's in a last row: flash-decoding, the split being the page. Powers
-    of 2: they cost the CPU a fourth of those of e, a tenth with NEVER.
+    query (B, KH, G, D) -> (B, KH, G, D). A run is (keys (P, KH, S, D), values, W, bias (P * KH, 1,
+    S)): pages that W rows attend to, and 0 or NEVER for each slot. readers (N,), N the sum of
+    P * KH * W over the runs: who looks at this head of this page, as row * KH + head; row B is
+    nobody. Each page is scored against its readers, the maximum and the sums are collected by
+    reader: flash-decoding, the split being the page. Powers of 2: they cost the CPU a fourth of
+    those of e, a tenth with NEVER.
     """
     B, KH, G, D = query.shape
-    top, scored = query.new_full((B + 1, KH, G), NEVER, dtype=torch.float32), []
-    for keys, values, owners, bias in runs:
-        P, W = owners.shape
-        owner = owners.flatten()
-        q = query.index_select(0, owner.clamp(max=B - 1))
-        q = q.view(P, W, KH, G, D).transpose(1, 2).reshape(P * KH, W * G, D)
-        scores = torch.baddbmm(bias, q, keys.reshape(P * KH, -1, D).transpose(1, 2),
-                               alpha=scale * LOG2_E).float()
-        peak = scores.amax(-1).view(P, KH, W, G).transpose(1, 2).reshape(P * W, KH, G)
-        top.scatter_reduce_(0, owner[:, None, None].expand_as(peak), peak, "amax")
-        scored.append((scores, values, owner, W))
-    total, out = torch.zeros_like(top), query.new_zeros(B + 1, KH, G, D)
-    for scores, values, owner, W in scored:
-        P = len(values)
-        peak = top.index_select(0, owner).view(P, W, KH, G).transpose(1, 2)
-        weights = scores.sub_(peak.reshape(P * KH, W * G, 1)).exp2_()
-        share = weights.sum(-1).view(P, KH, W, G).transpose(1, 2).reshape(P * W, KH, G)
-        total.index_add_(0, owner, share)
-        part = torch.bmm(weights.to(values.dtype), values.reshape(P * KH, -1, D))
-        out.index_add_(0, owner, part.view(P, KH, W, G, D).transpose(1, 2).reshape(-1, KH, G, D))
-    return out[:B] / total[:B, ..., None].clamp(min=1e-30).to(out.dtype)
+    shapes = [(len(keys) * KH, W * G, -1) for keys, _, W, _ in runs]      # of a run's products
+    sizes = [pages * rows for pages, rows, _ in shapes]
+    q = query.reshape(B * KH, G * D).index_select(0, readers.clamp(max=B * KH - 1)).view(-1, D)
+    scores, parts = q.new_empty(len(q), runs[0][0].shape[2]), torch.empty_like(q)
+    for (keys, _, _, bias), shape, x, out in zip(runs, shapes, q.split(sizes), scores.split(sizes)):
+        torch.baddbmm(bias, x.view(shape), keys.flatten(0, 1).transpose(1, 2),
+                      alpha=scale * LOG2_E, out=out.view(shape))
+    scores = scores.float()
+    peak = scores.amax(-1).view(-1, G)
+    top = peak.new_full(((B + 1) * KH, G), NEVER)
+    top.scatter_reduce_(0, readers[:, None].expand_as(peak), peak, "amax")
+    weights = scores.sub_(top.index_select(0, readers).view(-1, 1)).exp2_()
+    total = torch.zeros_like(top).index_add_(0, readers, weights.sum(-1).view(-1, G))
+    weights = weights.to(q.dtype)
+    for (_, values, _, _), shape, x, out in zip(runs, shapes, weights.split(sizes),
+                                                parts.split(sizes)):
+        torch.bmm(x.view(shape), values.flatten(0, 1), out=out.view(shape))
+    summed = q.new_zeros((B + 1) * KH, G * D).index_add_(0, readers, parts.view(-1, G * D))
+    total = total.clamp(min=1e-30).to(q.dtype)             # of a row without pages: 0
+    return (summed.view(-1, G, D) / total[..., None]).view(B + 1, KH, G, D)[:B]
 
 
 def flash_function(kernel):
@@ -436,6 +442,8 @@ class Engine:
         self.sharers = np.full((pages, 8), rows)               # those who share one; rows: nobody
         self.bias = torch.full((pages, page_size), NEVER)      # 0 where a token has been written
         self.seconds, self.tokens = Counter(), Counter()
+        work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
+        self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
         self.graphs = {} if graphs and self.kernel != "torch" else None
         if self.graphs is not None:
             self.spare = self.pages.take()     # what the padding of a recorded batch reads
@@ -581,7 +589,8 @@ class Engine:
         position, page, offset, rows = (torch.from_numpy(x).to(self.device) for x in (
             lengths, page, lengths % size, np.array([s.row for s in self.active])))
         layout = Decode(rows, self.rows, self.pages, self.pages.slots(page, offset), self._runs())
-        return self._forward(token_ids, position, layout)
+        with on_threads(self.threads):
+            return self._forward(token_ids, position, layout)
 
     def _forward(self, token_ids, position, layout):
         return self.model(token_ids[None], position_ids=position[None], use_cache=False,
@@ -688,6 +697,16 @@ class DecodeGraph:
             ours.copy_(getattr(inputs, name))
         self.graph.replay()
         return self.logits
+
+
+@contextlib.contextmanager
+def on_threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def sample(logits, uniforms, temperature):

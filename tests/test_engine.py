@@ -232,10 +232,12 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
         sharers[page] = torch.tensor([R - 1, *rng.sample([R - 2, 0, 1, R, R], 2)])
     shared = torch.tensor(sorted(order[8:13]))
     each = bias.repeat_interleave(KH, 0)[:, None]          # (P * KH, 1, S)
-    runs = [(keys, values, owner, each),                                         # in place
-            (keys[shared], values[shared], sharers[shared],                      # selected
+    runs = [(keys, values, 1, each),                                             # in place
+            (keys[shared], values[shared], 3,                                    # selected
              bias[shared].repeat_interleave(KH, 0)[:, None])]
-    got = walk_pages(query, runs, scale=1.0)
+    readers = [row * KH + kh for owners in (owner, sharers[shared]) for page in owners.tolist()
+               for kh in range(KH) for row in page]
+    got = walk_pages(query, runs, torch.tensor(readers), scale=1.0)
     for row in range(R):
         for kh in range(KH):
             slots = [(keys[p, kh, s], values[p, kh, s]) for p in range(P) for s in range(filled[p])
@@ -249,8 +251,8 @@ def test_walk_pages_survives_large_scores_and_rows_of_nothing():
     row that owns no page gets zeros, not NaN."""
     keys = torch.tensor([[[[300.0]]], [[[-300.0]]], [[[299.0]]]])                # (3, 1, 1, 1)
     values = torch.tensor([[[[1.0]]], [[[2.0]]], [[[3.0]]]])
-    out = walk_pages(torch.ones(2, 1, 1, 1), [
-        (keys, values, torch.tensor([[0], [0], [0]]), torch.zeros(3, 1, 1))], math.log(2))
+    out = walk_pages(torch.ones(2, 1, 1, 1), [(keys, values, 1, torch.zeros(3, 1, 1))],
+                     torch.tensor([0, 0, 0]), math.log(2))
     half = 2**-1                                           # 300 against 299
     assert out[0].item() == pytest.approx((1 + 3 * half) / (1 + half), rel=1e-6)
     assert out[1].item() == 0
