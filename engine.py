@@ -31,8 +31,8 @@ LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # a score that no softmax sees; finite, so that a row of nothing is not NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attention`
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
-SMALL_STEP = 4 * 10**6  # rows * layers * width**2 below which waking a second core costs a decode step
-                     # more than it brings; the environments' servers are glad of that core
+SMALL_STEP = 4 * 10**6    # rows * layers * width**2 below which a second core costs a decode step
+                          # more than it brings; the environments' servers are glad of that core
 
 
 # ---- the model ----------------------------------------------------------------------------------
