@@ -701,6 +701,7 @@ class DecodeGraph:
 
 @contextlib.contextmanager
 def on_threads(count):
+    """torch computes on `count` threads inside, and as before behind it, whatever happened."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
