@@ -19,7 +19,7 @@ is in both. (OpenRedDoor has 105 worlds in all: its 20 test episodes share 13.)
 
 In 20 turns, on the 800 test tasks: expert 85% (30 turns: 93%; the one-room levels: all), random
 player 36% (one-room: 73%). What the expert never solves are worlds of GoToImpUnlock and Unlock: one
-in nine has its only key in the room it locks. Per level: python -m tests.report_babyai
+in nine has its only key in the room it locks. Per level: python -m tests.bench.babyai
 
 Unlike AgentGym: a success always ends the episode (there it went on below 0.5, and added up) and
 ends the walk at once; missions keep "then" and "after you" (original_missions=True makes both

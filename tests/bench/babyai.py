@@ -1,6 +1,6 @@
 """Per level of babyai: how often the expert and the random player succeed. By hand, from the root:
 
-    python -m tests.report_babyai [episodes of each level, default 10: a minute]
+    python -m tests.bench.babyai [episodes of each level, default 10: a minute]
 
 The expert gets 120 turns, so that a long level shows itself long, not unsolvable.
 """

@@ -1,7 +1,7 @@
 """The engine on a CUDA device, against what the device itself can do. By hand, from the root:
 
-    python -m tests.bench_gpu                                     all shapes; about 15 minutes
-    python -m tests.bench_gpu --models 3B --parts decode --quick
+    python -m tests.bench.gpu                                     all shapes; about 15 minutes
+    python -m tests.bench.gpu --models 3B --parts decode --quick
 
 Qwen2.5's shapes with random weights in bfloat16 (built from their configs, nothing is downloaded),
 with each attention that is installed (--attention); decode with and without CUDA graphs.
@@ -209,7 +209,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="batches 64, 256, context 1024")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("bench_gpu: no CUDA device here; tests/bench_rollout.py measures the CPU")
+        sys.exit("bench.gpu: no CUDA device here; tests/bench/rollout.py measures the CPU")
     if args.quick:
         args.batches, args.contexts = (64, 256), (1024,)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}

@@ -1,6 +1,6 @@
 """The engine alone, against transformers on the same weights; and what all benchmarks share.
 
-    python -m tests.bench_rollout --parts decode batching
+    python -m tests.bench.rollout --parts decode batching
 
 decode    prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and
           `sample`, against `generate` (left-padded, DynamicCache). tok/s are those of the decode

@@ -1,7 +1,7 @@
 """How fast an update is, against the padded way and against TRL. By hand, from the root:
 
-    python -m tests.bench_update                      both parts, shapes S and M; about 5 minutes
-    python -m tests.bench_update --quick --parts update --shapes S
+    python -m tests.bench.update                      both parts, shapes S and M; about 5 minutes
+    python -m tests.bench.update --quick --parts update --shapes S
 
 part    against                                                         target: ours faster by
 update  transformers' forward and backward over a padded batch          1.4 (S), 1.8 (M)
@@ -32,8 +32,8 @@ import torch
 import train
 from engine import token_logprobs
 from rollout import Trajectory, to_batch
-from tests.bench_engine import SHAPES, linear_seconds, make_models, medians, race, ratio
-from tests.bench_rollout import GROUP, make_agent, plain
+from tests.bench.engine import SHAPES, linear_seconds, make_models, medians, race, ratio
+from tests.bench.rollout import GROUP, make_agent, plain
 
 
 # ---- the update alone ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """How fast `collect` is, against other ways to play the same episodes. By hand, from the root:
 
-    python -m tests.bench_rollout                           shapes S and M; about 10 minutes
-    python -m tests.bench_rollout --quick --parts turns --shapes S
-    python -m tests.bench_rollout --parts turns --shapes --model runs/X/clone    a real environment
+    python -m tests.bench.rollout                           shapes S and M; about 10 minutes
+    python -m tests.bench.rollout --quick --parts turns --shapes S
+    python -m tests.bench.rollout --parts turns --shapes --model runs/X/clone    a real environment
 
 part      against                                                   target: ours faster by
 decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 64), 2 (batch 256)
@@ -32,7 +32,7 @@ from client import EnvClient, EnvError, Reply
 from env_server import load_env, local_server
 from eval import choose_tasks
 from rollout import Agent, Episode, Player, Rollout, collect, make_engine
-from tests.bench_engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
+from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
 GROUP = 8       # episodes of a task

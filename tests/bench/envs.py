@@ -1,8 +1,8 @@
 """How fast the environments answer, in process and over HTTP. By hand, from the root:
 
-    python -m tests.bench_envs                        every environment; a few minutes
-    python -m tests.bench_envs babyai textcraft --quick
-    python -m tests.bench_envs --dropped              memory after sessions that nobody closed
+    python -m tests.bench.envs                        every environment; a few minutes
+    python -m tests.bench.envs babyai textcraft --quick
+    python -m tests.bench.envs --dropped              memory after sessions that nobody closed
 
 A random player's actions on tasks of TEST are recorded first (an id decides its episode), so that
 the timed parts only replay them and no time of choosing an action is counted.
