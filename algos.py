@@ -1,16 +1,24 @@
-"""algos: what the policy learns from, one function per equation; tensors in, tensors out.
+"""algos: the equations of multi-turn policy optimisation, one function each.
 
-rollout.py hands over a batch; train.py calls from here, in the order of this file: group filter,
-rewards, advantages, per-token loss, weights; and once a step the collapse panel.
+Pure functions, tensors in and tensors out, in the order in which train.py needs them:
 
-Letters: B trajectories (a group's members adjacent), G group_size, T tokens, N turns, V vocabulary,
-P prompts. Column t of a (B, T) tensor speaks of token t. response_mask is 1 where the policy
-sampled the token; turn_ids holds the index of the token's turn there. Everywhere below:
-- A turn's reward sits on its last ACTION token. Observation tokens cost no gamma and no lambda.
-- Off the mask anything may stand, NaN too: masks select (torch.where), because 0 * NaN is NaN.
-  Every (B, T) result made with a mask is 0 there.
-- A group of equal rewards, or of one, has advantage exactly 0: nothing to compare with.
-- Statistics run over the whole batch, never over the part of it that happens to fit in memory.
+    filters      raw rewards (B,) -> the groups worth training on
+    rewards      penalties for length and for leaving the reference policy
+    advantages   how much better than expected: (B,) per trajectory, or (B, T) per token
+    losses       one number per sampled token, flat: (A,), where x[mask] of a (B, T) x is (A,)
+    weights      how much each token counts, (B, T): loss = (token_loss * weights[mask]).sum()
+    panel        signs that a run is about to collapse
+
+Shapes: B trajectories (a group's members adjacent), G group_size, T tokens with padding, A sampled
+tokens, N turns, V vocabulary, P prompts. In equations A is the advantage. Column t of a (B, T)
+tensor speaks of token t. response_mask is 1 at action tokens, which the policy sampled, and 0 at
+prompts, observations and padding; turn_ids is the turn of each action token. Conventions:
+
+1. A turn's reward sits on its last action token; observation tokens cost no gamma and no lambda.
+2. Masks select (torch.where) and never multiply, because 0 * NaN is NaN. Off the mask an input may
+   be anything, NaN too, and every (B, T) result made with a mask is 0.
+3. A group of equal rewards, or of one trajectory, has advantage exactly 0: nothing to compare.
+4. Means, stds and denominators are those of the whole batch, never of a micro-batch.
 """
 import math
 import statistics
@@ -23,9 +31,8 @@ import torch
 def group_centred(rewards, group_size):
     """r_i - mean(r) inside each group: (B,) -> (B / G, G), float64; a constant group exactly 0.
 
-    Constant is max - min <= 1e-6 max|r|: the same return summed in another order still counts.
-    float64, because in float32 eight rewards of 0.1 differ from their own mean in the last digit,
-    and dividing by a std of that size makes it a signal: -0.007 in GRPO, more with a smaller eps.
+    A group is constant if max - min <= 1e-6 max|r|: rounding is not a difference. In float32 the
+    mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007.
     """
     if group_size < 1 or len(rewards) % group_size:
         raise ValueError(f"{len(rewards)} rewards do not divide into groups of {group_size}")
@@ -41,12 +48,12 @@ def group_std(rewards, group_size):
 
 
 # ---- filters: (B,) raw task rewards -> indices of the groups to keep, ascending -----------------
-# Before advantages, and before penalties, which give a group that failed throughout a spread.
+# Filter raw rewards: penalties make all-failed groups look informative.
 
 def keep_varied(rewards, group_size):
     """Groups whose rewards are not all equal. DAPO, dynamic sampling (arXiv:2503.14476).
 
-    May be empty. DAPO then plays new tasks until the batch is full: that loop is the caller's.
+    May be empty. DAPO plays new tasks until the batch is full; that loop is the caller's.
     """
     return group_std(rewards, group_size).nonzero().flatten()
 
@@ -55,7 +62,7 @@ def keep_most_uncertain(rewards, group_size, fraction):
     """The `fraction` of the groups with the largest reward std. StarPO-S (arXiv:2504.20073).
 
     floor(fraction * groups), at least one; ties go to the earlier group. fraction 1 keeps all.
-    Below 1, a batch of nothing but constant groups returns none: it teaches nothing.
+    With a smaller fraction, no group is kept if all are constant: there is nothing to learn.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}: the share of groups to keep lies in (0, 1]")
@@ -69,14 +76,14 @@ def keep_most_uncertain(rewards, group_size, fraction):
 def keep_top_p(rewards, group_size, p):
     """Fewest groups that hold the share p of sum_g std_g. RAGEN-2, linear rule (arXiv:2604.06268).
 
-    How many are kept follows the batch: at p = 0.9, eight alike stay eight, one informative group
-    stays one. Ties go to the earlier group. A constant group never stays, so p = 1 is keep_varied.
+    The number adapts to the batch: at p = 0.9, eight groups of equal std all stay; one group with
+    nearly all the spread stays alone. Ties go to the earlier group. At p = 1 this is keep_varied.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p={p}: the share of the summed std to keep lies in (0, 1]")
     std, order = group_std(rewards, group_size).double().sort(descending=True, stable=True)
     held_before = std.cumsum(0) - std
-    kept = (held_before < (p - 1e-6) * std.sum()) & (std > 0)   # 1e-6: of ten alike, 0.9 are nine
+    kept = (held_before < (p - 1e-6) * std.sum()) & (std > 0)   # 1e-6: 0.9 of ten equals is nine
     return order[kept].sort().values
 
 
@@ -85,8 +92,8 @@ def keep_top_p(rewards, group_size, p):
 def overlong_penalty(response_lengths, max_length, buffer):
     """-clip((L - (L_max - L_buf)) / L_buf, 0, 1), added to a reward. DAPO (arXiv:2503.14476).
 
-    response_lengths: (B,) ACTION tokens per trajectory; a long observation is not the agent's
-    fault. Returns (B,): 0 up to L_max - L_buf tokens, then a line down to -1 at L_max.
+    response_lengths: (B,) action tokens per trajectory; the agent does not write observations, so
+    they do not count. Returns (B,): 0 up to L_max - L_buf tokens, then linear down to -1 at L_max.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"buffer={buffer}: expected 1 to max_length={max_length} tokens")
@@ -95,9 +102,9 @@ def overlong_penalty(response_lengths, max_length, buffer):
 
 @torch.no_grad()
 def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mask, coef):
-    """r_t - beta (log pi_old - log pi_ref) on action tokens: all (B, T). The KL as a reward.
+    """r_t - beta (log pi_old - log pi_ref) on action tokens: the KL inside the reward. All (B, T).
 
-    Apply it before any baseline. Here the KL is only a value: no gradient passes.
+    Advantages are then computed from the result. No gradient passes: here the KL is only a number.
     """
     penalised = token_rewards - coef * kl_k1(old_logprobs, ref_logprobs)
     return torch.where(response_mask.bool(), penalised, 0.0)
@@ -115,15 +122,14 @@ def grpo_advantages(rewards, group_size, eps=1e-6):
 
 
 def dr_grpo_advantages(rewards, group_size):
-    """A_i = r_i - mean(r). Dr. GRPO (arXiv:2503.20783): a std favours tasks of small spread."""
-    centred = group_centred(rewards, group_size)
-    return centred.flatten().float()
+    """A_i = r_i - mean(r). Dr. GRPO (arXiv:2503.20783): a std would favour near-constant groups."""
+    return group_centred(rewards, group_size).flatten().float()
 
 
 def rloo_advantages(rewards, group_size):
     """A_i = r_i - mean_{j != i}(r_j) = G / (G - 1) (r_i - mean(r)). RLOO (arXiv:2402.14740).
 
-    The baseline leaves i out, so it does not depend on the actions it judges: no bias.
+    The baseline leaves i out, so it does not depend on i's actions and adds no bias.
     A group of one gives 0 (some libraries return its raw reward).
     """
     centred = group_centred(rewards, group_size)
@@ -131,20 +137,22 @@ def rloo_advantages(rewards, group_size):
 
 
 # ---- advantages of tokens: -> (B, T) ------------------------------------------------------------
-# Each walks from the right and carries its running quantities unchanged over all off the mask.
+# The loop goes from the last token to the first; tokens off the mask leave its state unchanged.
 
 @torch.no_grad()
-def gae(token_rewards, values, response_mask, gamma, lam):
+def gae(token_rewards, values, response_mask, gamma, lam, ends=None):
     """A_t = delta_t + gamma lambda A_t+, delta_t = r_t + gamma V_t+ - V_t (arXiv:1506.02438).
 
-    t+ is the row's next ACTION token; after the last one V and A are 0. All (B, T).
-    Returns (advantages, returns); returns = A + V is the critic's target, so whiten only A.
+    t+ is the row's next action token; V and A are 0 after the last one and after each of `ends`.
+    All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A.
     """
     mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     running = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         here, reward, value = mask[:, t], token_rewards[:, t], values[:, t]
+        if ends is not None:
+            running, next_value = (x.masked_fill(ends[:, t], 0.0) for x in (running, next_value))
         delta = reward + gamma * next_value - value
         running = torch.where(here, delta + gamma * lam * running, running)
         next_value = torch.where(here, value, next_value)
@@ -158,53 +166,34 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
 
     Over turns k, with r_k and V_k at the turn's last action token and gamma_H = turn_gamma:
         A_k = delta_k + gamma_H lambda A_{k+1},   delta_k = r_k + gamma_H V_{k+1} - V_k.
-    Inside a turn: gae, but its last token earns A_k + V_k and bootstraps nothing.
-    Shapes and results as in gae, which this equals for one turn. Turns end where turn_ids changes,
-    not where a reward is non-zero: a turn that earned 0 is a turn. A reward before the last token
-    (a KL penalty) counts inside its own turn only.
+    Inside a turn: gae, whose last token gets the reward A_k + V_k and no next value. A reward
+    before that token (a KL penalty) counts inside its own turn only. Turns end where turn_ids
+    changes: one that earned 0 is a turn too. For one turn this is gae; shapes and results as there.
     """
     mask = response_mask.bool()
-    advantages = torch.zeros_like(values)
-    running = next_value = turn_running = turn_value = torch.zeros_like(values[:, 0])
-    turn = torch.full_like(turn_ids[:, 0], -1)
-    for t in reversed(range(values.shape[1])):
-        here, reward, value = mask[:, t], token_rewards[:, t], values[:, t]
-        end = here & (turn_ids[:, t] != turn)
-        turn = torch.where(here, turn_ids[:, t], turn)
-        turn_delta = reward + turn_gamma * turn_value - value
-        turn_running = torch.where(end, turn_delta + turn_gamma * lam * turn_running, turn_running)
-        turn_value = torch.where(end, value, turn_value)
-
-        reward = torch.where(end, turn_running + value, reward)
-        running, next_value = torch.where(end, 0.0, running), torch.where(end, 0.0, next_value)
-        delta = reward + gamma * next_value - value
-        running = torch.where(here, delta + gamma * lam * running, running)
-        next_value = torch.where(here, value, next_value)
-        advantages[:, t] = torch.where(here, running, 0.0)
-    return advantages, torch.where(mask, advantages + values, 0.0)
+    ends, turn = torch.zeros_like(mask), torch.full_like(turn_ids[:, 0], -1)
+    for t in reversed(range(mask.shape[1])):
+        ends[:, t] = mask[:, t] & (turn_ids[:, t] != turn)
+        turn = torch.where(mask[:, t], turn_ids[:, t], turn)
+    _, turn_returns = gae(token_rewards, values, ends, turn_gamma, lam)
+    return gae(torch.where(ends, turn_returns, token_rewards), values, mask, gamma, lam, ends)
 
 
 def reinforce_pp_advantages(token_rewards, response_mask, gamma):
     """A = whiten(R), R_t = r_t + gamma R_t+. REINFORCE++ (arXiv:2501.03262). All (B, T).
 
-    No critic, no group: the batch is the baseline. With kl_penalised_rewards and gamma = 1, R_t is
-    the paper's R - beta sum_{s >= t} KL_s.
+    No critic and no group: the baseline is the mean of the batch. With kl_penalised_rewards and
+    gamma = 1, R_t is the paper's R - beta sum_{s >= t} KL_s.
     """
-    mask = response_mask.bool()
-    returns = torch.zeros_like(token_rewards)
-    running = torch.zeros_like(token_rewards[:, 0])
-    for t in reversed(range(token_rewards.shape[1])):
-        here, reward = mask[:, t], token_rewards[:, t]
-        running = torch.where(here, reward + gamma * running, running)
-        returns[:, t] = running
-    return masked_whiten(returns, mask)
+    returns, _ = gae(token_rewards, torch.zeros_like(token_rewards), response_mask, gamma, 1.0)
+    return masked_whiten(returns, response_mask)   # gae without values, lambda 1: the plain return
 
 
 def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
     """A = whiten(r_i - mean(r)). REINFORCE++-baseline (arXiv:2501.03262). (B,) -> (B, T).
 
-    The group mean includes i; no group std: the batch sets the scale. The batch mean that whitening
-    subtracts is weighted by tokens, so a constant group is 0 only up to that shift.
+    The group mean includes i. The scale is the std of the batch, not of the group. Whitening also
+    subtracts the mean over all tokens: where that is not 0, neither is a constant group.
     """
     centred = group_centred(rewards, group_size).flatten().float()
     return masked_whiten(centred[:, None].expand(response_mask.shape), response_mask)
@@ -213,28 +202,27 @@ def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
 def masked_whiten(x, mask):
     """(x - mu) / sqrt(var + 1e-8) over the whole mask, var with sum(mask) - 1; 0 off the mask.
 
-    (B, T) -> (B, T), every token alike. Equal values, or one alone, give 0; an empty mask, zeros.
+    (B, T) -> (B, T). Equal values, a single value or an empty mask give 0.
     """
     whitened = torch.zeros_like(x)
     selected = x[mask.bool()].double()   # float64: equal values become exactly 0
-    if len(selected):
-        centred = selected - selected.mean()
-        var = centred.square().sum() / max(len(selected) - 1, 1)
-        whitened[mask.bool()] = (centred / (var + 1e-8).sqrt()).to(x.dtype)
+    centred = selected - selected.mean()
+    var = centred.square().sum() / max(len(selected) - 1, 1)
+    whitened[mask.bool()] = (centred / (var + 1e-8).sqrt()).to(x.dtype)
     return whitened
 
 
-# ---- advantages of turns, without a critic: -> (B, T), the same for all tokens of a turn --------
+# ---- advantages of turns, without a critic: -> (B, T), the same for every token of a turn -------
 
 def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes, group_size,
                      gamma=0.95, omega=1.0, normalise=True):
     """A = A^E(tau_i) + omega A^S(a_k). GiGPO (arXiv:2505.10978). Returns (B, T).
 
-    A^E compares the episodes of a group: once per episode, not per turn, or long ones weigh more.
+    A^E compares the episodes of a group; each counts once, however many turns it has.
     A^S compares the returns R_k = sum_{l >= k} gamma^(l-k) r_l of all turns of the group that
-    answered the SAME observation (an anchor state); one seen once adds 0. observation_hashes:
-    (B, N) int64, what the agent read before each turn, -1 beyond its last turn. normalise=False
-    leaves out both stds. Equal text is taken for equal state: biased where that is not so.
+    answered the SAME observation (an anchor state): 0 if it was met once, biased if different
+    states read alike. observation_hashes: (B, N) int64, what the agent read before each turn, -1
+    after its last turn. normalise=False leaves out both stds.
     """
     advantages = grpo_advantages if normalise else dr_grpo_advantages
     rewards = sum_turns(token_rewards, response_mask, turn_ids, observation_hashes.shape[1])
@@ -253,11 +241,10 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
 def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha=1.0):
     """A_ik = norm(R_i) + alpha norm_k(r_ik). MT-GRPO (arXiv:2505.11821), for any number of turns.
 
-    norm is GRPO's over the group; norm_k the same over its members that reached turn k. Returns
-    (B, T). In the paper there are two turns, and the last has no turn term of its own.
-    BIASED when episodes differ in their number of turns: whether turn k is reached is the policy's
-    own doing, and norm_k takes E[r_k] from those that went on but nothing from those that stopped,
-    as if every further turn cost its usual reward. Then prefer gigpo_advantages or turn_gae.
+    norm is GRPO's over the group; norm_k is the same over the members that reached turn k. Returns
+    (B, T). The paper has two turns, and its last turn has no turn term.
+    BIASED when episodes differ in their number of turns: the mean of r_k is subtracted only from
+    those that reached turn k, so going on looks worse than stopping. Then prefer gigpo_advantages.
     """
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
     rewards = sum_turns(token_rewards, response_mask, turn_ids, turn_count)
@@ -275,20 +262,20 @@ def sum_turns(x, response_mask, turn_ids, turn_count):
     """x summed over the action tokens of each turn: (B, T) -> (B, N)."""
     mask = response_mask.bool()
     if ((turn_ids < 0) | (turn_ids >= turn_count))[mask].any():
-        raise ValueError(f"turn_ids {turn_ids[mask].unique().tolist()} on action tokens: expected "
-                         f"0..{turn_count - 1}")
-    slots = torch.where(mask, turn_ids, turn_count)   # one slot more, for everything off the mask
+        found = turn_ids[mask].unique().tolist()
+        raise ValueError(f"turn_ids {found} on action tokens: expected 0..{turn_count - 1}")
+    slots = torch.where(mask, turn_ids, turn_count)   # one extra slot collects what is off the mask
     return x.new_zeros(len(x), turn_count + 1).scatter_add(1, slots, x)[:, :-1]
 
 
 def per_token(x, response_mask, turn_ids):
-    """The number of its turn for every action token, 0 elsewhere: (B, N) -> (B, T)."""
+    """A turn's number, at each of its action tokens; 0 elsewhere: (B, N) -> (B, T)."""
     mask = response_mask.bool()
     return torch.where(mask, x.gather(1, torch.where(mask, turn_ids, 0)), 0.0)
 
 
 def among_equals(advantages, x, labels):
-    """advantages(x, size) inside each set of equally labelled x: (K,), labels (K, 2) -> (K,)."""
+    """advantages(x, size) within each set of equal labels: x (K,), labels (K, 2) -> (K,)."""
     result = torch.zeros_like(x)
     _, label_ids, sizes = labels.unique(dim=0, return_inverse=True, return_counts=True)
     for label_id, size in enumerate(sizes.tolist()):
@@ -298,22 +285,19 @@ def among_equals(advantages, x, labels):
     return result
 
 
-# ---- losses per token, to be minimised ----------------------------------------------------------
-# Aligned tensors, (B, T) or packed (tokens,), -> that shape. What each place counts: the weights.
+# ---- losses, to be minimised: one number per sampled token, (A,) -> (A,) ------------------------
+# Inputs are flat, x[mask]: nothing off the mask reaches a loss. All but GSPO are elementwise: any
+# shape works, if all inputs have it. Weights say how much each token counts.
 
 def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
-    """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old (arXiv:1707.06347).
+    """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old. PPO (arXiv:1707.06347).
 
-    PPO's loss. e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c
-    bounds it by -c A where A < 0 (arXiv:1912.09729, c = 3). log rho is clamped to +-20: beyond, no
-    gradient. advantages: shaped like logprobs, or (B, 1).
+    e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c > 1 bounds the
+    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20 there is no gradient.
     """
-    if advantages.dim() != logprobs.dim():   # (B,) would silently be read as (T,)
-        raise ValueError(f"advantages {tuple(advantages.shape)} do not align with logprobs "
-                         f"{tuple(logprobs.shape)}: use advantages[:, None]")
+    check_aligned(logprobs, old_logprobs, advantages)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip}: c must exceed 1, the ratio of an unmoved policy")
-    logprobs = quarantine(logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
@@ -322,17 +306,23 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, d
     return loss
 
 
-def gspo_surrogate(logprobs, old_logprobs, advantages, response_mask, clip_low, clip_high):
+def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high):
     """clipped_surrogate with one ratio per row, exp(mean_t log rho_it). GSPO (arXiv:2507.18071).
 
-    The mean is over the row's action tokens, hence clips as small as 3e-4. (B, T) -> (B, T): each
-    action token holds its row's loss, for sequence_weights to average; 0 off the mask.
+    rows: (A,) the row of each token; all tokens of a row must be in the call. The mean over a row
+    hardly moves, hence clips as small as 3e-4. With sequence_weights this is the paper's mean loss.
     """
-    mask = response_mask.bool()
-    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0).sum(1, keepdim=True)
-    log_ratio = log_ratio / mask.sum(1, keepdim=True).clamp(min=1)
-    return clipped_surrogate(log_ratio, torch.zeros_like(log_ratio),
-                             torch.where(mask, advantages, 0.0), clip_low, clip_high)
+    check_aligned(logprobs, old_logprobs, advantages, rows)
+    log_ratio = row_mean(logprobs - old_logprobs, rows)
+    unmoved = torch.zeros_like(log_ratio)
+    return clipped_surrogate(log_ratio, unmoved, advantages, clip_low, clip_high)
+
+
+def row_mean(x, rows):
+    """The mean of x over the tokens of each row, at each of these tokens: (A,), (A,) -> (A,)."""
+    _, row_ids, sizes = rows.unique(return_inverse=True, return_counts=True)
+    sums = x.new_zeros(len(sizes)).index_add(0, row_ids, x)
+    return (sums / sizes)[row_ids]
 
 
 def clipped_value_loss(values, old_values, returns, clip):
@@ -340,7 +330,7 @@ def clipped_value_loss(values, old_values, returns, clip):
 
     clip=math.inf is the plain squared error. returns: those of gae, not whitened.
     """
-    values = quarantine(values, old_values, returns)
+    check_aligned(values, old_values, returns)
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
 
@@ -348,73 +338,48 @@ def clipped_value_loss(values, old_values, returns, clip):
 # k1, k2, k3: J. Schulman, "Approximating KL divergence" (2020); q = log pi - log pi_ref.
 
 def kl_k1(logprobs, ref_logprobs):
-    """q, with mean KL(pi || ref). For the reward: as a loss its expected gradient is 0."""
-    return quarantine(logprobs, ref_logprobs) - ref_logprobs
+    """q, whose mean is KL(pi || ref). For the reward: as a loss its expected gradient is 0."""
+    check_aligned(logprobs, ref_logprobs)
+    return logprobs - ref_logprobs
 
 
 def kl_k2(logprobs, ref_logprobs):
-    """q^2 / 2, |q| clamped to 20. Biased as a value; on-policy its gradient is KL(pi || ref)'s."""
+    """q^2 / 2, |q| clamped to 20. A biased value, but on-policy the gradient of KL(pi || ref)."""
     return kl_k1(logprobs, ref_logprobs).clamp(-20, 20).square() / 2
 
 
 def kl_k3(logprobs, ref_logprobs):
-    """exp(-q) + q - 1 >= 0, |q| clamped to 20. Unbiased, quiet; GRPO's (arXiv:2402.03300)."""
+    """exp(-q) + q - 1 >= 0, |q| clamped to 20. Unbiased, low variance. GRPO (arXiv:2402.03300)."""
     q = kl_k1(logprobs, ref_logprobs).clamp(-20, 20)
-    return torch.expm1(-q) + q   # expm1: exp(-q) - 1 has no digits left near q = 0
+    return torch.expm1(-q) + q   # expm1: exp(-q) - 1 loses all digits near q = 0
 
 
-def entropy(logits, chunk=2**24):
+def entropy(logits):
     """H = -sum_v p_v log p_v: (..., V) -> (...), float32. A logit of -inf (forbidden) adds 0.
 
-    Give the logits at the sampling temperature. `chunk`: numbers worked on at a time, see Entropy.
+    logits: as they were sampled from, divided by the temperature.
     """
-    rows = logits.reshape(-1, logits.shape[-1])
-    return Entropy.apply(rows, max(1, chunk // rows.shape[1])).view(logits.shape[:-1])
+    logprobs = logits.float().log_softmax(-1).clamp(min=-1e9)   # 0 * -inf would be NaN
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
-class Entropy(torch.autograd.Function):
-    """H and dH/dz_v = -p_v (log p_v + H) of (K, V) logits z, some rows at a time.
-
-    Autograd would keep p and log p for the backward pass: two more tensors of the logits' size, in
-    float32. Here p is made again, and beside the logits and their gradient there is one chunk.
-    """
-
-    @staticmethod
-    def forward(ctx, rows, size):
-        ctx.save_for_backward(rows)
-        ctx.size = size
-        return torch.cat([Entropy.of(part)[0] for part in rows.split(size)])
-
-    @staticmethod
-    def backward(ctx, grad):
-        [rows] = ctx.saved_tensors
-        result = torch.empty_like(rows)
-        for part, g, out in zip(*(x.split(ctx.size) for x in (rows, grad[:, None], result))):
-            H, p, logprobs = Entropy.of(part)
-            out.copy_(torch.where(g != 0, -g * p * (logprobs + H[:, None]), 0.0))
-        return result, None
-
-    @staticmethod
-    def of(rows):
-        logprobs = rows.float().log_softmax(-1).clamp(min=-1e9)   # 0 * -inf would be NaN
-        p = logprobs.exp()
-        return -(p * logprobs).sum(-1), p, logprobs
+@torch.no_grad()
+def importance_weights(old_logprobs, rollout_logprobs, cap):
+    """min(pi_old / pi_rollout, cap): a weight that corrects an inexact sampler. Truncated IS."""
+    check_aligned(old_logprobs, rollout_logprobs)
+    return (old_logprobs - rollout_logprobs).clamp(-20, 20).exp().clamp(max=cap)
 
 
-def quarantine(x, *others):
-    """x; but NaN, and closed to gradients, wherever x or one of the others is not finite.
-
-    Weight 0 makes the gradient of the loss 0 there, and the chain rule would go on with 0 * NaN.
-    """
-    finite = x.isfinite()
-    for other in others:
-        finite = finite & other.isfinite()
-    return x.masked_fill(~finite, math.nan)   # no gradient enters a filled place
+def check_aligned(*tensors):
+    """Refuse what broadcasting would combine silently: (A,) with (1,), or with (A, 1)."""
+    shapes = [tuple(x.shape) for x in tensors]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"shapes {shapes} do not align: expected one number per token in each")
 
 
-# ---- weights: what each token counts in the loss, (B, T) -> (B, T), 0 off the mask --------------
-# Made from the WHOLE batch and split with it: then the gradient is the same however it is split.
-# S counts the rows that have an action token. Here the papers differ.
+# ---- weights: how much each token counts in the loss, (B, T) -> (B, T), 0 off the mask -----------
+# Computed for the whole batch, then split with it: the losses of micro-batches add up to the
+# batch's (a mean of their means would not). S: rows that have an action token. The papers differ:
 
 def token_weights(response_mask):
     """1 / (tokens in the batch): every sampled token alike. DAPO (arXiv:2503.14476)."""
@@ -429,42 +394,24 @@ def sequence_weights(response_mask):
 
 
 def sequence_sum_weights(response_mask):
-    """1 / S: a trajectory counts as long as it is, as in the policy gradient of sum_t log pi."""
+    """1 / S: a trajectory counts by its length. The policy gradient of sum_t log pi (RLOO)."""
     mask = response_mask.bool().float()
     return mask / mask.any(1).sum().clamp(min=1)
 
 
 def constant_weights(response_mask, length):
-    """1 / (S * length), length a constant like the token budget. Dr. GRPO (arXiv:2503.20783)."""
+    """1 / (S * length), a constant length: the token budget. Dr. GRPO (arXiv:2503.20783)."""
     if length <= 0:
         raise ValueError(f"length={length}: expected a positive number of tokens")
     return sequence_sum_weights(response_mask) / length
 
 
-@torch.no_grad()
-def importance_weights(old_logprobs, rollout_logprobs, cap):
-    """min(pi_old / pi_rollout, cap): a factor of the weights where sampler and trainer differ.
-
-    Truncated importance sampling; all (B, T). Exactly 1 where they agree; 0 at a NaN (no sample).
-    """
-    ratio = (old_logprobs - rollout_logprobs).clamp(-20, 20).exp()
-    return ratio.clamp(max=cap).nan_to_num(nan=0.0)
-
-
-def weighted_sum(loss, weights):
-    """sum of weight * loss over the places whose weight is not 0: elsewhere loss may be NaN.
-
-    A scalar. Over micro-batches these add up to the batch's; a mean of their means does not.
-    """
-    return (torch.where(weights != 0, loss, 0.0) * weights).sum()
-
-
-# ---- the collapse panel: why a run dies, while it still lives -----------------------------------
+# ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------
 
 def distinct_ngrams(token_lists, n=3):
-    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 never repeats.
+    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats.
 
-    1 where no text is n long. More text repeats more: compare the steps of a run, not two runs.
+    1 if no text has n tokens. More text repeats more, so compare steps of one run, not two runs.
     """
     ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
@@ -473,9 +420,9 @@ def distinct_ngrams(token_lists, n=3):
 def mutual_information(scores, own):
     """I(X; Z) ~ mean_i [L_i,own(i) - log mean_j exp L_ij], nats, <= log P (arXiv:2604.06268).
 
-    scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, SUMMED over its tokens (a mean
-    over tokens would give no mutual information). own (N,): the column of the prompt that thought i
-    answered. Near 0 the thoughts do not depend on the prompt. Returns a float.
+    scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
+    averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
+    thoughts do not depend on the prompt.
     """
     check_scores(scores, own)
     matched = scores.double().gather(1, own[:, None])
@@ -495,8 +442,7 @@ def retrieval_accuracy(scores, own):
 
 def check_scores(scores, own):
     if scores.dim() != 2 or own.shape != scores.shape[:1] or len(own) == 0:
-        raise ValueError(f"scores {tuple(scores.shape)} with own {tuple(own.shape)}: "
-                         "expected (N, P) with (N,)")
+        raise ValueError(f"scores {[*scores.shape]}, own {[*own.shape]}: expected (N, P) and (N,)")
 
 
 def collapse_warnings(history, window=5):
@@ -505,69 +451,77 @@ def collapse_warnings(history, window=5):
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
     (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
-    Echo Trap (arXiv:2504.20073), in the usual order: reward std falls, entropy leaves its smooth
-    decay, gradients spike, texts repeat. Template collapse (arXiv:2604.06268): texts stay varied
-    but forget the prompt. A policy that solves its tasks loses reward std and entropy too, so these
-    count only while success is neither near 1 nor rising. The last `window` steps are held against
-    earlier ones; the thresholds are ours.
+    Means over `window` steps are compared; the thresholds are ours. A policy that solves its tasks
+    loses reward std and entropy too: these count only while success is neither near 1 nor rising.
     """
     if len(history) < 2 * window:
         return []
-    windows = [history[i:i + window] for i in range(len(history) - window + 1)]
-    first, before, last = windows[0], windows[-1 - window], windows[-1]
-    success = mean_of(last, "success")
-    solved = success >= 0.9
-    falling = success < max(mean_of(w, "success") for w in windows) - 0.1
-    earlier = windows[-1 - 3 * window:][0]   # three windows back, or the first
-    rising = not falling and success > mean_of(earlier, "success") + 0.03
-    keep_uncertain = "train only on the quarter of the tasks with the largest in-group reward std"
-    warnings = []
-
-    def warn_outside(low, high, signal, meaning, past, now, change=keep_uncertain):
-        if now < low or now > high:   # never true of NaN, which is what was not measured
-            warnings.append((signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                                     f"{success:.0%}); StarPO-S would {change}."))
-
-    if not solved and not rising:
-        past, now = mean_of(first, "reward_std"), mean_of(last, "reward_std")
-        warn_outside((0.7 if falling else 0.25) * past, math.inf, "reward_std",
-                     "echo trap: all tries at a task earn the same, noise is left to learn from",
-                     past, now)
-        past, now = mean_of(before, "entropy"), mean_of(last, "entropy")
-        warn_outside(0.5 * past, math.inf, "entropy",
-                     "echo trap: entropy leaves its smooth decay downwards", past, now,
-                     "raise clip_high to 0.28, so that rare tokens can grow, and " + keep_uncertain)
-        past = min(mean_of(w, "entropy") for w in windows[:-window])
-        warn_outside(0, max(1.5 * past, past + 0.2 * mean_of(first, "entropy")), "entropy",
-                     "echo trap: entropy leaves its smooth decay upwards, towards gibberish",
-                     past, now)
-        past, now = max(mean_of(w, "valid") for w in windows), mean_of(last, "valid")
-        warn_outside(past - 0.1, math.inf, "valid",
-                     "the policy forgets how actions are written", past, now)
-        past, now = mean_of(first, "distinct_3gram"), mean_of(last, "distinct_3gram")
-        warn_outside(0.5 * past, math.inf, "distinct_3gram",
-                     "echo trap: the texts repeat themselves", past, now,
-                     "drop the KL, which holds on to one style, and " + keep_uncertain)
+    success = moving_mean(history, "success", window)
+    solved = success[-1] >= 0.9
+    falling = success[-1] < max(success) - 0.1
+    rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
+    signals = echo_trap_signals(history, window, solved, falling, rising)
     if not solved:
-        past = mean_of(history[:-window], "grad_norm", statistics.median)
-        now = mean_of(last, "grad_norm")
-        warn_outside(0, 5 * past, "grad_norm",
-                     "echo trap: the gradient spikes, and few runs recover", past, now,
-                     keep_uncertain + "; go back to a checkpoint and lower the learning rate")
-    if falling:
-        past, now = mean_of(first, "response_length"), mean_of(last, "response_length")
-        warn_outside(0.5 * past, 2 * past, "response_length",
-                     "echo trap: the answers shrink or swell", past, now)
-    if not solved and not mean_of(last, "entropy") < 0.5 * mean_of(first, "entropy"):
-        for signal in ("mutual_information", "retrieval_accuracy"):
-            probes = [row for row in history if row.get(signal) is not None]
-            if len(probes) >= 4:
-                past, now = mean_of(probes[:2], signal), mean_of(probes[-2:], signal)
-                chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
-                warn_outside(chance + 0.25 * (past - chance), math.inf, signal,
-                             "template collapse: entropy stands, but the thoughts hardly depend on "
-                             "the prompt any more", past, now)
-    return warnings
+        signals += template_collapse_signals(history, window)
+    return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
+                     f"{success[-1]:.0%}); StarPO-S would {change}.")
+            for signal, past, now, seen, meaning, change in signals if seen]
+
+
+KEEP = "train only on the quarter of the tasks with the largest in-group reward std"
+
+
+def echo_trap_signals(history, window, solved, falling, rising):
+    """Rows (signal, past, now, seen, meaning, change). Echo Trap (arXiv:2504.20073).
+
+    Its usual order: reward std falls, entropy leaves its smooth decay, gradients spike, texts
+    repeat. What was not measured is NaN, and no comparison with NaN is true.
+    """
+    std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in (
+        "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
+    before, low, last = entropy[-1 - window], min(entropy[:-window]), entropy[-1]
+    usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
+    norm = mean_of(history[-window:], "grad_norm")
+    stuck = not solved and not rising
+    return [
+        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.25) * std[0],
+         "echo trap: all tries at a task earn the same, noise is left to learn from", KEEP),
+        ("entropy", before, last, stuck and last < 0.5 * before,
+         "echo trap: entropy leaves its smooth decay downwards",
+         f"raise clip_high to 0.28, so that rare tokens can grow, and {KEEP}"),
+        ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
+         "echo trap: entropy leaves its smooth decay upwards, towards gibberish", KEEP),
+        ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
+         "the policy forgets how actions are written", KEEP),
+        ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
+         "echo trap: the texts repeat themselves",
+         f"drop the KL, which holds on to one style, and {KEEP}"),
+        ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
+         "echo trap: the gradient spikes, and few runs recover",
+         f"{KEEP}; go back to a checkpoint and lower the learning rate"),
+        ("response_length", length[0], length[-1],
+         falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
+         "echo trap: the answers shrink or swell", KEEP)]
+
+
+def template_collapse_signals(history, window):
+    """Rows as above. Template collapse (arXiv:2604.06268): varied texts that forget the prompt."""
+    first, last = mean_of(history[:window], "entropy"), mean_of(history[-window:], "entropy")
+    rows, collapsed = [], last < 0.5 * first   # then the texts are not varied: an Echo Trap
+    for signal in ("mutual_information", "retrieval_accuracy"):
+        probes = [row for row in history if row.get(signal) is not None]
+        if len(probes) >= 4 and not collapsed:
+            past, now = mean_of(probes[:2], signal), mean_of(probes[-2:], signal)
+            chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
+            rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
+                         "template collapse: entropy stands, but the thoughts hardly depend on "
+                         "the prompt any more", KEEP))
+    return rows
+
+
+def moving_mean(history, name, window):
+    """mean_of a column over every `window` successive steps, the earliest first."""
+    return [mean_of(history[i:i + window], name) for i in range(len(history) - window + 1)]
 
 
 def mean_of(rows, name, mean=statistics.fmean):
