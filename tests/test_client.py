@@ -15,7 +15,7 @@ import pytest
 
 import client as client_file
 import env_server
-from client import EnvClient, EnvError, connected, split
+from client import EnvClient, EnvError, OriginalServer, connected, split
 from env_server import HttpServer, local_server
 from envs import maze
 
@@ -123,6 +123,14 @@ def test_answer_cuts_a_batch_that_one_request_cannot_hold(url, posts):
     # 600 x 10 kB are 6 MB, six times what the server reads
     replies = client.answer([(r.session, "step", "x" * 10_000) for r in replies])
     assert all(r.info["valid"] is False for r in replies)
+    client.close([r.session for r in replies])
+
+
+def test_answer_gives_each_episode_its_own_request_unless_batched(url, posts):
+    client = EnvClient(url, "maze", batched=False)
+    replies = opened(client, [7, 3, 24])
+    assert [r.observation for r in replies] == [STARTS[t] for t in (7, 3, 24)]
+    assert [len(items) for _, items in posts] == [1, 1, 1]
     client.close([r.session for r in replies])
 
 
@@ -285,7 +293,7 @@ def test_a_page_of_html_in_mid_episode_is_an_outage(url, status):
     client = EnvClient(url, "maze")
     (reply,) = opened(client, [0])
     with serving(canned(lambda *_: (status, "<html>A proxy</html>"))) as broken:
-        client.urls[0] = broken
+        client.servers[0].url = broken
         (error,) = client.answer([(reply.session, "step", "move up")])
     assert isinstance(error, EnvError) and f"no JSON (status {status})" in str(error)
 
@@ -298,7 +306,7 @@ def test_servers_of_two_kinds_are_refused(url):
 
 def test_connected_starts_and_ends_a_server_of_its_own():
     with connected("", "maze", 1.0) as client:
-        port = int(client.urls[0].split(":")[2].split("/")[0])
+        port = int(client.servers[0].url.split(":")[2].split("/")[0])
         assert opened(client, [3])[0].observation == STARTS[3]
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", port, timeout=5).request("GET", "/")
@@ -306,7 +314,7 @@ def test_connected_starts_and_ends_a_server_of_its_own():
 
 def test_connected_takes_given_addresses(url):
     with connected(f"{url},{url}/maze/", "maze", 1.0) as client:
-        assert client.urls == [f"{url}/maze"] * 2
+        assert [server.url for server in client.servers] == [f"{url}/maze"] * 2
         assert [r.observation for r in opened(client, [3, 4])] == STARTS[3:5]
 
 
@@ -385,7 +393,7 @@ def test_the_original_babyai_is_played_as_recorded():
     server = original("babyai", {"go to red ball 1": won, "turn left": DONE})
     with serving(server) as address:
         client = EnvClient(address, "babyai", success=0.1)
-        assert not client.ours and not client.batched
+        assert isinstance(client.servers[0], OriginalServer) and not client.batched
         (reply,) = opened(client, [7])
         assert reply.observation.startswith("Your goal") and reply.session == (0, 0)
         (reply,) = client.answer([(reply.session, "step", "go to red ball 1")])
@@ -468,14 +476,15 @@ def test_a_step_is_never_sent_twice_to_an_original():
         return (404, '{"detail": "Not Found"}') if method == "GET" else (200, '{"id": 0}')
     with serving(canned(answer)) as address:
         client = EnvClient(address, "babyai", timeout=0.1, retries=3)
-        (error,) = client.answer([((0, 0), "step", "turn left")])
+        (reply,) = opened(client, [0])
+        (error,) = client.answer([(reply.session, "step", "turn left")])
     assert isinstance(error, EnvError) and len(steps) == 1
 
 
 def test_an_original_is_not_asked_again_for_what_it_calls_wrong(monkeypatch):
     with serving(original("alfworld")) as address:
         client = EnvClient(address, "alfworld")
-        monkeypatch.setattr(client_file, "ALSO", {})        # then world_type is missing: status 422
+        monkeypatch.setattr(client_file, "RESET_ALSO", {})  # then world_type is missing: status 422
         with pytest.raises(ValueError, match="world_type.*422"):
             client.answer([(None, "reset", 3)])
 
