@@ -36,6 +36,8 @@ from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
 
+import envs
+
 NAME, HORIZON, SUCCESS = "alfworld", 30, 1.0
 TRAIN, TEST = range(0, 2420), range(2420, 2620)
 COMMANDS = """go to R; open R; close R; take O from R; put O in/on R; heat O with R; cool O with R;
@@ -123,8 +125,6 @@ SENTENCES = {
 
 
 def family(task_id):
-    if type(task_id) is not int or not 0 <= task_id < len(FAMILY_OF):
-        raise ValueError(f"alfworld: no task {task_id!r}; tasks are 0..{len(FAMILY_OF) - 1}")
     return FAMILY_OF[task_id]
 
 
@@ -186,7 +186,7 @@ def build(task_id, family):
 def expert_turns(house):
     env = Env(limit=HORIZON + 1)
     env.enter(house)
-    while not env.over:
+    while not env.done:
         env.step(env.expert()[1])
     return env.turns
 
@@ -205,21 +205,22 @@ def canonical(action):
     return re.sub(r"^put (\w+ \d+) (in|on) ", r"put \1 in/on ", command)
 
 
-class Env:
+class Env(envs.Base):
     def __init__(self, backend="own", limit=50):
         """backend: "own" or "alfworld" (the genuine engine). limit: turns until the end."""
         if backend not in ("own", "alfworld"):
             raise ValueError(f"alfworld: no backend {backend!r}; use 'own' or 'alfworld'")
         self.engine = Engine() if backend == "alfworld" else None
-        self.limit, self.house = limit, None
+        self.limit = limit
 
-    def reset(self, task_id):
+    def start(self, task_id):
         return self.enter(build(task_id, family(task_id)))
 
     def enter(self, house):
+        """Begin an episode in this house; -> the first observation."""
         self.house, self.task_type = house, house.family
         self.where = dict(house.where)                      # what is carried is in "hand"
-        self.turns, self.won, self.over = 0, False, False
+        self.turns, self.done = 0, False
         self.at, self.opened = None, set()
         self.states = set()                                 # ("mug 1", "hot"), ("desklamp 1", "on")
         self.seen = set()                                   # receptacles the agent has looked into
@@ -227,21 +228,16 @@ class Env:
             return self.engine.enter(house)
         return f"{self._look()}\n\nYour task is to: {house.sentence}."
 
-    def step(self, action):
-        if self.house is None:
-            raise ValueError("alfworld: call reset first")
-        if self.over:
-            raise ValueError("alfworld: the episode is over; reset first")
+    def act(self, action):
         self.turns += 1
         command = canonical(action)
         valid = command in self.available_actions()
         observation = self._obey(command) if valid else "Nothing happens."
         self.won = self._fulfilled()
-        if self.engine:   # it has the last word; our own house runs along for the expert
+        if self.engine:     # it decides; our own house is kept in step with it for the expert
             observation, self.won = self.engine.step(command)
-        self.over = self.won or self.turns >= self.limit
         info = {"success": self.won, "valid": valid, "score": float(self.won)}
-        return observation, float(self.won), self.over, info
+        return observation, float(self.won), self.won or self.turns >= self.limit, info
 
     def available_actions(self):
         """Everything that can be done here and now: `step` obeys these commands and no others."""

@@ -36,6 +36,8 @@ import random
 import re
 import zlib
 
+import envs
+
 NAME, HORIZON = "babyai", 20
 TRAIN, TEST = range(40 * 200), range(40 * 200, 40 * 220)     # 200 and 20 episodes of each level
 SUCCESS = 0.05          # any score above 0: the slowest success still has 1 - 0.9 = 0.1
@@ -216,15 +218,12 @@ def bot_steps(engine, errand):
     yield from pursue()
 
 
-class Env:
+class Env(envs.Base):
     def __init__(self, original_missions=False):
         self.original_missions = original_missions
         self._level, self._engine = FAMILIES[0], make_engine(FAMILIES[0])
-        self._over = None       # None: never reset
 
-    def reset(self, task_id):
-        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
-            raise ValueError(f"babyai: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+    def start(self, task_id):
         if self._level != family(task_id):
             self._level, self._engine = family(task_id), make_engine(family(task_id))
         engine, seed = self._engine, task_id // 40
@@ -232,7 +231,7 @@ class Env:
         while (zlib.crc32(world(engine).encode()) % 10 == 0) != (task_id in TEST):
             seed += 1_000_000     # beyond every episode's own number
             engine.reset(seed=seed)
-        self.task_id, self.score, self._over, self._plan = task_id, 0.0, False, {}
+        self.task_id, self.score, self._plan = task_id, 0.0, {}
         mission = engine.mission
         if self.original_missions:
             mission = mission.replace("then", "and").replace("after you", "and")
@@ -279,22 +278,18 @@ class Env:
         return (f"In front of you in this room: {things or 'nothing'}. {wall}"
                 f"You carry {'a ' + describe(load) if load else 'nothing'}.\n{self._menu}")
 
-    def step(self, action):
-        if self._over is None:
-            raise ValueError("babyai: call reset first")
-        if self._over:
-            raise ValueError("babyai: the episode is over; reset first")
+    def act(self, action):
         action = re.sub("^pick up ", "pickup ", " ".join(action.lower().split()))
         if action not in self.macros:
             info = {"success": False, "valid": False, "score": self.score}
             return f"{self._refusal(action)}\n{self._menu}", 0.0, False, info
         reward, ended, out_of_time = play(self._engine, self.macros[action])
-        self._over, self.score, text = ended or out_of_time, reward, self._look()
-        if self._over:
+        done, self.score, text = ended or out_of_time, reward, self._look()
+        if done:
             text += ("\nThe task is completed." if reward > 0 else
                      "\nThe task has failed." if ended else "\nThe time is up.")
         info = {"success": reward > 0, "valid": True, "score": reward}
-        return text, reward, self._over, info
+        return text, reward, done, info
 
     def _refusal(self, action):
         """Why it is not among the available actions."""
@@ -372,4 +367,4 @@ class Env:
         return f"I have to {wish}. {seen} I {action.replace('pickup', 'pick up')}."
 
     def close(self):
-        self._level, self._over = None, None
+        self._level = self.done = None

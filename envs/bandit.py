@@ -17,6 +17,8 @@ task, and so the prompt, while each member may draw from a stream of its own.
 
 import random
 
+import envs
+
 NAME, HORIZON = "bandit", 1
 TRAIN, TEST = range(0, 800), range(800, 1000)
 SUCCESS = 1.0
@@ -50,37 +52,18 @@ def arms(task_id):
     return (bold, safe) if family(task_id) == "reversed" else (safe, bold)
 
 
-def parse(text, words, most=5):
-    """RAGEN's reply: "Up || fly || left" -> (["up", "left"], False). The first `most` parts count,
-    unknown ones are dropped; the flag says whether there was a part and none was dropped."""
-    parts = [part.strip().lower() for part in text.split("||") if part.strip()][:most]
-    known = [part for part in parts if part in words]
-    return known, 0 < len(known) == len(parts)
-
-
-class Env:
-    done = None     # before the first reset
-
-    def reset(self, task_id, stream=None):
-        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
-            raise ValueError(f"bandit: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+class Env(envs.Base):
+    def start(self, task_id):
         self.low, self.high = arms(task_id)
         self.names = [self.low, self.high]
         random.Random(f"bandit {task_id}").shuffle(self.names)
-        self.luck = random.Random(f"bandit {task_id} {stream}")
-        self.done = False
         return f"There are 2 arms: {self.names[0]} and {self.names[1]}.\nYou have 1 action left."
 
-    def step(self, action):
-        if self.done is None:
-            raise ValueError("bandit: call reset first")
-        if self.done:
-            raise ValueError("bandit: the episode is over; reset first")
-        pulled, well_formed = parse(action, self.names)
+    def act(self, action):
+        pulled, well_formed = self.split_actions(action, self.names)
         success, points = False, 0.0
         if pulled:
-            success, self.done = pulled[0] == self.high, True
-            points = LOW_REWARD
+            success, points = pulled[0] == self.high, LOW_REWARD
             if success:
                 points = HIGH_REWARD if self.luck.random() < HIGH_CHANCE else 0.0
             observation = f"The {pulled[0]} paid {points:g}. You have 0 actions left."
@@ -89,7 +72,7 @@ class Env:
                            f"{self.names[1]}.\nYou have 1 action left.")
         reward = points if well_formed else points - 0.1
         info = {"success": success, "valid": well_formed, "score": float(success)}
-        return observation, reward, self.done, info
+        return observation, reward, bool(pulled), info
 
     def expert(self):
         return (f"The {self.low} pays a sure 0.1, the {self.high} 1 about every fourth time. "
@@ -97,9 +80,6 @@ class Env:
 
     def random_action(self, rng):
         return rng.choice(self.names)
-
-    def close(self):
-        pass
 
 
 def exact_success(task_id, policy, horizon=HORIZON):

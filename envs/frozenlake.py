@@ -25,6 +25,8 @@ import random
 import zlib
 from statistics import fmean
 
+import envs
+
 NAME, HORIZON = "frozenlake", 10
 TRAIN, TEST = range(0, 8000), range(8000, 10000)
 SUCCESS = 1.0
@@ -90,30 +92,17 @@ def level(task_id):
             return "".join(lake), start
 
 
-def parse(text, words, most=5):
-    """RAGEN's reply: "Up || fly || left" -> (["up", "left"], False). The first `most` parts count,
-    unknown ones are dropped; the flag says whether there was a part and none was dropped."""
-    parts = [part.strip().lower() for part in text.split("||") if part.strip()][:most]
-    known = [part for part in parts if part in words]
-    return known, 0 < len(known) == len(parts)
-
-
-class Env:
-    done = None         # before the first reset
-
+class Env(envs.Base):
     def __init__(self, slip=None):
         if slip is not None and not 0 <= slip <= 1:
             raise ValueError(f"frozenlake: slip={slip} is no probability; it lies in 0..1")
         self.fixed_slip = slip      # None: the family's
 
-    def reset(self, task_id, stream=None):
-        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
-            raise ValueError(f"frozenlake: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+    def start(self, task_id):
         self.lake, self.cell = level(task_id)
         self.slip = SLIP[family(task_id)] if self.fixed_slip is None else self.fixed_slip
-        self.luck = random.Random(f"frozenlake {task_id} {stream}")
         self.table = None           # the expert's, once it is asked
-        self.actions_left, self.done = MAX_ACTIONS, False
+        self.actions_left = MAX_ACTIONS
         return self.observation()
 
     def observation(self):
@@ -124,12 +113,8 @@ class Env:
                else "not slippery: every move goes where you mean it to.")
         return f"{grid}\nThe ice is {ice}\nYou have {self.actions_left} actions left."
 
-    def step(self, action):
-        if self.done is None:
-            raise ValueError("frozenlake: call reset first")
-        if self.done:
-            raise ValueError("frozenlake: the episode is over; reset first")
-        moves, well_formed = parse(action, MOVES)
+    def act(self, action):
+        moves, well_formed = self.split_actions(action, MOVES)
         reward, note = (0.0, "") if well_formed else (-0.1, "Unknown words were left out.\n")
         if not moves:
             note = "No move found. Answer with left, down, right or up, or several joined by ||.\n"
@@ -144,9 +129,9 @@ class Env:
             reward, note = reward + 1, note + "You are at the goal!\n"
         elif self.lake[self.cell] == "O":
             note += "You fell into a hole.\n"
-        self.done = self.lake[self.cell] != "_" or self.actions_left == 0
+        done = self.lake[self.cell] != "_" or self.actions_left == 0
         info = {"success": success, "valid": well_formed, "score": float(success)}
-        return note + self.observation(), reward, self.done, info
+        return note + self.observation(), reward, done, info
 
     def expert(self):
         self.table = self.table or arrival(self.lake, self.slip, MAX_ACTIONS)
@@ -166,9 +151,6 @@ class Env:
 
     def random_action(self, rng):
         return rng.choice(list(MOVES))
-
-    def close(self):
-        pass
 
 
 def exact_success(task_id, policy, horizon=HORIZON, slip=None):

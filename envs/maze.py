@@ -26,6 +26,8 @@ import functools
 import random
 import zlib
 
+import envs
+
 NAME, HORIZON = "maze", 15
 LEFT, RIGHT = (*range(0, 5), *range(10, 19)), (*range(5, 10), *range(19, 25))
 TRAIN, TEST = LEFT + tuple(range(26, 826)), RIGHT + tuple(range(826, 1026))
@@ -126,20 +128,18 @@ def fingerprint(task_id):
     return "\n".join([*grid, f"{start} -> {goal}"])
 
 
-class Env:
-    done = None     # before the first reset
-
+class Env(envs.Base):
     def __init__(self, view="full"):
         if view not in ("full", "partial"):
             raise ValueError(f"maze: no view {view!r}; views are full and partial")
         self.view = view
 
-    def reset(self, task_id):
-        if type(task_id) is not int or not 0 <= task_id <= TEST[-1] or task_id == 25:
-            raise ValueError(f"maze: no task {task_id!r}; tasks are 0..{TEST[-1]} without 25, "
-                             "which would start on the goal")
+    def start(self, task_id):
+        if task_id == 25:
+            raise ValueError(f"maze: no task 25; tasks are 0..{TEST[-1]} without 25, which would "
+                             "start on the goal")
         self.grid, self.cell, self.goal, self.to_goal = world(task_id)
-        self.turns, self.history, self.done = 0, [], False
+        self.turns, self.history = 0, []
         return self.look()
 
     def look(self):
@@ -154,11 +154,7 @@ class Env:
         return (f"The goal is at position {self.goal[0]}, {self.goal[1]}. Your current position is "
                 f"at position {self.cell[0]}, {self.cell[1]}. {seen}")
 
-    def step(self, action):
-        if self.done is None:
-            raise ValueError("maze: call reset first")
-        if self.done:
-            raise ValueError("maze: the episode is over; reset first")
+    def act(self, action):
         action = " ".join(action.lower().split())
         self.turns += 1
         reward = 0.0
@@ -168,10 +164,9 @@ class Env:
             self.history.append(action)
             self.cell = moved(self.grid, self.cell, action)
             reward = float(self.cell == self.goal)
-        self.done = reward != 0
         observation = "Success" if reward > 0 else "Failure" if reward < 0 else self.look()
         info = {"success": reward == 1, "valid": action in MOVES, "score": reward}
-        return observation, reward, self.done, info
+        return observation, reward, reward != 0, info
 
     def expert(self):
         action = min(ACTIONS, key=lambda action: self.to_goal[moved(self.grid, self.cell, action)])
@@ -182,9 +177,6 @@ class Env:
 
     def random_action(self, rng):
         return rng.choice(ACTIONS)
-
-    def close(self):
-        pass
 
 
 def exact_success(task_id, policy, horizon=HORIZON):

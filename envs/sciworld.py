@@ -30,6 +30,8 @@ import threading
 import weakref
 from contextlib import ExitStack, contextmanager
 
+import envs
+
 TASKS = {   # name: variations; AgentGym's 23 in its order, then the 7 with the longest solutions
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
     "use-thermometer": 540, "measure-melting-point-known-substance": 436,
@@ -176,9 +178,6 @@ def java():
 
 def locate(task_id):
     """(name of the task, number of the variation)"""
-    last = sum(TASKS.values()) - 1
-    if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id <= last:
-        raise ValueError(f"sciworld: no task {task_id!r}; tasks are 0..{last}")
     for name, count in TASKS.items():
         if task_id < count:
             return name, task_id
@@ -214,11 +213,11 @@ def gold_path(task_id):
     return path
 
 
-class Env:
+class Env(envs.Base):
     def __init__(self, move_limit=MOVE_LIMIT):
-        self.java, self.game, self.move_limit, self.done = java(), None, move_limit, None
+        self.java, self.game, self.move_limit = java(), None, move_limit
 
-    def reset(self, task_id):
+    def start(self, task_id):
         self.task_name, self.var_num = locate(task_id)
         if self.game is None or self.java is not java():
             self.java = java()
@@ -231,15 +230,12 @@ class Env:
             self.task_description = self.game.getTaskDescription()
             room = self.game.step("look around")
             self.score = round(100 * self.game.getScore())
-        self.task_id, self.gold, self.done, self.turns = task_id, None, False, 0
+        self.task_id, self.gold, self.turns = task_id, None, 0
         self.history, self.choices = [], 0     # (action, choices before it); length of the list
-        self.start = self._place()[0]
+        self.first_room = self._place()[0]
         return f"{self.task_description}\n{room}"
 
-    def step(self, action):
-        if self.done is not False:
-            raise ValueError("sciworld: the episode is over; reset first" if self.done else
-                             "sciworld: call reset first")
+    def act(self, action):
         action = action.encode("utf-8", "replace").decode().strip()[:1000]   # no half surrogates
         before = self.score
         with self.java.using():
@@ -253,10 +249,10 @@ class Env:
             asked = re.findall(r"^\d+:\t", observation, re.MULTILINE)
             self.choices = len(asked) if observation.startswith("Ambiguous request") else 0
         self.turns += 1
-        self.done = completed or self.score < 0 or max(moves, self.turns) > self.move_limit
+        done = completed or self.score < 0 or max(moves, self.turns) > self.move_limit
         info = {"success": self.score >= SUCCESS, "valid": not observation.startswith(MISSED),
                 "score": float(self.score)}
-        return observation, float(self.score - before), self.done, info
+        return observation, float(self.score - before), done, info
 
     def _place(self):
         """(room, {room next door: "open" or "closed"}); takes no move."""
@@ -292,7 +288,7 @@ class Env:
         while gold[at].isdigit():
             at += 1
         here, doors = self._place()
-        there = ([self.start] + [a[6:] for a in gold[:at] if a.startswith("go to ")])[-1]
+        there = ([self.first_room] + [a[6:] for a in gold[:at] if a.startswith("go to ")])[-1]
         if here != there:
             ways = [[here]]                             # breadth first: it grows as it is read
             way = next(way for way in ways if way[-1] == there or ways.extend(

@@ -24,6 +24,8 @@ moves.)
 import random
 import zlib
 
+import envs
+
 NAME, HORIZON = "sokoban", 10
 TRAIN, TEST = range(0, 8000), range(8000, 10000)
 SUCCESS = 1.0                               # of the score, the share of boxes on targets
@@ -123,36 +125,20 @@ def level(task_id):
                 return size, floor, targets, *rng.choice(starts), shortest
 
 
-def parse(text, words, most=5):
-    """RAGEN's reply: "Up || fly || left" -> (["up", "left"], False). The first `most` parts count,
-    unknown ones are dropped; the flag says whether there was a part and none was dropped."""
-    parts = [part.strip().lower() for part in text.split("||") if part.strip()][:most]
-    known = [part for part in parts if part in words]
-    return known, 0 < len(known) == len(parts)
-
-
-class Env:
-    done = None         # before the first reset
-
-    def reset(self, task_id):
-        if type(task_id) is not int or not 0 <= task_id <= TEST[-1]:
-            raise ValueError(f"sokoban: no task {task_id!r}; tasks are 0..{TEST[-1]}")
+class Env(envs.Base):
+    def start(self, task_id):
         (self.size, self.floor, self.targets,
          self.player, self.boxes, self.shortest) = level(task_id)
         self.moves, self.table = moves_of(self.size), None
-        self.actions_left, self.done = MAX_ACTIONS, False
+        self.actions_left = MAX_ACTIONS
         return self.observation()
 
     def observation(self):
         return (draw(self.size, self.floor, self.targets, self.player, self.boxes)
                 + f"\nYou have {self.actions_left} actions left.")
 
-    def step(self, action):
-        if self.done is None:
-            raise ValueError("sokoban: call reset first")
-        if self.done:
-            raise ValueError("sokoban: the episode is over; reset first")
-        moves, well_formed = parse(action, self.moves)
+    def act(self, action):
+        moves, well_formed = self.split_actions(action, self.moves)
         reward, note = (0.0, "") if well_formed else (-0.1, "Unknown words were left out.\n")
         if not moves:
             note = "No move found. Answer with up, down, left or right, or several joined by ||.\n"
@@ -165,9 +151,9 @@ class Env:
                 reward, note = reward + 10, note + "Solved!\n"
                 break
         score = len(self.boxes & self.targets) / len(self.targets)
-        self.done = score == 1 or self.actions_left == 0
+        done = score == 1 or self.actions_left == 0
         info = {"success": score == 1, "valid": well_formed, "score": score}
-        return note + self.observation(), reward, self.done, info
+        return note + self.observation(), reward, done, info
 
     def expert(self):
         self.table = self.table or moves_to_go(self.size, self.floor, self.targets)
@@ -184,9 +170,6 @@ class Env:
 
     def random_action(self, rng):
         return rng.choice(list(self.moves))
-
-    def close(self):
-        pass
 
 
 def exact_success(task_id, policy, horizon=HORIZON):

@@ -43,6 +43,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import envs
+
 NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
 TRAIN, TEST = range(0, 4400), range(4400, 4950)   # 10 draws of 440 goals; one of each of 550
 FAMILIES = ("depth 1", "depth 2", "depth 3", "depth 4")
@@ -362,26 +364,20 @@ def amount(text):
     return match and (match[2], int(match[1]))
 
 
-class Env:
-    name = NAME
-
+class Env(envs.Base):
     def __init__(self, world=0, recipes=None):
         self.world = make_world(recipes or world)     # recipes: a folder of Minecraft recipe files
-        self.goal, self.done = None, True
 
-    def reset(self, task_id):
-        last = self.world.test[-1]
-        if type(task_id) is not int or not 0 <= task_id <= last:
-            raise ValueError(f"{self.name}: no task {task_id!r}; tasks are 0..{last}")
+    def last_task(self):
+        return self.world.test[-1]
+
+    def start(self, task_id):
         self.goal, self.shown = self.world.goal(task_id), self.world.draw(task_id)
-        self.inventory, self.done = {}, False
+        self.inventory = {}
         commands = "\n".join(map(str, self.shown))
         return f"Crafting commands:\n{commands}\n\nGoal: craft {self.goal}."
 
-    def step(self, action):
-        if self.done:
-            problem = "the episode is over; reset first" if self.goal else "call reset first"
-            raise ValueError(f"{self.name}: {problem}")
+    def act(self, action):
         text = " ".join(action.lower().split())
         verb, _, rest = text.partition(" ")
         output, _, using = rest.partition(" using ")
@@ -395,8 +391,10 @@ class Env:
             observation = self.craft(re.sub("^[0-9]+ ", "", output), needs)
         else:
             observation = f"Could not execute {text[:80]}. Use get, craft or inventory."
-        score, valid = float(self.done), not observation.startswith("Could not")
-        return observation, score, self.done, {"success": self.done, "valid": valid, "score": score}
+        done = self.goal in self.inventory
+        info = {"success": done, "valid": not observation.startswith("Could not"),
+                "score": float(done)}
+        return observation, float(done), done, info
 
     def get(self, item, number):
         if item not in self.world.raw:
@@ -416,7 +414,6 @@ class Env:
         for i, n in needs:
             self.inventory[i] -= n
         self.inventory[item] = self.inventory.get(item, 0) + recipe.count
-        self.done = item == self.goal
         return f"Crafted {recipe.count} {label}"
 
     def fits(self, recipe, needs):
@@ -444,6 +441,3 @@ class Env:
         item, number = rng.choice(needs)
         return rng.choice([f"get {number} {item}"] * 9 + [str(recipe._replace(needs=needs))] * 10
                           + ["inventory"])
-
-    def close(self):
-        pass

@@ -35,7 +35,5 @@ def unseen_goal(task_id):
 
 
 class Env(textcraft.Env):
-    name = NAME
-
     def __init__(self, world="small"):
         super().__init__(world)

@@ -29,6 +29,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import envs
+
 NAME, HORIZON = "wordle", 8
 SUCCESS = 1.0
 FAMILIES = ("listed", "open")
@@ -133,31 +135,25 @@ def best_guess(words, fitting):
     return guess, left(guess) / len(fitting)
 
 
-class Env:
-    done = None     # before the first reset
-
+class Env(envs.Base):
     def __init__(self, words=None, adversarial=False):
         self.file_words = read_words(words) if words else None
         self.adversarial = adversarial
         self.fitting = self.file_words or LISTED      # what a client may ask for before any reset
 
-    def reset(self, task_id):
-        last = len(self.file_words or WORDS) - 1
-        if type(task_id) is not int or not 0 <= task_id <= last:
-            raise ValueError(f"wordle: no task {task_id!r}; tasks are 0..{last}")
+    def last_task(self):
+        return len(self.file_words or WORDS) - 1
+
+    def start(self, task_id):
         self.words = self.file_words or (LISTED if family(task_id) == "listed" else WORDS)
         self.hidden = self.words[task_id]
         self.draws = random.Random(f"wordle {task_id}")
-        self.fitting, self.tries_left, self.done = self.words, TRIES, False
+        self.fitting, self.tries_left = self.words, TRIES
         if self.words is LISTED:
             return "Let's start Wordle!"
         return f"Let's start Wordle! The vocabulary: {len(self.words)} English words."
 
-    def step(self, action):
-        if self.done is None:
-            raise ValueError("wordle: call reset first")
-        if self.done:
-            raise ValueError("wordle: the episode is over; reset first")
+    def act(self, action):
         guess = "".join(action.lower().split())
         valid, success, observation = guess in self.words, False, "invalid word"
         if valid:
@@ -167,9 +163,8 @@ class Env:
             self.fitting = tuple(word for word in self.fitting if feedback(guess, word) == answer)
             success, observation = guess == self.hidden, answer + "\n"
         self.tries_left -= 1
-        self.done = success or not self.tries_left
         info = {"success": success, "valid": valid, "score": float(success)}
-        return observation, float(success), self.done, info
+        return observation, float(success), success or not self.tries_left, info
 
     def filtered_vocab(self):
         """The words that fit every answer so far."""
@@ -191,9 +186,6 @@ class Env:
 
     def random_action(self, rng):
         return " ".join(rng.choice(self.words))     # of all, not only of those that still fit
-
-    def close(self):
-        pass
 
 
 def exact_success(task_id, policy, horizon=HORIZON):

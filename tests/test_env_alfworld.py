@@ -327,7 +327,7 @@ def test_expert_wins_every_family_within_the_horizon(family, split):
     env = Env()
     for task_id in [i for i in split if alfworld.family(i) == family][:20]:
         env.reset(task_id)
-        while not env.over:
+        while not env.done:
             thought, action = env.expert()
             assert len(thought) > 20 and env.step(action)[3]["valid"]
         assert env.won and env.turns <= alfworld.HORIZON
@@ -338,9 +338,9 @@ def test_expert_wins_after_any_disturbance(houses):
     for house in houses[::5]:
         env = Env(limit=90)
         env.enter(house)
-        while env.turns < 30 and not env.over:
+        while env.turns < 30 and not env.done:
             env.step(env.random_action(rng))
-        while not env.over:   # 60 turns are left
+        while not env.done:   # 60 turns are left
             env.step(env.expert()[1])
         assert env.won, house
 
@@ -373,7 +373,7 @@ def test_random_player_survives_200_turns():
         env.reset(task_id)
         for _ in range(200):
             assert env.step(env.random_action(rng))[3]["valid"]
-            if env.over:
+            if env.done:
                 env.reset(task_id)
 
 
@@ -428,7 +428,7 @@ def test_step_agrees_with_the_genuine_engine(family):
     rng = random.Random(task_id)
     assert own.reset(task_id) == genuine.reset(task_id)
     assert own.step("look") == genuine.step("look")
-    while not own.over:
+    while not own.done:
         action = own.random_action(rng) if own.turns < 12 else own.expert()[1]
         if own.turns == 3:
             action = "put mug 9 in/on desk 9"
@@ -438,8 +438,8 @@ def test_step_agrees_with_the_genuine_engine(family):
         moved = re.sub(r"^You put the (\w+ \d+) in/on", r"You move the \1 to", observation)
         assert moved == engine_observation or action == "help"
         commands = {alfworld.canonical(c) for c in genuine.engine.game.state["admissible_commands"]}
-        assert own.over or commands - set(own.available_actions()) <= {
+        assert own.done or commands - set(own.available_actions()) <= {
             c for c in commands if c.startswith("slice")}   # the engine's go through closed doors
-        assert own.over or set(own.available_actions()) <= commands
+        assert own.done or set(own.available_actions()) <= commands
     assert own.won and genuine.won
     genuine.close()

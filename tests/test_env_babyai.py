@@ -210,7 +210,7 @@ def test_step_stops_at_the_first_grid_step_that_changes_nothing(env):
 
 def test_success_ends_the_walk_at_once(env):
     env.reset(12)     # OpenRedDoor: the door opens, and the agent never walks through
-    while not env._over:
+    while not env.done:
         action = next((name for name in env.macros if name.startswith("toggle and")), "turn left")
         taken, *_ = act(env, action)
     assert action.startswith("toggle and") and taken[-1] == babyai.TOGGLE
@@ -219,7 +219,7 @@ def test_success_ends_the_walk_at_once(env):
 def test_reward_is_one_minus_nine_tenths_of_the_time_used(env):
     env.reset(4)
     steps = 0
-    while not env._over:
+    while not env.done:
         taken, _, reward, _, info = act(env, env.expert()[1])
         steps += len(taken)
     assert reward == info["score"] == pytest.approx(1 - 0.9 * steps / 64, abs=1e-12)
@@ -230,7 +230,7 @@ def test_late_success_ends_the_episode_and_scores_once(env):
     env.reset(4)
     for _ in range(48):
         assert env.step("turn left")[1:3] == (0, False)
-    while not env._over:
+    while not env.done:
         _, reward, done, info = env.step(env.expert()[1])
     assert done and info["success"] and 0.05 < reward <= 1 - 0.9 * 49 / 64
     assert env.score == info["score"] == reward
@@ -363,7 +363,7 @@ def test_expert_leaves_the_world_alone(env):
     for task_id in range(0, 40, 3):
         env.reset(task_id)
         for _ in range(2):
-            if not env._over:
+            if not env.done:
                 before = babyai.situation(env._engine), env._engine.step_count
                 env.expert()
                 assert (babyai.situation(env._engine), env._engine.step_count) == before
