@@ -5,7 +5,7 @@
     with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
 
 A session is one Env object under an integer id. The verbs of the original, in textcraft's words
-(each environment has its own, see WIRES; `info`, `turn` and what follows are additions):
+(other environments have other words, see WIRES; `info` and all below /close are our additions):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -26,12 +26,13 @@ the same five keys in every environment, a bad one does not disturb its neighbou
     GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
 
 `turn` is the number of this episode's steps whose answers the client has seen: a step sent again
-because its answer got lost is answered again, and does not act twice.
+because its answer got lost is answered again, and does not act twice. `stream`, an optional field
+of a reset, seeds the luck of the episode: see envs/__init__.py.
 
-What went wrong is never a reward but {"error": sentence}, sent with HTTP 200 in AgentGym's first
-dialect (id), with its own status in the second (env_idx): 400 wrong request, 404 unknown id, 409
-not now (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until
-its next reset), 503 too many sessions. In both: 404 no such path, 413 body too large, 422 a field
+A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
+dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
+(finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
+reset), 503 too many sessions. In both dialects: 404 no such path, 413 body too large, 422 a field
 is missing or of the wrong type (with FastAPI's "detail").
 
 --workers N starts N processes on successive ports and prints their addresses: a session lives in
@@ -59,29 +60,29 @@ from pathlib import Path
 
 MAX_BODY = 2**20            # bytes of a request
 MAX_SESSIONS = 4096         # of one environment in one process
-IDLE_SECONDS = 1800.0       # a session that nobody asks for anything this long is closed
+IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
 
 
 # ---- What each original server calls its things ----
 
 @dataclass(frozen=True)
 class Wire:
-    """The JSON of one environment. Its shapes: "{a b}" is {"a": .., "b": ..}, "[a b]" a JSON list,
-    "a" that value alone; `shaped` says what each word is."""
+    """The JSON of one environment. A shape is a reply without its values: "{id reward}" stands for
+    {"id": 3, "reward": 0}, "[observation null]" for ["Crafting ...", null], "env_idx" for 3 alone.
+    `shaped` finds a word in the session's last answer or in its Env (sciworld's task_name)."""
     id_key: str = "id"
     task_key: str = "data_idx"
     task_required: bool = True      # if not, a reset without it plays TRAIN[0]
-    options: tuple = ()             # further fields of /reset that Env.reset takes by name
     create: str = "{id}"            # with an observation in it, create also resets
     reset: str = "{id observation reward done}"
     step: str = "{observation reward done}"
     closed: object = True           # what /close answers when it closed one
-    look: dict = field(default_factory=dict)    # GET paths; CAPITALS: a constant, no id needed
+    look: dict = field(default_factory=dict)    # GET path: shape; in CAPITALS, a module's constant
 
 
 B = dict(id_key="env_idx", create="env_idx")    # the second dialect
 TOOL = Wire(**B, task_key="id", task_required=False, reset="observation")
-WIRES = {   # an environment that is not here (sokoban, yours) speaks Wire()
+WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
     "babyai": Wire(reset="{observation reward score deleted done}",
                    step="{observation reward score done}",
                    look={"observation": "{observation reward score done deleted}"}),
@@ -95,7 +96,6 @@ WIRES = {   # an environment that is not here (sokoban, yours) speaks Wire()
     "maze": Wire(task_key="game", reset="{observation}", look={"available_actions": "ACTIONS"}),
     "wordle": Wire(task_key="seed", reset="{id observation}",
                    look={"filtered_vocab": "filtered_vocab"}),
-    "bandit": Wire(options=("stream",)), "frozenlake": Wire(options=("stream",)),
     "webshop": Wire(**B, task_key="session_id", task_required=False, reset="[observation null]",
                     step="{state reward done}", look={
                         "available_actions": "available_actions", "state": "{url html "
@@ -112,13 +112,11 @@ LOOK = {"observation": "observation", "detail": "{id observation reward done del
 
 
 def shaped(shape, session):
-    """The session's last answer in the environment's own words. A word that is none of the answer's
-    is an attribute or method of Env (sciworld's task_name, wordle's filtered_vocab)."""
+    """The session's last answer in the shape that the environment's own clients expect."""
     answer = session.answer
     words = {**answer, "env_idx": session.id, "null": None, "deleted": False, "truncated": False,
              "state": answer["observation"], "terminated": answer["done"],
              "score": answer["info"]["score"]}
-
     def value_of(word):
         value = words[word] if word in words else getattr(session.env, word)
         return value() if callable(value) else value
@@ -173,7 +171,7 @@ def known_envs():
 
 
 def load_env(name):
-    """The module envs.<name>."""
+    """The module envs.<name>. ValueError: there is none."""
     try:
         return importlib.import_module(f"envs.{name}")
     except ModuleNotFoundError as missing:
@@ -183,13 +181,22 @@ def load_env(name):
                          + ", ".join(known_envs())) from missing
 
 
+def open_env(name):
+    """The module of an environment whose engine is here. ValueError: the sentence why not."""
+    module = load_env(name)
+    try:
+        module.Env().close()
+    except RuntimeError as missing:
+        raise ValueError(str(missing)) from None
+    return module
+
+
 class Service:
     """One environment and its sessions."""
 
     def __init__(self, name, max_sessions=MAX_SESSIONS, idle_seconds=IDLE_SECONDS):
         self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
-        self.module, self.wire = load_env(name), WIRES.get(name, Wire())
-        self.module.Env().close()       # a missing engine is told now, not in an episode
+        self.module, self.wire = open_env(name), WIRES.get(name, Wire())
         self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
@@ -285,9 +292,8 @@ def start_episode(service, session, body):
     task_id = field_of(body, service.wire.task_key, int, service.wire.task_required)
     if task_id is None:
         task_id = service.module.TRAIN[0]
-    options = {name: body[name] for name in service.wire.options if name in body}
     session.env = session.env or service.module.Env()
-    observation = session.env.reset(task_id, **options)
+    observation = session.env.reset(task_id, body.get("stream"))
     session.turns, session.broken = 0, ""
     return session.keep(observation, 0, False, {"success": False, "valid": True, "score": 0})
 
@@ -393,11 +399,6 @@ def look(service, path, query):
         return shaped(shape, session)
 
 
-def health(services):
-    return {"server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
-            "sessions": sum(len(service.sessions) for service in services.values())}
-
-
 # ---- HTTP ----
 
 VERBS = {verb.__name__: verb for verb in (create, reset, step, close, resets, steps, closes)}
@@ -421,7 +422,9 @@ def respond(services, method, target, body):
     service = services.get(name)
     try:
         if method == "GET" and "health" in (name, verb):
-            return 200, encode(health(services))
+            return 200, encode({
+                "server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
+                "sessions": sum(len(service.sessions) for service in services.values())})
         if service is None:
             raise Refused(404, f"nothing at {path}; there is: /{', /'.join(services)}", "Not Found")
         if method == "GET":
@@ -493,7 +496,6 @@ class HttpServer(ThreadingHTTPServer):
 
     def __init__(self, names, host="127.0.0.1", port=0, **limits):
         self.services = {name: Service(name, **limits) for name in names}
-        self.next_sweep = 0.0
         try:
             super().__init__((host, port), HttpRequest)
         except (OSError, OverflowError) as problem:
@@ -501,11 +503,9 @@ class HttpServer(ThreadingHTTPServer):
                                "--port or --host") from problem
 
     def service_actions(self):
-        """Twice a second, and after each new connection."""
-        if time.monotonic() > self.next_sweep:
-            self.next_sweep = time.monotonic() + 0.5
-            for service in self.services.values():
-                service.close_idle()
+        """Called twice a second, and after each new connection."""
+        for service in self.services.values():
+            service.close_idle()
 
     def server_close(self):
         super().server_close()
