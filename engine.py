@@ -1,12 +1,15 @@
 """The engine: one transformers model, our attention, and the memory its keys and values live in.
 
-The very module that is trained also plays: nothing is copied, no weights are sent anywhere. Its
-attention layers call `attention` below, which hands the work to a *layout*, the object that knows
-which token belongs to which sequence:
+The module that is trained is the module that samples: there is no copy and no weight transfer. Its
+attention layers call `attend` below, which passes the work to a *layout*: the object that knows
+which token belongs to which sequence.
 
     Packed   whole sequences side by side in one row: the training forward and a first prefill
     Extend   new tokens of sequences whose past is in pages: the observation of a later turn
-    Decode   one new token for each sequence: the paged decode (FlashDecode on CUDA)
+    Decode   one new token for each sequence, over its pages
+    Flash    all three by flash-attn (CUDA, 16 bit); the others use torch alone
+
+Who owns a page, and who frees it and when, is in class Pages.
 
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
@@ -17,10 +20,11 @@ import os
 import time
 import types
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")   # before torch: on a busy machine its idle threads
-import numpy as np                                # otherwise spin the environments off their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")   # before torch: its idle threads spin at barriers,
+import numpy as np                                # and so take the cores of the environment servers
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
@@ -28,11 +32,12 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
-NEVER = -1e30        # a score that no softmax sees; finite, so that a row of nothing is not NaN
-OURS = "paged_attention_of_ours"      # the name under which transformers finds `attention`
+NEVER = -1e30        # score of a hidden slot; finite, so that a row without any other is not NaN
+OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
-SMALL_STEP = 4 * 10**6    # rows * layers * width**2 below which a second core costs a decode step
-                          # more than it brings; the environments' servers are glad of that core
+SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
+                          # costs more than it saves, and the environment servers need the core
+FORWARD_METHODS = "forward_logprobs", "forward_values"        # to be hooked by FSDP: see `prepare`
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -40,11 +45,12 @@ SMALL_STEP = 4 * 10**6    # rows * layers * width**2 below which a second core c
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen2, Qwen2.5, Qwen3, Llama) that runs under our attention.
 
-    path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch".
+    path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
+    weights; compute_dtype: see `prepare`.
     ValueError: a folder that is no model, or a model whose attention is not plain causal.
     """
     check_folder(path)
-    introduce()
+    register_attention()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=OURS, dtype=dtype)
     except OSError as e:
@@ -54,7 +60,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
 
 
 def check_folder(path):
-    """ValueError if `path` is a folder without a model, or names a folder that is not there."""
+    """ValueError if `path` is a folder without a model, or the name of a folder that is missing."""
     files = os.listdir(path) if os.path.isdir(path) else None
     if files is not None and not any(f.endswith((".safetensors", ".bin")) for f in files):
         raise ValueError(f"{path}: no weights in this folder; expected model.safetensors beside "
@@ -63,24 +69,28 @@ def check_folder(path):
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
 
 
-def introduce():
-    """Make our attention known to transformers, and keep its progress bars out of our log."""
+def register_attention():
+    """Tell transformers our attention's name; keep its progress bars out of our log."""
     AttentionInterface.register(OURS, attend)
     transformers_logging.disable_progress_bar()
 
 
 def prepare(model, attention="auto", dtype=None):
-    """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of
-    its computations, where that is not the one its weights are kept in."""
+    """Give `model` our attention and the method `forward_logprobs`; returns the model. dtype: of
+    its computations and pages, where that is not the dtype of its weights.
+
+    Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
+    gathers sharded weights in hooks, and it can hook methods only.
+    """
     windows = getattr(model.config, "layer_types", None) or ["full_attention"]
     if set(windows) != {"full_attention"}:
         raise ValueError(f"{model.config.model_type}: layers {sorted(set(windows))}; this engine "
                          "knows full causal attention only")
-    introduce()
+    register_attention()
     model.set_attn_implementation(OURS)
-    model.compute_dtype = dtype or model.dtype       # of activations and pages; FSDP may cast
+    model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
-    model.action_logprobs = types.MethodType(_action_logprobs, model)
+    model.forward_logprobs = types.MethodType(forward_logprobs, model)
     return model
 
 
@@ -89,11 +99,11 @@ def add_value_head(model):
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
     torch.nn.init.zeros_(model.value_head.weight)
     torch.nn.init.zeros_(model.value_head.bias)
-    model.action_values = types.MethodType(_action_values, model)
+    model.forward_values = types.MethodType(forward_values, model)
 
 
 def choose_kernel(attention, device, dtype):
-    """-> (kernel, why). flash-attn serves CUDA in 16 bit; everything else is torch's own."""
+    """-> (kernel, why). flash-attn needs CUDA and 16 bit; everywhere else torch's own attention."""
     if attention not in ("auto", "flash2", "flash4", "torch"):
         raise ValueError(f"attention={attention!r}; known: auto, flash2, flash4, torch")
     if attention == "torch" or device.type != "cuda" or dtype == torch.float32:
@@ -117,174 +127,236 @@ def choose_kernel(attention, device, dtype):
 
 def attend(module, query, key, value, attention_mask, scaling=None, sliding_window=None,
            layout=None, **_):
-    """What transformers calls in every layer. query (1, H, T, D), key and value (1, KH, T, D), all
-    rotated already -> ((1, T, H, D), None). `layout` travels through the model untouched: an opaque
-    object, which neither FSDP's casts nor gradient checkpointing look into. Of a layout is asked
-    attend(layer, query (T, H, D), key (T, KH, D), value, scale) -> (T, H, D).
+    """What transformers calls in every layer. query (1, H, T, D), key and value (1, KH, T, D), with
+    rotary positions applied -> ((1, T, H, D), None). `layout` is an opaque object among the model's
+    keyword arguments, because FSDP casts every tensor that it finds there. It has position (T,),
+    memory, slots, and attend(layer, query (T, H, D), key (T, KH, D), value, scale) -> (T, H, D).
     """
     if layout is None:
         raise ValueError("this model runs under our engine: use token_logprobs or collect, or call "
                          "model.set_attn_implementation('sdpa') for transformers' own attention")
     assert sliding_window is None and query.shape[0] == 1
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))     # (T, H or KH, D)
+    if layout.memory is not None:      # first, so that the new tokens see themselves in the pages
+        layout.memory.write(module.layer_idx, layout.slots, key, value)
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
-class Packed:
-    """Whole sequences of `lengths` tokens side by side in one row; nothing is read from pages.
+def layout_for(model, lengths, memory=None, table=None, starts=None):
+    """The layout of a training forward or a prefill, by the model's device and kernel.
 
-    With `pages` and the tokens' `slots` there (see Pages), keys and values are kept.
+    lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
+    written to pages; with `starts` (B,), tokens cached before, attention reads the pages too.
     """
+    in_16_bit = model.device.type == "cuda" and model.compute_dtype != torch.float32
+    if model.kernel != "torch" or starts is None and in_16_bit:
+        return Flash(model.kernel, lengths, model.device, memory, table, starts)
+    if starts is None:
+        return Packed(lengths, model.device, memory, table)
+    return Extend(lengths, memory, table, starts)
 
-    def __init__(self, lengths, device, kernel="torch", pages=None, slots=None):
-        self.kernel, self.pages, self.slots = kernel, pages, slots
-        lengths = np.asarray(lengths)
-        self.longest = int(lengths.max())
-        ends = lengths.cumsum()
-        starts = np.repeat(ends - lengths, lengths)
-        position = np.arange(len(starts)) - starts
-        self.position = torch.from_numpy(position).to(device)                          # (T,)
-        self.cu_seqlens = torch.from_numpy(np.append(0, ends)).to(device, torch.int32)
-        # torch's attention wants padding: sequences of like length are padded together
+
+def places(lengths):
+    """For tokens packed side by side: the sequence of each (T,), and its place among the
+    sequence's tokens (T,). lengths [2, 3] -> [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]."""
+    lengths = np.asarray(lengths)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    return row, np.arange(len(row)) - (lengths.cumsum() - lengths)[row]
+
+
+class Packed:
+    """Whole sequences of `lengths` tokens side by side, by torch alone; no page is read."""
+
+    def __init__(self, lengths, device, memory=None, table=None):
+        lengths, (row, position) = np.asarray(lengths), places(lengths)
+        self.memory, self.position = memory, torch.from_numpy(position).to(device)
+        self.slots = memory and memory.slots(table, row, position)
+        # torch's attention wants padding, so sequences of similar length share a padded bucket
         self.buckets, order = [], np.argsort(-lengths, kind="stable")
-        sequence, at = np.repeat(np.arange(len(lengths)), lengths), 0
-        while at < len(order):
-            rows = order[at:][lengths[order[at:]] >= 0.7 * lengths[order[at]]]
-            place = np.full(len(lengths), -1)
+        while len(order):
+            rows = order[lengths[order] >= 0.7 * lengths[order[0]]]
+            order = order[len(rows):]
+            place = np.full(len(lengths), -1)              # row in this bucket
             place[rows] = np.arange(len(rows))
-            tokens = np.flatnonzero(place[sequence] >= 0)
+            tokens = np.flatnonzero(place[row] >= 0)
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
                 torch.from_numpy(x).to(device)
-                for x in (tokens, place[sequence[tokens]], position[tokens]))))
-            at += len(rows)
-        tokens = torch.cat([bucket[2] for bucket in self.buckets])
-        self.back = torch.empty_like(tokens)
-        self.back[tokens] = torch.arange(len(tokens), device=device)
-
+                for x in (tokens, place[row[tokens]], position[tokens]))))
     def attend(self, layer, query, key, value, scale):
-        if self.pages is not None:
-            self.pages.write(layer, self.slots, key, value)
-        if self.kernel != "torch":
-            return flash(self.kernel, query, key, value, scale, self.cu_seqlens, self.longest,
-                         cu_seqlens_k=self.cu_seqlens, longest_k=self.longest)
-        if query.is_cuda and query.dtype != torch.float32:
-            return torch_varlen(query, key, value, scale, self.cu_seqlens, self.longest)
-        parts = []
+        out = torch.empty_like(query)
         for count, longest, tokens, row, position in self.buckets:
             padded = [pad(x[tokens], count, longest, row, position) for x in (query, key, value)]
-            out = F.scaled_dot_product_attention(*padded, is_causal=True, scale=scale,
-                                                 enable_gqa=True)
-            parts.append(out.transpose(1, 2)[row, position])
-        return torch.cat(parts)[self.back]
+            part = F.scaled_dot_product_attention(*padded, is_causal=True, scale=scale,
+                                                  enable_gqa=True)
+            out[tokens] = part.transpose(1, 2)[row, position]
+        return out
 
 
 def pad(x, count, longest, row, position):
-    """(T, heads, D) -> (count, heads, longest, D), zeros behind each sequence: causal attention
-    never looks there, so no mask is needed."""
+    """(T, heads, D) -> (count, heads, longest, D), zeros after each sequence's end. Causal
+    attention never looks there from a real token, so no mask is needed."""
     rows = x.new_zeros(count, longest, *x.shape[1:])
     return rows.index_put((row, position), x).transpose(1, 2)
 
 
 class Extend:
-    """New tokens of sequences whose past lies in pages: one gather of the past, then attention.
+    """New tokens of sequences whose past is in pages, by torch alone: one gather of the past in
+    each layer, then attention under a mask. Arguments as in `layout_for`."""
 
-    table (B, P): page numbers; starts (B,): tokens cached before; lengths: new tokens of each.
-    """
-
-    def __init__(self, lengths, starts, table, pages, slots, kernel="torch"):
-        device, lengths = table.device, np.asarray(lengths)
-        self.kernel, self.pages, self.slots = kernel, pages, slots
-        self.table, self.longest = table, int(lengths.max())
-        ends = lengths.cumsum()
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        column = np.arange(len(row)) - (ends - lengths)[row]
-        seq_lens = starts + lengths
-        self.row, self.column, self.position = (
-            torch.from_numpy(x).to(device) for x in (row, column, starts[row] + column))
-        if kernel == "torch":        # query i of a sequence is its token starts + i
-            query_at = starts[:, None] + np.arange(self.longest)
-            key_at = np.arange(table.shape[1] * pages.page_size)
-            visible = torch.from_numpy(key_at <= query_at[..., None])[:, None].to(device)
-            self.bias = torch.zeros(visible.shape, device=device, dtype=pages.keys.dtype
-                                    ).masked_fill_(~visible, -torch.inf)         # (B, 1, Q, L)
-        else:
-            self.longest_k = int(seq_lens.max())
-            self.cu_seqlens, self.cu_seqlens_k, self.seq_lens = (
-                torch.from_numpy(x).to(device, torch.int32)
-                for x in (np.append(0, ends), np.append(0, seq_lens.cumsum()), seq_lens))
+    def __init__(self, lengths, memory, table, starts):
+        device, self.longest = memory.keys.device, max(lengths)
+        row, column = places(lengths)
+        position = starts[row] + column
+        self.memory, self.slots = memory, memory.slots(table, row, position)
+        # no page (-1) is gathered as page 0: it lies behind the sequence's end, which is hidden
+        self.table, self.row, self.column, self.position = (
+            torch.from_numpy(x).to(device) for x in (table.clip(0), row, column, position))
+        query_at = starts[:, None] + np.arange(self.longest)
+        key_at = np.arange(table.shape[1] * memory.page_size)
+        hidden = torch.from_numpy(key_at > query_at[..., None])[:, None].to(device)
+        self.bias = torch.zeros(hidden.shape, device=device, dtype=memory.keys.dtype
+                                ).masked_fill_(hidden, -torch.inf)               # (B, 1, Q, L)
 
     def attend(self, layer, query, key, value, scale):
-        self.pages.write(layer, self.slots, key, value)
-        if self.kernel != "torch":
-            return flash(self.kernel, query, *self.pages.for_flash(layer), scale,
-                         self.cu_seqlens, self.longest, cu_seqlens_k=self.cu_seqlens_k,
-                         longest_k=self.longest_k, table=self.table, seqused=self.seq_lens)
-        keys, values = self.pages.gather(layer, self.table)
+        keys, values = self.memory.gather(layer, self.table)
         B, KH, L, D = keys.shape
         rows = pad(query, B, self.longest, self.row, self.column)       # (B, H, Q, D)
-        rows = rows.reshape(B, KH, -1, D)                # the G query heads of a group share keys
-        if self.bias.shape[2] < rows.shape[2]:           # (B, 1, G * Q, L), for all layers
+        rows = rows.reshape(B, KH, -1, D)        # G query heads share keys: they become more rows
+        if self.bias.shape[2] < rows.shape[2]:           # (B, 1, G * Q, L), once for all layers
             self.bias = self.bias.repeat(1, 1, rows.shape[2] // self.longest, 1)
         out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=self.bias, scale=scale)
         return out.view(B, query.shape[1], -1, D).transpose(1, 2)[self.row, self.column]
 
 
 class Decode:
-    """One new token for each of `rows` (B,); every page is read where it lies, by torch alone.
-
-    slots: where the new tokens go (see Pages). runs: lists of pages, as `Engine._runs` makes them:
-    (indices or a slice, owners (P, W) in 0..row_count, the last being nobody, bias (P, S)).
+    """One new token for each of B sequences, by torch alone: each page is read where it lies, once
+    for all the sequences that share it. table (B, width): see Pages; starts (B,): tokens cached.
     """
 
-    def __init__(self, rows, row_count, pages, slots, runs):
-        self.pages, self.slots = pages, slots
-        place = rows.new_full((row_count + 1,), len(rows))      # row -> its place in this step
-        place[rows] = torch.arange(len(rows), device=rows.device)
-        KH, dtype = pages.keys.shape[2], pages.keys.dtype
-        heads = torch.arange(KH, device=rows.device)[:, None]
-        self.readers = torch.cat([(place[owners][:, None] * KH + heads).flatten()
-                                  for _, owners, _ in runs])
-        self.runs = [(chosen, owners.shape[1], bias.to(dtype).repeat_interleave(KH, 0)[:, None])
-                     for chosen, owners, bias in runs]
+    def __init__(self, memory, table, starts):
+        KH, S = memory.keys.shape[2:4]
+        device = memory.keys.device
+        self.memory, self.position = memory, torch.from_numpy(starts).to(device)
+        self.slots = memory.slots(table, np.arange(len(table)), starts)
+        # row n: the bias of a page in which n tokens are written
+        unwritten = torch.full((S + 1, S), NEVER, dtype=memory.keys.dtype, device=device).triu()
+        self.runs, readers = [], []
+        for chosen, rows, written in page_runs(table, starts + 1, S):
+            if not isinstance(chosen, slice):
+                chosen = torch.from_numpy(chosen).to(device)
+            written = torch.from_numpy(written.repeat(KH)).to(device)
+            self.runs.append((chosen, rows.shape[1], unwritten[written][:, None]))
+            readers.append((rows[:, None] * KH + np.arange(KH)[:, None]).ravel())
+        self.readers = torch.from_numpy(np.concatenate(readers)).to(device)
 
     def attend(self, layer, query, key, value, scale):
-        self.pages.write(layer, self.slots, key, value)
-        runs = [(*self.pages.choose(layer, chosen), *rest) for chosen, *rest in self.runs]
+        runs = [(*(pool[layer][chosen] for pool in self.memory.pools), *rest)
+                for chosen, *rest in self.runs]
         return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs,
                           self.readers, scale).view(query.shape)
 
 
+def page_runs(table, lengths, page_size):
+    """Who reads which page, told from the page table: the runs that `walk_pages` walks.
+
+    table (B, width), -1: no page; lengths (B,): tokens of each row -> up to two runs, each of (P
+    pages ascending, the W rows of the table that read each (P, W), tokens written in each (P,));
+    row B is a dummy row. First the pages of one reader: in place, as a slice, if they are more than
+    half of the memory's beginning, since selected pages are copied. Then the shared pages.
+    """
+    rows, columns = np.nonzero(table >= 0)
+    pages = table[rows, columns]
+    counts = np.bincount(pages)                           # readers of each page, (P,)
+    order = pages.argsort(kind="stable")                  # one page's readers become adjacent
+    readers = np.full((len(counts), counts.max()), len(table))
+    readers[np.arange(counts.max()) < counts[:, None]] = rows[order]
+    written = np.zeros(len(counts), int)
+    written[pages] = (lengths[rows] - columns * page_size).clip(0, page_size)
+    one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+    runs = [(one, readers[one, :1], written[one]), (more, readers[more], written[more])]
+    if 2 * len(one) > len(counts):
+        readers[more, 0] = len(table)                     # shared: read by the second run
+        runs[0] = slice(0, len(counts)), readers[:, :1], written
+    return [run for run in runs if len(run[1])]
+
+
 def walk_pages(query, runs, readers, scale):
-    """Softmax attention of one query a row over pages in any order, each read once, none copied.
+    """Softmax attention of one query per row over pages in any order; each page is read once.
 
     query (B, KH, G, D) -> (B, KH, G, D). A run is (keys (P, KH, S, D), values, W, bias (P * KH, 1,
-    S)): pages that W rows attend to, and 0 or NEVER for each slot. readers (N,), N the sum of
-    P * KH * W over the runs: who looks at this head of this page, as row * KH + head; row B is
-    nobody. Each page is scored against its readers, the maximum and the sums are collected by
-    reader: flash-decoding, the split being the page. Powers of 2: they cost the CPU a fourth of
-    those of e, a tenth with NEVER.
+    S)): P pages that W rows read; the bias is 0, or NEVER where no token is written. readers (N,),
+    N the sum of P * KH * W over the runs: row * KH + head of each query that reads this head of
+    this page. Row B is a dummy row: its results are dropped.
+    This is flash-decoding with the page as the split: each page gives its readers' scores and a
+    partial output; maxima and sums are then collected by reader. It computes softmax in powers of
+    2, because exp2 takes a fourth of the time of exp on the CPU (a tenth where scores are NEVER).
     """
     B, KH, G, D = query.shape
     shapes = [(len(keys) * KH, W * G, -1) for keys, _, W, _ in runs]      # of a run's products
     sizes = [pages * rows for pages, rows, _ in shapes]
+    # 1. scores (N * G, S) of every reader's queries with the keys of its page
     q = query.reshape(B * KH, G * D).index_select(0, readers.clamp(max=B * KH - 1)).view(-1, D)
     scores, parts = q.new_empty(len(q), runs[0][0].shape[2]), torch.empty_like(q)
     for (keys, _, _, bias), shape, x, out in zip(runs, shapes, q.split(sizes), scores.split(sizes)):
         torch.baddbmm(bias, x.view(shape), keys.flatten(0, 1).transpose(1, 2),
                       alpha=scale * LOG2_E, out=out.view(shape))
+    # 2. each row's maximum over all its pages, the weights relative to it, their sum
     scores = scores.float()
     peak = scores.amax(-1).view(-1, G)
     top = peak.new_full(((B + 1) * KH, G), NEVER)
     top.scatter_reduce_(0, readers[:, None].expand_as(peak), peak, "amax")
     weights = scores.sub_(top.index_select(0, readers).view(-1, 1)).exp2_()
     total = torch.zeros_like(top).index_add_(0, readers, weights.sum(-1).view(-1, G))
+    # 3. partial outputs: the weights times the values of the page; their sums by row
     weights = weights.to(q.dtype)
     for (_, values, _, _), shape, x, out in zip(runs, shapes, weights.split(sizes),
                                                 parts.split(sizes)):
         torch.bmm(x.view(shape), values.flatten(0, 1), out=out.view(shape))
     summed = q.new_zeros((B + 1) * KH, G * D).index_add_(0, readers, parts.view(-1, G * D))
-    total = total.clamp(min=1e-30).to(q.dtype)             # of a row without pages: 0
+    total = total.clamp(min=1e-30).to(q.dtype)             # a row without pages gets 0, not NaN
     return (summed.view(-1, G, D) / total[..., None]).view(B + 1, KH, G, D)[:B]
+
+
+class Flash:
+    """New tokens of B sequences by flash-attn, for every kind of pass: whole sequences, new tokens
+    after a cached past, one token each. Arguments as in `layout_for`."""
+
+    def __init__(self, kernel, lengths, device, memory, table, starts):
+        def int32(x):
+            return torch.from_numpy(x).to(device, torch.int32, non_blocking=True)
+        lengths, (row, position) = np.asarray(lengths), places(lengths)
+        seq_lens = lengths if starts is None else starts + lengths
+        position = position + (seq_lens - lengths)[row]
+        self.kernel, self.memory = kernel, memory
+        self.slots = memory and memory.slots(table, row, position)
+        self.position = torch.from_numpy(position).to(device, non_blocking=True)
+        self.cu_seqlens, self.cu_seqlens_k = (
+            int32(np.append(0, x.cumsum())) for x in (lengths, seq_lens))
+        self.longest = self.longest_k = int(lengths.max())
+        self.seq_lens = self.table = None
+        if starts is not None:
+            self.seq_lens, self.table = int32(seq_lens), int32(table.clip(0))    # -1 is not legal
+            # an upper bound will do, and a CUDA graph needs one that never changes
+            self.longest_k = table.shape[1] * memory.page_size
+
+    def tensors(self):
+        """All that a recorded graph must read anew at each step."""
+        return [x for x in vars(self).values() if isinstance(x, torch.Tensor)]
+
+    def attend(self, layer, query, key, value, scale):
+        if self.kernel == "torch":
+            return torch_varlen(query, key, value, scale, self.cu_seqlens, self.longest)
+        if self.table is not None:                # (pages, S, KH, D), as flash-attn wants them
+            key, value = (pool[layer].transpose(1, 2) for pool in self.memory.pools)
+        attention = partial(
+            flash_function(self.kernel), query, key, value, cu_seqlens_q=self.cu_seqlens,
+            max_seqlen_q=self.longest, max_seqlen_k=self.longest_k, softmax_scale=scale,
+            causal=True)
+        if self.kernel == "flash2":
+            return attention(cu_seqlens_k=self.cu_seqlens_k, block_table=self.table)
+        paged = dict(page_table=self.table, seqused_k=self.seq_lens) if self.table is not None \
+            else dict(cu_seqlens_k=self.cu_seqlens_k)
+        return attention(**paged)[0]                       # (out, log-sum-exp)
 
 
 def flash_function(kernel):
@@ -296,115 +368,126 @@ def flash_function(kernel):
     return flash_attn_varlen_func
 
 
-def flash(kernel, query, keys, values, scale, cu_seqlens_q, longest_q, cu_seqlens_k, longest_k,
-          table=None, seqused=None):
-    """Causal attention by flash-attn. query (T, H, D); keys, values (T, KH, D), or pages
-    (pages, S, KH, D) with `table` (B, P) int32, when the new tokens are already written there.
-    cu_seqlens_* (B + 1,) int32: cumulative lengths; seqused (B,) int32: tokens in the pages.
-    """
-    function = flash_function(kernel)
-    if kernel == "flash2":
-        return function(query, keys, values, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                        max_seqlen_q=longest_q, max_seqlen_k=longest_k, softmax_scale=scale,
-                        causal=True, block_table=table)
-    paged = dict(page_table=table, seqused_k=seqused) if table is not None \
-        else dict(cu_seqlens_k=cu_seqlens_k)
-    return function(query, keys, values, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
-                    max_seqlen_k=longest_k, softmax_scale=scale, causal=True, **paged)[0]
-
-
 def torch_varlen(query, key, value, scale, cu_seqlens, longest):
-    """The same without pages, by the flash-attention that torch brings (CUDA, 16 bit)."""
+    """Causal attention within whole sequences by torch's own flash kernel (CUDA, 16 bit): what
+    `Flash` uses without flash-attn. It reads no pages."""
     from torch.nn.attention.varlen import varlen_attn
     return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=scale,
-                       window_size=(-1, 0), enable_gqa=True)           # nothing of what comes after
+                       window_size=(-1, 0), enable_gqa=True)      # (-1, 0): all before, none after
 
 
 # ---- pages --------------------------------------------------------------------------------------
 
 class OutOfPages(RuntimeError):
-    """No page is free; somebody must give some back first."""
+    """No page is free; some sequence must give pages back first."""
 
 
 class Pages:
-    """KV memory in runs of `page_size` tokens: keys, values (layers, pages, KH, S, D), head-major.
+    """Who owns which page of the KV memory: page numbers only, no tensors.
 
-    The lowest free page is taken first, so that what is in use stays a dense beginning of the pool
-    (`high` pages) and can be multiplied in place. A page is free when nobody counts on it.
+    table (rows, width): table[row, i] is the page that holds tokens i * page_size, i * page_size +
+    1, ... of the sequence in that row; -1 after its last page. A row owns the pages it names, and
+    rows that began alike (`fork`) own full pages together. `grow` and `fork` take pages as tokens
+    come; `clear` alone frees: a page is free as soon as the last row that names it is cleared.
+    The lowest free page is taken first: the pages in use stay together at the beginning of the
+    memory, and a decode step can multiply them where they lie.
     """
 
-    def __init__(self, config, count, page_size, device, dtype):
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, count, config.num_key_value_heads, page_size, head)
-        self.page_size, self.count, self.high = page_size, count, 0
-        self.keys, self.values = zeros(shape, device, dtype), zeros(shape, device, dtype)
-        self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
-        self.users = [0] * count
-        self.free = list(range(count))               # ascending: a heap already
+    def __init__(self, count, page_size, rows):
+        self.count, self.page_size = count, page_size
+        self.free = list(range(count))               # ascending, hence already a heap
+        self.table = np.full((rows, 1), -1, np.int32)
 
     @property
     def in_use(self):
         return self.count - len(self.free)
 
-    def take(self):
-        """-> the lowest free page, now with one user. OutOfPages."""
-        if not self.free:
-            raise OutOfPages(f"all {self.count} pages of {self.page_size} tokens are in use")
-        page = heapq.heappop(self.free)
-        self.users[page] = 1
-        self.high = max(self.high, page + 1)
-        return page
+    def of(self, row):
+        """The pages of a row, in the order of its tokens."""
+        return self.table[row][self.table[row] >= 0].tolist()
 
-    def release(self, page):
-        assert self.users[page] > 0, f"page {page} is already free"
-        self.users[page] -= 1
-        if self.users[page] == 0:
+    def take(self, count):
+        """-> the lowest `count` free pages. OutOfPages: none is taken."""
+        if count > len(self.free):
+            raise OutOfPages(f"{count} pages are needed, {len(self.free)} are free")
+        return [heapq.heappop(self.free) for _ in range(count)]
+
+    def grow(self, row, length):
+        """Give a row pages for `length` tokens in all. OutOfPages leaves it as it was."""
+        have, want = len(self.of(row)), -(-length // self.page_size)
+        new = self.take(max(0, want - have))
+        if want > self.table.shape[1]:
+            self.table = np.pad(self.table, ((0, 0), (0, want)), constant_values=-1)
+        self.table[row, have:have + len(new)] = new
+
+    def fork(self, parent, child, length):
+        """Let row `child` share the full pages of row `parent`, which holds `length` tokens. Both
+        will write to a page that is not full, so the child gets its own: -> [(the parent's, the
+        child's)], to be copied, or []. OutOfPages: nothing has changed."""
+        full, rest = divmod(length, self.page_size)
+        new = self.take(1 if rest else 0)                              # may raise: do it first
+        self.table[child, :full] = self.table[parent, :full]
+        self.table[child, full:full + len(new)] = new
+        return list(zip(self.table[parent, full:full + len(new)].tolist(), new))
+
+    def clear(self, row):
+        """Take all pages from a row; those that no other row names are free again."""
+        pages = self.table[row][self.table[row] >= 0]
+        self.table[row] = -1
+        for page in pages[~np.isin(pages, self.table)].tolist():
             heapq.heappush(self.free, page)
-            while self.high and self.users[self.high - 1] == 0:
-                self.high -= 1
 
-    def slots(self, page, offset):
-        """Where a layer's keys of tokens at (page, offset), (T,) each, lie: (T * KH,) rows of D."""
-        KH = self.keys.shape[2]
-        heads = torch.arange(KH, device=page.device)
-        return ((page[:, None] * KH + heads) * self.page_size + offset[:, None]).flatten()
+
+def kv_shape(config):
+    """-> (layers, key-value heads, head size): a cached token is so many numbers, twice."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, config.num_key_value_heads, head
+
+
+class Memory:
+    """What the pages hold: keys, values (layers, pages, KH, S, D), head-major."""
+
+    def __init__(self, config, count, page_size, device, dtype):
+        layers, kv_heads, head = kv_shape(config)
+        shape = layers, count, kv_heads, page_size, head
+        self.keys, self.values = zeros(shape, device, dtype), zeros(shape, device, dtype)
+        self.page_size, self.pools = page_size, (self.keys, self.values)
+        self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
+
+    def slots(self, table, row, position):
+        """Where the keys of T tokens lie within a layer: (T * KH,) indices of vectors of D. Token t
+        is number position[t] of the sequence whose pages are table[row[t]]."""
+        KH, S = self.keys.shape[2:4]
+        page = table[row, position // S].astype(np.int64)
+        slots = (page[:, None] * KH + np.arange(KH)) * S + (position % S)[:, None]
+        return torch.from_numpy(slots.ravel()).to(self.keys.device, non_blocking=True)
 
     def write(self, layer, slots, key, value):
         """Put key, value (T, KH, D) into their slots."""
-        for pool, x in ((self.keys, key), (self.values, value)):
+        for pool, x in zip(self.pools, (key, value)):
             pool[layer].view(-1, x.shape[2]).index_copy_(0, slots, x.reshape(-1, x.shape[2]))
 
-    def choose(self, layer, chosen):
-        """keys, values (P, KH, S, D) of some pages: of a slice, where they lie; else, copies."""
-        pools = self.keys[layer], self.values[layer]
-        if isinstance(chosen, slice):
-            return [pool[chosen] for pool in pools]
-        return [pool.index_select(0, chosen) for pool in pools]
-
     def gather(self, layer, table):
-        """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D), to be used
-        before the next call: they lie in memory used again, as fresh memory costs page faults."""
+        """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D). The next call
+        overwrites them: fresh memory for each layer would cost more in page faults than the copy.
+        """
         _, KH, S, D = self.keys.shape[1:]
         runs = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
         if self.gathered[0].numel() < runs.numel() * S * D:
             self.gathered = [self.keys.new_empty(runs.numel() * S * D) for _ in range(2)]
         out = [buffer[:runs.numel() * S * D].view(-1, S, D) for buffer in self.gathered]
-        for pool, x in zip((self.keys, self.values), out):
+        for pool, x in zip(self.pools, out):
             torch.index_select(pool[layer].view(-1, S, D), 0, runs.flatten(), out=x)
         return [x.view(*runs.shape[:2], -1, D) for x in out]
 
     def copy(self, source, target):
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
-
-    def for_flash(self, layer):
-        """flash-attn wants (pages, S, KH, D); any strides but the last will do."""
-        return self.keys[layer].transpose(1, 2), self.values[layer].transpose(1, 2)
+        for pool in self.pools:
+            pool[:, target] = pool[:, source]
 
 
 def zeros(shape, device, dtype):
-    """Zeroed memory: a slot never written must be finite, for 0 * NaN is NaN. On the CPU it costs
-    nothing until it is used: numpy asks the system for untouched zero pages, torch writes them."""
+    """Zeroed memory: a slot that was never written must be finite, since 0 * NaN is NaN. On the CPU
+    numpy asks the system for zero pages, which cost nothing until used; torch would write them."""
     if torch.device(device).type != "cpu" or dtype != torch.float32:
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(shape, np.float32))
@@ -412,73 +495,60 @@ def zeros(shape, device, dtype):
 
 # ---- the engine ---------------------------------------------------------------------------------
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """One sequence's place in the engine: its row, its pages in order, how many tokens are cached.
-    `shared`: leading pages read by other sequences too; `column`: its place among these."""
+    """A sequence in the engine: its row of the page table, and how many tokens are cached."""
     row: int
-    pages: list[int] = field(default_factory=list)
+    owner: Pages
     length: int = 0
-    shared: int = 0
-    column: int = 0
-    family: list[int] = field(default_factory=lambda: [0])     # [last column given], one for all
+
+    @property
+    def pages(self):
+        return self.owner.of(self.row)
 
 
 class Engine:
-    """Prefill, fork and decode sequences of one model over one pool of pages.
+    """Prefill, fork and decode sequences of one model over one memory of pages.
 
-    Who decodes: `join` and `leave`; a sequence that waits for its environment keeps its pages.
-    seconds, tokens: Counters over "prefill" and "decode" (and "sampling", by `collect`).
+    A sequence keeps its row from `start` or `fork` to `release`, and its pages until `forget` or
+    `release`. Between `join` and `leave` it decodes; while it waits for its environment it does
+    not, and keeps its pages.
+    seconds, tokens: Counters over "prefill" and "decode" (`collect` adds "sampling").
     """
 
     def __init__(self, model, rows, pages, page_size=None, prefill_tokens=4096, graphs=True):
         self.model, self.device, self.kernel = model, model.device, model.kernel
         page_size = page_size or (32 if self.kernel == "torch" else 256)
-        self.pages = Pages(model.config, pages, page_size, self.device, model.compute_dtype)
+        self.pages = Pages(pages, page_size, rows)
+        self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
         self.prefill_tokens = prefill_tokens
         self.rows, self.free_rows = rows, list(range(rows))
         self.active = []                                       # the sequences that decode
-        self.owner = np.full((pages, 1), rows)                 # who alone attends to a page
-        self.sharers = np.full((pages, 8), rows)               # those who share one; rows: nobody
-        self.bias = torch.full((pages, page_size), NEVER)      # 0 where a token has been written
         self.seconds, self.tokens = Counter(), Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
         self.graphs = {} if graphs and self.kernel != "torch" else None
         if self.graphs is not None:
-            self.spare = self.pages.take()     # what the padding of a recorded batch reads
+            (self.spare,) = self.pages.take(1)      # for padding rows of a graph; no row's own
 
     # -- life of a sequence
 
     def start(self):
-        return Sequence(heapq.heappop(self.free_rows))
+        return Sequence(heapq.heappop(self.free_rows), self.pages)
 
     def fork(self, parent):
-        """A sequence with the same past: full pages are shared, the last, unfinished one copied."""
+        """A sequence with the same past: full pages are shared, a last page not full is copied."""
         assert self.free_rows, f"all {self.rows} rows are taken"
-        size, full = self.pages.page_size, parent.length // self.pages.page_size
-        last = self.pages.take() if parent.length % size else None          # may raise: do it first
+        unfinished = self.pages.fork(parent.row, self.free_rows[0], parent.length)   # may raise
+        for source, target in unfinished:
+            self.memory.copy(source, target)
         child = self.start()
-        child.length, child.family = parent.length, parent.family
-        child.family[0] += 1
-        child.column = child.family[0]
-        child.shared = parent.shared = full
-        child.pages = parent.pages[:full]
-        for page in child.pages:
-            self.pages.users[page] += 1
-        if last is not None:
-            self.pages.copy(parent.pages[full], last)
-            self.bias[last] = self.bias[parent.pages[full]]
-            child.pages.append(last)
-        if child.column >= self.sharers.shape[1]:
-            more = np.full_like(self.sharers, self.rows)
-            self.sharers = np.concatenate([self.sharers, more], axis=1)
-        if parent in self.active:                      # its full pages have several readers now
-            self._own(parent, parent.row)
+        child.length = parent.length
         return child
 
     def release(self, sequence):
-        """Give everything back."""
+        """Give the pages and the row back."""
+        assert sequence.row not in self.free_rows, f"row {sequence.row} is already free"
         self.forget(sequence)
         heapq.heappush(self.free_rows, sequence.row)
 
@@ -486,215 +556,139 @@ class Engine:
         """Give the pages back and keep the row: the past can be prefilled again later."""
         if sequence in self.active:
             self.leave(sequence)
-        for page in sequence.pages:
-            self.pages.release(page)
-        sequence.pages, sequence.length, sequence.shared = [], 0, 0
+        self.pages.clear(sequence.row)
+        sequence.length = 0
 
     def join(self, sequence):
-        self._own(sequence, sequence.row)
         self.active.append(sequence)
 
     def leave(self, sequence):
-        self._own(sequence, self.rows)
         self.active.remove(sequence)
-
-    def _own(self, sequence, row):
-        shared, alone = sequence.pages[:sequence.shared], sequence.pages[sequence.shared:]
-        self.owner[shared] = self.rows
-        self.sharers[shared, sequence.column] = row
-        self.owner[alone] = row
-
-    def _grow(self, sequence, length):
-        """Take pages for `length` tokens in all. OutOfPages leaves the sequence as it was."""
-        need = -(-length // self.pages.page_size) - len(sequence.pages)
-        if need > len(self.pages.free):
-            raise OutOfPages(f"{need} pages are needed, {len(self.pages.free)} are free")
-        for _ in range(need):
-            page = self.pages.take()
-            self.bias[page] = NEVER
-            sequence.pages.append(page)
 
     # -- forward passes
 
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
-        """Read token_ids[i] (a list, not empty) behind what sequences[i] has -> (B, V) logits of
-        each last token. Memory: `prefill_tokens` padded tokens at a time. OutOfPages: none is read.
+        """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
+        of each last token. At most about `prefill_tokens` tokens, padding included, are in one
+        forward pass. OutOfPages: none is read.
         """
         for sequence, ids in zip(sequences, token_ids):
-            self._grow(sequence, sequence.length + len(ids))
-        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].length > 0,
-                                                             len(token_ids[i])))
-        logits, at = [None] * len(sequences), 0
-        while at < len(order):
-            part, fresh = [], sequences[order[at]].length == 0
-            while at < len(order) and fresh == (sequences[order[at]].length == 0) and (
-                    (len(part) + 1) * len(token_ids[order[at]]) <= self.prefill_tokens or not part):
-                part.append(order[at])
-                at += 1
-            out = self._prefill([sequences[i] for i in part], [token_ids[i] for i in part], fresh)
-            for i, row in zip(part, out):
+            self.pages.grow(sequence.row, sequence.length + len(ids))
+        logits = [None] * len(sequences)
+        for part in prefill_parts([s.length > 0 for s in sequences], list(map(len, token_ids)),
+                                  self.prefill_tokens):
+            rows = self._prefill([sequences[i] for i in part], [token_ids[i] for i in part])
+            for i, row in zip(part, rows):
                 logits[i] = row
         return torch.stack(logits)
 
-    def _prefill(self, sequences, token_ids, fresh):
-        size, device = self.pages.page_size, self.device
-        starts, lengths = [s.length for s in sequences], [len(ids) for ids in token_ids]
-        at = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths)])
-        page = np.concatenate([np.repeat(s.pages, size)[s.length:s.length + n]
-                               for s, n in zip(sequences, lengths)])
-        page, offset = torch.from_numpy(page), torch.from_numpy(at % size)
-        self.bias[page, offset] = 0.0
-        slots = self.pages.slots(page, offset).to(device)
-        if fresh:
-            layout = Packed(lengths, device, self.kernel, self.pages, slots)
-        else:
-            table = np.zeros((len(sequences), max(len(s.pages) for s in sequences)), np.int32)
-            for row, sequence in zip(table, sequences):
-                row[:len(sequence.pages)] = sequence.pages
-            layout = Extend(lengths, np.array(starts),
-                            torch.from_numpy(table).to(device), self.pages, slots, self.kernel)
+    def _prefill(self, sequences, token_ids):
+        """One forward pass: either nothing is cached of these sequences, or something of each."""
+        lengths = [len(ids) for ids in token_ids]
+        table, starts = self._cached(sequences)
+        layout = layout_for(self.model, lengths, self.memory, table,
+                            starts if starts.any() else None)
         for sequence, length in zip(sequences, lengths):
             sequence.length += length
-        ids = torch.tensor([t for ids in token_ids for t in ids], device=device)
-        last = torch.tensor(lengths, device=device).cumsum(0) - 1
+        ids = torch.tensor([t for ids in token_ids for t in ids], device=self.device)
+        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         self.tokens["prefill"] += len(ids)
-        return self.model(ids[None], position_ids=layout.position[None], use_cache=False,
-                          logits_to_keep=last, layout=layout).logits[0]
+        return forward(self.model, ids, layout, logits_to_keep=last)
+
+    def _cached(self, sequences):
+        """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
+        table = self.pages.table[[s.row for s in sequences]]
+        width = (table >= 0).sum(1).max()
+        return table[:, :width], np.array([s.length for s in sequences])
+
+    def _full(self):
+        """The active sequences whose next token begins a page that they do not have yet."""
+        size = self.pages.page_size
+        return [s for s in self.active if s.length % size == 0 and s.length == len(s.pages) * size]
 
     def pages_short(self):
-        """How many pages the next `decode` wants beyond those that are free."""
-        size = self.pages.page_size
-        return sum(s.length == len(s.pages) * size for s in self.active) - len(self.pages.free)
+        """How many pages the next `decode` needs beyond those that are free."""
+        return len(self._full()) - len(self.pages.free)
 
     @torch.inference_mode()
     def decode(self, token_ids):
         """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits."""
-        size = self.pages.page_size
-        for sequence in self.active:
-            if sequence.length == len(sequence.pages) * size:
-                self._grow(sequence, sequence.length + 1)
-                self.owner[sequence.pages[-1]] = sequence.row
-        lengths = np.array([s.length for s in self.active])
-        page = np.array([s.pages[s.length // size] for s in self.active])
-        self.bias[page, lengths % size] = 0.0
+        for sequence in self._full():
+            self.pages.grow(sequence.row, sequence.length + 1)
+        table, starts = self._cached(self.active)
         for sequence in self.active:
             sequence.length += 1
-        self.tokens["decode"] += len(lengths)
+        self.tokens["decode"] += len(starts)
         self.tokens["decode_steps"] += 1
-        self.tokens["decode_read"] += int(lengths.sum())       # cached tokens that were attended to
+        self.tokens["decode_read"] += int(starts.sum())       # cached tokens that were attended to
         token_ids = token_ids.to(self.device)
         if self.kernel != "torch":
-            return self._decode_by_flash(token_ids, lengths, page, lengths % size)
-        position, page, offset, rows = (torch.from_numpy(x).to(self.device) for x in (
-            lengths, page, lengths % size, np.array([s.row for s in self.active])))
-        layout = Decode(rows, self.rows, self.pages, self.pages.slots(page, offset), self._runs())
+            return self._decode_by_flash(token_ids, table, starts)
+        layout = Decode(self.memory, table, starts)
         with on_threads(self.threads):
-            return self._forward(token_ids, position, layout)
+            return forward(self.model, token_ids, layout)
 
-    def _forward(self, token_ids, position, layout):
-        return self.model(token_ids[None], position_ids=position[None], use_cache=False,
-                          layout=layout).logits[0]
-
-    def _runs(self):
-        """What `walk_pages` walks: private pages, in place while most of them are somebody's; then
-        the shared ones, each once for all of its readers."""
-        owner, sharers = self.owner[:self.pages.high], self.sharers[:self.pages.high]
-        private = np.flatnonzero(owner[:, 0] != self.rows)
-        if 2 * len(private) > self.pages.high:
-            private = slice(0, self.pages.high)
-        shared = np.flatnonzero((sharers != self.rows).any(1))
-        runs = []
-        for chosen, owners in ((private, owner), (shared, sharers)):
-            owners, bias = torch.from_numpy(owners[chosen]), self.bias[chosen]
-            if len(owners):
-                if not isinstance(chosen, slice):
-                    chosen = torch.from_numpy(chosen).to(self.device)
-                runs.append((chosen, owners.to(self.device), bias.to(self.device)))
-        return runs
-
-    def _decode_by_flash(self, token_ids, lengths, page, offset):
-        """Recorded as a CUDA graph for the next power of two of sequences and of pages each: an
-        eager step is bound by Python, not by the GPU. The graphs hold addresses of weights, so they
-        live no longer than this engine: one rollout."""
-        batch, width = len(lengths), max(len(s.pages) for s in self.active)
+    def _decode_by_flash(self, token_ids, table, starts):
+        """As a CUDA graph, if wanted: an eager step is bound by Python, not by the GPU. A graph
+        holds addresses of the weights, so it lives no longer than this engine: one rollout."""
+        n = len(table)
         if self.graphs is not None:
-            batch, width = (1 << (n - 1).bit_length() for n in (batch, width))
-        inputs = FlashInputs.padded(self, token_ids, lengths, page, offset, batch, width)
+            token_ids, table, starts = graph_shape(token_ids, table, starts, self.spare)
+        layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
         if self.graphs is None:
-            return inputs.forward(self)
-        if (batch, width) not in self.graphs:
-            self.graphs[batch, width] = DecodeGraph(self, inputs)
-        return self.graphs[batch, width].replay(inputs)[:len(lengths)]
+            return forward(self.model, token_ids, layout)
+        if table.shape not in self.graphs:
+            self.graphs[table.shape] = DecodeGraph(self.model, token_ids, layout)
+        return self.graphs[table.shape].replay(token_ids, layout)[:n]
 
 
-@dataclass
-class FlashInputs:
-    """What one decode step by flash reads, all on the device: (b,) unless said."""
-    token_ids: torch.Tensor
-    position: torch.Tensor
-    page: torch.Tensor
-    offset: torch.Tensor
-    seq_lens: torch.Tensor           # int32, the new token included
-    cu_seqlens_k: torch.Tensor       # (b + 1,) int32
-    table: torch.Tensor              # (b, width) int32
-
-    @classmethod
-    def padded(cls, engine, token_ids, lengths, page, offset, batch, width):
-        """The active sequences' inputs; rows up to `batch` read slot 0 of the spare page."""
-        n = len(lengths)
-        table = np.full((batch, width), getattr(engine, "spare", 0), np.int32)
-        for row, sequence in zip(table, engine.active):
-            row[:len(sequence.pages)] = sequence.pages
-        seq_lens = np.ones(batch, np.int32)
-        seq_lens[:n] = lengths + 1
-        filled = [np.zeros(batch, np.int64) for _ in range(3)]
-        filled[1][:] = table[:, 0]
-        for array, values in zip(filled, (lengths, page, offset)):
-            array[:n] = values
-        host = (*filled, seq_lens, np.append(0, seq_lens.cumsum()).astype(np.int32), table)
-        return cls(F.pad(token_ids, (0, batch - n)),
-                   *(torch.from_numpy(x).to(engine.device, non_blocking=True) for x in host))
-
-    def forward(self, engine):
-        return engine._forward(self.token_ids, self.position, FlashDecode(self, engine))
+def forward(model, token_ids, layout, **more):
+    """token_ids (T,) packed as `layout` says -> logits (T, V)."""
+    return model(token_ids[None], position_ids=layout.position[None], use_cache=False,
+                 layout=layout, **more).logits[0]
 
 
-class FlashDecode:
-    """The layout of `Decode` for flash-attn: one query a sequence, the table of its pages."""
+def prefill_parts(cached, lengths, most):
+    """Indices of the texts of each forward pass: texts with and without a cached past apart, since
+    their layouts differ; texts of similar length together, so that at most `most` tokens, padding
+    included, are in one pass (or one text)."""
+    parts = []
+    for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
+        if not parts or cached[parts[-1][0]] != cached[i] or \
+                (len(parts[-1]) + 1) * lengths[i] > most:
+            parts.append([])
+        parts[-1].append(i)
+    return parts
 
-    def __init__(self, inputs, engine):
-        self.inputs, self.pages, self.kernel = inputs, engine.pages, engine.kernel
-        self.slots = self.pages.slots(inputs.page, inputs.offset)
-        self.cu_seqlens = torch.arange(len(inputs.page) + 1, device=engine.device,
-                                       dtype=torch.int32)
-        self.longest = inputs.table.shape[1] * engine.pages.page_size    # an upper bound will do
 
-    def attend(self, layer, query, key, value, scale):
-        x = self.inputs
-        self.pages.write(layer, self.slots, key, value)
-        return flash(self.kernel, query, *self.pages.for_flash(layer), scale, self.cu_seqlens, 1,
-                     cu_seqlens_k=x.cu_seqlens_k, longest_k=self.longest, table=x.table,
-                     seqused=x.seq_lens)
+def graph_shape(token_ids, table, starts, spare):
+    """A decode step padded to the next power of two of rows and of pages, so that few graphs serve
+    all steps. A padding row is a sequence of one token in the page `spare`."""
+    batch, width = (1 << (n - 1).bit_length() for n in table.shape)
+    more = batch - len(table)
+    padded = np.full((batch, width), spare)
+    padded[:len(table), :table.shape[1]] = table
+    return F.pad(token_ids, (0, more)), padded, np.pad(starts, (0, more))
 
 
 class DecodeGraph:
     """One decode step of fixed shapes, recorded once; a replay launches all kernels at once."""
 
-    def __init__(self, engine, inputs):
-        self.inputs = inputs                           # the addresses that the graph reads
+    def __init__(self, model, token_ids, layout):
+        self.inputs = [token_ids, *layout.tensors()]   # a replay reads these addresses again
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):                  # warm up outside: kernels load lazily
-            inputs.forward(engine)
+            forward(model, token_ids, layout)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.logits = inputs.forward(engine)
+            self.logits = forward(model, token_ids, layout)
 
-    def replay(self, inputs):
-        for name, ours in vars(self.inputs).items():
-            ours.copy_(getattr(inputs, name))
+    def replay(self, token_ids, layout):
+        for ours, new in zip(self.inputs, [token_ids, *layout.tensors()]):
+            ours.copy_(new)
         self.graph.replay()
         return self.logits
 
@@ -736,16 +730,15 @@ def sample(logits, uniforms, temperature):
 def machine_rates(device, dtype):
     """(FLOP/s of a large matrix product, bytes/s read and written by a large copy), measured now:
     the peaks that a run's own figures are held against."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
     def seconds(work):
-        work()
         times = []
-        for _ in range(3):
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+        for _ in range(4):                       # the first one warms up
+            synchronize()
             began = time.perf_counter()
             work()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize()
             times.append(time.perf_counter() - began)
         return min(times)
     n, length = (8192, 2**30) if device.type == "cuda" else (768, 2**24)
@@ -756,62 +749,74 @@ def machine_rates(device, dtype):
 
 # ---- the training forward -----------------------------------------------------------------------
 
-def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
-    """log pi(token t | what came before it) at every sampled token, 0 elsewhere: (B, T) float32,
-    aligned with token_ids (the shift by one lives here). With entropy=True also H(pi) there.
+def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
+    """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
+    entropy=True also (A,) H(pi) at each. The shift by one lives here and nowhere else.
 
-    token_ids (B, T), -1 behind a row's end; position_ids (B, T): place of the token in its context;
-    a 0 begins a new one, so that a row may hold several contexts one after the other. All rows are
-    packed into one without padding, and the head sees only the places before sampled tokens.
+    token_ids (B, T), -1 after a row's end; response_mask (B, T): 1 where the token was sampled;
+    position_ids (B, T): place of the token in its context; a 0 begins a new one, so that a row may
+    hold several contexts one after the other. All rows are packed into one without padding, and the
+    head sees only the places before sampled tokens.
     """
-    logprobs, entropies = model.action_logprobs(*packed(token_ids, response_mask, position_ids),
-                                                temperature, entropy)
-    where = ((token_ids >= 0) & response_mask.bool()).nonzero(as_tuple=True)
-    empty = torch.zeros(token_ids.shape, device=token_ids.device)
-    logprobs = empty.index_put(where, logprobs)
-    return (logprobs, empty.index_put(where, entropies)) if entropy else logprobs
+    return model.forward_logprobs(token_ids, response_mask, position_ids, temperature, entropy)
+
+
+def action_values(model, token_ids, response_mask, position_ids):
+    """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
+    return model.forward_values(token_ids, response_mask, position_ids)
+
+
+def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
+    """`action_logprobs` as (B, T), aligned with token_ids, 0 where no token was sampled; with
+    entropy=True a pair of them."""
+    found = action_logprobs(model, token_ids, response_mask, position_ids, temperature, entropy)
+    return tuple(aligned(x, token_ids, response_mask) for x in found) if entropy \
+        else aligned(found, token_ids, response_mask)
 
 
 def token_values(model, token_ids, response_mask, position_ids):
-    """V(text before token t) at every sampled token, 0 elsewhere: (B, T) float32."""
-    values = model.action_values(*packed(token_ids, response_mask, position_ids))
-    where = ((token_ids >= 0) & response_mask.bool()).nonzero(as_tuple=True)
-    return torch.zeros(token_ids.shape, device=token_ids.device).index_put(where, values)
+    """`action_values` as (B, T), aligned with token_ids, 0 where no token was sampled."""
+    return aligned(action_values(model, token_ids, response_mask, position_ids), token_ids,
+                   response_mask)
 
 
-def packed(token_ids, response_mask, position_ids):
-    """-> ids (T,), positions (T,), lengths of the contexts, indices (A,) of the sampled tokens."""
+def aligned(x, token_ids, response_mask):
+    """x (A,) of the sampled tokens -> (B, T), 0 elsewhere."""
+    sampled = (token_ids >= 0) & response_mask.bool()
+    return torch.zeros(token_ids.shape, device=x.device).masked_scatter(sampled, x)
+
+
+# The next two become methods of the model: see `prepare`.
+
+def forward_logprobs(self, token_ids, response_mask, position_ids, temperature, entropy):
+    hidden, targets = hidden_before(self, token_ids, response_mask, position_ids)
+    parts = [checkpoint(_head, self.lm_head, h, t, temperature, entropy, use_reentrant=False)
+             for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))]
+    logprobs, entropies = zip(*parts)
+    return (torch.cat(logprobs), torch.cat(entropies)) if entropy else torch.cat(logprobs)
+
+
+def forward_values(self, token_ids, response_mask, position_ids):
+    hidden, _ = hidden_before(self, token_ids, response_mask, position_ids)
+    return self.value_head(hidden)[:, 0].float()
+
+
+def hidden_before(model, token_ids, response_mask, position_ids):
+    """(A, width): the last hidden state before each sampled token; (A,): the sampled tokens."""
     real = token_ids >= 0
     ids, positions = token_ids[real], position_ids[real]
     starts = torch.nonzero(positions == 0)[:, 0]
     lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
-    return ids, positions, lengths, torch.nonzero(response_mask[real].bool())[:, 0]
-
-
-# The two methods through which all that touches weights goes, so that FSDP can hook them.
-
-def _action_logprobs(self, ids, positions, lengths, sampled, temperature, entropy):
-    hidden, targets = _before(self, ids, positions, lengths, sampled), ids[sampled]
-    parts = [checkpoint(_head, self.lm_head, h, t, temperature, entropy, use_reentrant=False)
-             for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))]
-    logprobs = torch.cat([p[0] for p in parts])
-    return logprobs, torch.cat([p[1] for p in parts]) if entropy else None
-
-
-def _action_values(self, ids, positions, lengths, sampled):
-    return self.value_head(_before(self, ids, positions, lengths, sampled))[:, 0].float()
-
-
-def _before(self, ids, positions, lengths, sampled):
-    """(A, d): what the model knows just before each sampled token."""
-    layout = Packed(lengths, ids.device, self.kernel)
-    return self.model(ids[None], position_ids=positions[None], use_cache=False,
-                      layout=layout).last_hidden_state[0][sampled - 1]
+    sampled = torch.nonzero(response_mask[real].bool())[:, 0]
+    hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
+                         layout=layout_for(model, lengths)).last_hidden_state[0]
+    return hidden[sampled - 1], ids[sampled]
 
 
 def _head(lm_head, hidden, targets, temperature, entropy):
-    """(A, d) hidden states -> log-probability of each target and, if asked, the entropy. Run under
-    `checkpoint`: a chunk's (A, V) logits are made again in the backward pass, never kept."""
+    """(A, width) hidden states -> log-probability of each target and, if asked, the entropy. Run
+    under `checkpoint`: a chunk's (A, V) logits are computed again in the backward pass, not kept.
+    """
     logprobs = torch.log_softmax(lm_head(hidden).float() / temperature, dim=-1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     return chosen, -(logprobs.exp() * logprobs).sum(-1) if entropy else None

@@ -13,8 +13,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import engine as engine_module
-from engine import (DecodeGraph, Engine, OutOfPages, choose_kernel, flash_function, prepare, sample,
-                    token_logprobs, torch_varlen)
+from engine import (DecodeGraph, Engine, OutOfPages, choose_kernel, flash_function, forward,
+                    prepare, sample, token_logprobs, torch_varlen)
 from fakes import twins
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -108,10 +108,11 @@ def flash4(*nothing, q=None, k=None, v=None, cu_seqlens_q=None, cu_seqlens_k=Non
 class Recorded(DecodeGraph):
     """A graph without CUDA: a replay computes from the same addresses into the same address."""
 
-    def __init__(self, engine, inputs):
-        self.inputs, self.logits = inputs, inputs.forward(engine)
+    def __init__(self, model, token_ids, layout):
+        self.inputs = [token_ids, *layout.tensors()]
+        self.logits = forward(model, token_ids, layout)
         self.graph = types.SimpleNamespace(
-            replay=lambda: self.logits.copy_(self.inputs.forward(engine)))
+            replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
 
 
 @pytest.fixture(params=["flash2", "flash4"])
@@ -181,9 +182,9 @@ def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     engine.prefill(sequences, [[1, 2], [3], [4, 5, 6]])
     for sequence in sequences:
         engine.join(sequence)
-    before = engine.pages.keys.clone()
+    before = engine.memory.keys.clone()
     engine.decode(torch.tensor([7, 8, 9]))                 # 3 rows, recorded for 4
-    changed = (engine.pages.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
+    changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
     own = [[s.pages[0], s.length - 1] for s in sequences]
     assert sorted(changed) == sorted([*own, [engine.spare, 0]])
     assert engine.spare not in {page for s in sequences for page in s.pages}

@@ -7,12 +7,15 @@ import math
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import engine as engine_module
-from engine import (NEVER, Decode, Engine, OutOfPages, Pages, add_value_head, load_policy,
-                    on_threads, prepare, sample, token_logprobs, token_values, walk_pages)
+from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
+                    action_logprobs, action_values, add_value_head, attend, load_policy, on_threads,
+                    page_runs, prefill_parts, prepare, sample, token_logprobs, token_values,
+                    walk_pages)
 from fakes import CONFIGS, twins
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
@@ -111,8 +114,8 @@ def test_engine_logprobs_equal_stock_transformers(kind, tied):
 
 
 def test_fork_branches_never_see_each_other():
-    """A prompt of 2 pages and a half, forked 11 times (more than the table of sharers is wide at
-    first) while it decodes; branches of branches; every branch says something else."""
+    """A prompt of 2 pages and a half, forked 11 times while it decodes; branches of branches; every
+    branch says something else."""
     model, stock = twins()
     rng = random.Random(0)
     engine = Engine(model, rows=16, pages=80, page_size=4)
@@ -195,7 +198,7 @@ def test_prefill_shares_and_counts():
     second, third = engine.fork(first), engine.fork(first)
     assert engine.pages.in_use == 3 + 2
     assert first.pages == [0, 1, 2] and second.pages == [0, 1, 3] and third.pages == [0, 1, 4]
-    assert engine.pages.users[:5] == [3, 3, 1, 1, 1]
+    assert [(engine.pages.table == page).sum() for page in range(5)] == [3, 3, 1, 1, 1]
     engine.prefill([second], [[1, 2, 3]])                   # 13 tokens: one page more
     assert second.pages == [0, 1, 3, 5] and engine.tokens["prefill"] == 13
 
@@ -315,6 +318,12 @@ def test_sample_leaves_the_logits_alone():
 
 # ---- pages and bookkeeping ----------------------------------------------------------------------
 
+def attention(layout, query, seen):
+    """Our attention in layer 0 with `seen` (T, 1, D) as keys and as values: (T, 1, D)."""
+    rows = [x.transpose(0, 1)[None] for x in (query, seen, seen)]
+    return attend(SimpleNamespace(layer_idx=0), *rows, None, 1.0, layout=layout)[0][0]
+
+
 class Mean(SimpleNamespace):
     """Instead of a transformer: one layer of our attention in which every query is 0, so that each
     token's "logits" are the mean of the ids and of the places it sees: arithmetic tells them."""
@@ -326,7 +335,7 @@ class Mean(SimpleNamespace):
         if self.broken:
             raise ArithmeticError("broken on purpose")
         seen = torch.stack([ids[0].float(), position_ids[0].float()], -1)[:, None]      # (T, 1, 2)
-        out = layout.attend(0, torch.zeros_like(seen), seen, seen, 1.0)[:, 0]
+        out = attention(layout, torch.zeros_like(seen), seen)[:, 0]
         return SimpleNamespace(logits=out[None] if logits_to_keep is None
                                else out[None, logits_to_keep])
 
@@ -335,22 +344,32 @@ def mean(text):
     return [sum(text) / len(text), (len(text) - 1) / 2]
 
 
+def runs_of(engine):
+    table, lengths = engine._cached(engine.active)
+    return page_runs(table, lengths, engine.pages.page_size)
+
+
 def check_books(engine, sequences):
-    """Users, free pages and tables say what the sequences say."""
+    """The page table, the free pages and the free rows say what the sequences say; a page has
+    several owners only if they share it, and a decode step reads it once for all of them."""
     pages = engine.pages
-    users = [0] * pages.count
+    owners = [[] for _ in range(pages.count)]
     for sequence in sequences:
         assert len(set(sequence.pages)) == len(sequence.pages)
         for page in sequence.pages:
-            users[page] += 1
-    assert pages.users == users
-    assert sorted(pages.free) == [page for page in range(pages.count) if not users[page]]
+            owners[page].append(sequence.row)
+    named = sorted((page, row) for row, line in enumerate(pages.table.tolist()) for page in line
+                   if page >= 0)
+    assert named == [(page, row) for page, rows in enumerate(owners) for row in sorted(rows)]
+    assert sorted(pages.free) == [page for page in range(pages.count) if not owners[page]]
     assert not pages.free or pages.free[0] == min(pages.free)
-    assert pages.high == max((p + 1 for p in range(pages.count) if users[p]), default=0)
     readers = {(page, s.row) for s in engine.active for page in s.pages}
-    booked = [(page, row) for table in (engine.owner, engine.sharers)
-              for page, rows in enumerate(table.tolist()) for row in rows if row != engine.rows]
-    assert len(booked) == len(set(booked)) and set(booked) == readers
+    if readers:
+        rows = [s.row for s in engine.active]
+        booked = [(page, rows[reader]) for chosen, several, _ in runs_of(engine)
+                  for page, who in zip(np.arange(pages.count)[chosen], several.tolist())
+                  for reader in who if reader != len(rows)]
+        assert len(booked) == len(set(booked)) and set(booked) == readers
     assert sorted([*engine.free_rows, *(s.row for s in sequences)]) == list(range(engine.rows))
 
 
@@ -438,7 +457,7 @@ def random_schedule(seed):
     for sequence, _ in texts.values():
         engine.release(sequence)
     check_books(engine, [])
-    assert engine.active == [] and engine.pages.in_use == engine.pages.high == 0
+    assert engine.active == [] and engine.pages.in_use == 0 and (engine.pages.table == -1).all()
     return happened
 
 
@@ -468,30 +487,77 @@ def test_fork_without_a_free_row_takes_no_page():
     check_books(engine, [parent])
 
 
-def test_pages_take_the_lowest_first_and_refuse_to_be_freed_twice():
-    pages = Pages(Mean.config, 4, 2, "cpu", torch.float32)
-    assert [pages.take() for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(OutOfPages, match="all 4 pages of 2 tokens are in use"):
-        pages.take()
-    for page in (3, 1, 2):
-        pages.release(page)
-    assert pages.high == 1 and pages.in_use == 1
-    assert [pages.take(), pages.take()] == [1, 2] and pages.high == 3
-    with pytest.raises(AssertionError, match="page 3 is already free"):
-        pages.release(3)
+def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
+    pages = Pages(count=5, page_size=2, rows=3)
+    pages.grow(0, 3)                                       # 3 tokens: 2 pages
+    pages.grow(1, 4)
+    pages.grow(2, 1)
+    assert [pages.of(row) for row in range(3)] == [[0, 1], [2, 3], [4]] and pages.in_use == 5
+    with pytest.raises(OutOfPages, match="1 pages are needed, 0 are free"):
+        pages.grow(2, 3)
+    with pytest.raises(OutOfPages, match="1 pages are needed, 0 are free"):
+        pages.fork(0, 2, 3)
+    pages.clear(2)
+    assert pages.fork(0, 2, 3) == [(1, 4)] and pages.of(2) == [0, 4]     # page 0 is shared
+    pages.clear(0)
+    assert pages.free == [1]                               # row 2 still names page 0
+    pages.clear(1)
+    pages.clear(2)
+    pages.grow(1, 6)
+    assert pages.of(1) == [0, 1, 2] and pages.in_use == 3
+    pages.clear(2)                                         # names none: frees none
+    assert sorted(pages.free) == [3, 4]
 
 
-def test_runs_walk_a_sparse_pool_by_choice_and_a_dense_one_in_place():
+def test_a_sequence_cannot_be_released_twice():
+    engine = Engine(Mean(), rows=3, pages=4, page_size=2)
+    sequence = engine.start()
+    engine.release(sequence)
+    with pytest.raises(AssertionError, match="row 0 is already free"):
+        engine.release(sequence)
+
+
+def test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place():
     engine = Engine(Mean(), rows=4, pages=12, page_size=2)
     sequences = [engine.start() for _ in range(3)]
-    engine.prefill(sequences, [[1] * 8, [2] * 2, [3] * 4])
+    engine.prefill(sequences, [[1] * 7, [2] * 2, [3] * 4])
     assert [s.pages for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
     engine.join(sequences[1])
-    (chosen, owners, bias), = engine._runs()                        # 1 of 7 pages is wanted
-    assert chosen.tolist() == [4] and owners.tolist() == [[1]] and bias.tolist() == [[0, 0]]
+    (chosen, readers, written), = runs_of(engine)                   # 1 of 5 pages is wanted
+    assert chosen.tolist() == [4] and readers.tolist() == [[0]] and written.tolist() == [2]
     engine.join(sequences[0])
-    (chosen, owners, bias), = engine._runs()                        # 5 of 7
-    assert chosen == slice(0, 7) and owners[:, 0].tolist() == [0, 0, 0, 0, 1, 4, 4]
+    (chosen, readers, written), = runs_of(engine)                   # 5 of 5
+    assert chosen == slice(0, 5) and readers[:, 0].tolist() == [1, 1, 1, 1, 0]
+    assert written.tolist() == [2, 2, 2, 1, 2]
+    engine.leave(sequences[1])
+    engine.join(sequences[2])
+    (chosen, readers, written), = runs_of(engine)                   # 6 of 7; page 4 is not read
+    assert chosen == slice(0, 7) and readers[:, 0].tolist() == [0, 0, 0, 0, 2, 1, 1]
+
+
+def test_page_runs_read_a_shared_page_once_for_all_its_readers():
+    engine = Engine(Mean(), rows=5, pages=20, page_size=2)
+    parent, other = engine.start(), engine.start()
+    engine.prefill([parent, other], [[1] * 5, [2] * 3])             # pages 0, 1, 2 and 3, 4
+    children = [engine.fork(parent) for _ in range(3)]              # each copies page 2: 5, 6, 7
+    for sequence in (other, parent, children[0], children[2]):      # children[1] waits
+        engine.join(sequence)
+    (alone, one, written), (shared, several, full) = runs_of(engine)
+    assert alone == slice(0, 8) and one[:, 0].tolist() == [4, 4, 1, 0, 0, 2, 4, 3]
+    assert written.tolist() == [2, 2, 1, 2, 1, 1, 0, 1]
+    assert shared.tolist() == [0, 1] and several.tolist() == [[1, 2, 3]] * 2
+    assert full.tolist() == [2, 2]
+    engine.leave(parent)
+    engine.leave(children[2])
+    (alone, one, _), = runs_of(engine)                              # one reader is left: no group
+    assert alone == slice(0, 6) and one[:, 0].tolist() == [1, 1, 2, 0, 0, 1]
+
+
+def test_prefill_parts_keep_kinds_apart_and_bound_the_padding():
+    cached, lengths = [True, False, False, False, True], [3, 9, 2, 3, 4]
+    assert prefill_parts(cached, lengths, 9) == [[2, 3], [1], [0, 4]]
+    assert prefill_parts(cached, lengths, 7) == [[2, 3], [1], [0], [4]]
+    assert prefill_parts(cached, lengths, 100) == [[2, 3, 1], [0, 4]]
 
 
 def test_decode_reads_no_page_of_those_who_wait():
@@ -499,9 +565,20 @@ def test_decode_reads_no_page_of_those_who_wait():
     engine = Engine(Mean(), rows=3, pages=20, page_size=2)
     sequences = [engine.start() for _ in range(2)]
     engine.prefill(sequences, [[1] * 8, [2] * 2])
-    engine.pages.values[0, sequences[0].pages] = math.nan
+    engine.memory.values[0, sequences[0].pages] = math.nan
     engine.join(sequences[1])
     assert engine.decode(torch.tensor([5])).tolist() == [[3.0, 1.0]]       # (2 + 2 + 5) / 3
+
+
+def test_decode_hides_what_the_last_owner_of_a_page_wrote():
+    engine = Engine(Mean(), rows=2, pages=4, page_size=4)
+    first, second = engine.start(), engine.start()
+    engine.prefill([first], [[9] * 7])
+    engine.release(first)
+    engine.prefill([second], [[1]])
+    engine.join(second)
+    assert second.pages == [0]
+    assert engine.decode(torch.tensor([5])).tolist() == [[3.0, 0.5]]       # (1 + 5) / 2
 
 
 # ---- the training forward -----------------------------------------------------------------------
@@ -575,6 +652,26 @@ def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, mo
     assert torch.allclose(token_logprobs(model, ids, mask, positions, 0.8), want, atol=1e-5)
 
 
+def test_action_logprobs_are_the_sampled_tokens_row_by_row():
+    model, stock = twins()
+    add_value_head(model)
+    torch.nn.init.normal_(model.value_head.weight)
+    ids, mask, positions = training_rows(random.Random(9), CONTEXTS)
+    want, want_entropy = one_by_one(stock, ids, mask, positions, 0.8)
+    values = token_values(model, ids, mask, positions)
+    mask[:, -1] = True                             # behind every row's end: not a token
+    got, entropy = action_logprobs(model, ids, mask, positions, 0.8, entropy=True)
+    mask[:, -1] = False
+    assert got.shape == entropy.shape == (19,) and got.dtype == entropy.dtype == torch.float32
+    assert torch.allclose(got, want[mask], atol=1e-5)
+    assert torch.allclose(entropy, want_entropy[mask], atol=1e-5)
+    assert torch.equal(action_logprobs(model, ids, mask, positions, 0.8), got)
+    assert torch.equal(action_values(model, ids, mask, positions), values[mask])
+    nothing = torch.zeros_like(mask)
+    assert action_logprobs(model, ids, nothing, positions).shape == (0,)
+    assert all(callable(getattr(model, name)) for name in FORWARD_METHODS)
+
+
 def test_token_values_equal_the_stock_hidden_states():
     model, stock = twins("qwen3")
     add_value_head(model)
@@ -631,12 +728,10 @@ def test_token_logprobs_equal_what_the_engine_sampled_with():
 
 def test_decode_layout_writes_before_it_reads():
     """The new token sees itself: alone in its page, it is all there is."""
-    engine = Engine(Mean(), rows=1, pages=2, page_size=2)
     value = torch.tensor([[[4.0, 6.0]]])
-    slots = engine.pages.slots(torch.tensor([1]), torch.tensor([0]))
-    layout = Decode(torch.tensor([0]), 1, engine.pages, slots,
-                    [(torch.tensor([1]), torch.tensor([[0]]), torch.tensor([[0.0, NEVER]]))])
-    assert layout.attend(0, torch.ones(1, 1, 2), value, value, 1.0).tolist() == [[[4.0, 6.0]]]
+    memory = Memory(Mean.config, 2, 2, "cpu", torch.float32)
+    layout = Decode(memory, np.array([[1]]), np.array([0]))
+    assert attention(layout, torch.ones(1, 1, 2), value).tolist() == [[[4.0, 6.0]]]
 
 
 def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
@@ -663,17 +758,17 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
 
 # What was broken to see these tests fail, each caught by the tests named before it:
 # log-probabilities: a token that cannot see itself in a later prefill; no causal mask in the first;
-#   the shared pages left out of the walk; the runs' readers in another order than the runs; a page
-#   taken in decode that nobody owns
-# walk_pages: no bias; nobody's page added to the last row
+#   the shared pages left out of the walk; the runs' readers in another order than the runs
+# walk_pages: no bias; the dummy row's pages added to the last row
+# page_runs: pages not sorted; a shared page left to its first reader in the slice too; tokens of
+#   the whole row for those of the page; without the new token
 # threads: not given back after an error; large models on one
-# forks: the last page not copied; its bias all 0, or all NEVER; the child keeps the parent's last
-#   page; the parent still owns what is shared now; two branches in one column; a table of sharers
-#   that does not grow
-# pages: the highest page first; no heap; `high` never falls; users not counted; a row never given
-#   back; a forgotten sequence still decodes; one that left still owns its pages; stale bias on a
-#   page used again; fork takes a page and then finds no row; a page short noticed half-way
+# forks: the last page not copied; the child keeps the parent's last page
+# pages: the highest page first; no heap; freed while another row names it; a row never given back;
+#   a forgotten sequence still decodes; fork takes a page and then finds no row; a page short
+#   noticed half-way; a table that does not grow
 # sample: <= for <; a uniform of 1; temperature ignored, or applied to the caller's logits; the
 #   log-probability without its normaliser; greedy that draws
 # training: the head one token late; chunks whose targets are another's, or only the first chunk;
-#   contexts in one row that see each other; no temperature; entropy negated; value one token late
+#   contexts in one row that see each other; no temperature; entropy negated; value one token late;
+#   (B, T) filled column by column
