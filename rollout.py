@@ -1,57 +1,65 @@
-"""From one episode to many: the trajectory, its tokens, the agent's words, `play`, `collect`.
+"""From one episode to many: the trajectory, chat tokens, reply formats, `play`, `collect`, tensors.
 
     task_id --reset--> observation --chat tokens--> add_observation --+
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
-`play` is the definition: one episode, token by token, the whole text read anew each time. `collect`
-plays many at once on the engine's pages and is tested to give the very same tokens. `to_batch` then
-makes (B, T) tensors in which column t speaks of token t.
+`play` is the definition: one episode, one forward pass over the whole context for each token.
+`collect` plays many episodes at once on the engine's pages; the tests require the very tokens that
+`play` gives. `to_batch` then makes (B, T) tensors in which column t speaks of token t.
+
+Letters: B trajectories, T tokens (padded), N turns.
 """
 import hashlib
+import itertools
+import os
 import queue
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Literal, get_args
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from client import EnvError
-from engine import Engine, Packed, Sequence, sample, token_logprobs  # noqa: F401
+from engine import Engine, Sequence, kv_shape, layout_for, sample
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
 
 @dataclass
 class Turn:
-    """One action: where its tokens lie, and what came of it."""
+    """One reply of the policy: where its tokens lie, and what came of it."""
     start: int                 # token_ids[start:end] were sampled, the stop token included
     end: int
     reward: float = 0.0
-    valid: bool = True         # the environment understood it
-    observation_hash: int = 0  # of the text it answered: equal texts, equal hashes (GiGPO's anchor)
+    valid: bool = True         # the environment understood the action
+    observation_hash: int = 0  # of the observation replied to; equal texts, equal hashes (GiGPO)
 
 
 @dataclass
 class Trajectory:
     """One episode as the policy saw it: three parallel lists, one entry per token."""
     task_id: int = 0
+    key: tuple[int, ...] = ()  # of its random numbers: see Episode
     token_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)   # 1: the policy sampled this token
     old_logprobs: list[float] = field(default_factory=list)  # log pi_old(token | context), or 0
-    contexts: list[int] = field(default_factory=list)        # where a context begins: [0], or more
+    contexts: list[int] = field(default_factory=list)        # where each begins: [0], or more
     turns: list[Turn] = field(default_factory=list)
-    done: bool = False         # ended by the environment
-    truncated: str = ""        # or else what ended it: "horizon" or "context"
+    done: bool = False         # the environment ended the episode;
+    truncated: str = ""        # otherwise what did: "horizon" or "context"
     score: float = 0.0         # the environment's own, at the end
     success: bool = False
 
     def begin_context(self, token_ids):
-        """Start a context: what follows sees these tokens and nothing before them."""
+        """Start a context: the tokens after this see `token_ids` and nothing from before."""
         self.contexts.append(len(self.token_ids))
         self.add_observation(token_ids)
 
@@ -70,7 +78,7 @@ class Trajectory:
 
     @property
     def context(self):
-        """The tokens in view now."""
+        """The token ids that the policy sees now."""
         return self.token_ids[self.contexts[-1]:]
 
     @property
@@ -79,7 +87,7 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns)
 
     def text(self, tokenizer):
-        """The episode as a person reads it; trained tokens stand between ⟦ and ⟧."""
+        """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
         pieces, at = [], 0
         for turn in self.turns:
             pieces += [tokenizer.decode(self.token_ids[at:turn.start]), "⟦",
@@ -94,57 +102,56 @@ class Trajectory:
 # ---- text to tokens -----------------------------------------------------------------------------
 
 class Chat:
-    """The model's own chat template cut into pieces that can be appended: nothing is re-encoded.
+    """The model's chat template cut into pieces that can be appended: nothing is encoded twice.
 
-    opening(messages) -> ids of a fresh context, up to where the assistant speaks
-    turn(text)        -> ids of everything between the assistant's stop token and its next word
+    opening(messages)     -> ids of a new context, up to where the assistant's reply begins
+    between_replies(text) -> ids from behind a reply's stop token, through the user message `text`,
+                             up to where the next reply begins
     """
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self.encode = lru_cache(4096)(      # many observations come again and again
-            partial(tokenizer.encode, add_special_tokens=False))
+        self.render = partial(tokenizer.apply_chat_template, tokenize=False)
+        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
                              "set tokenizer.chat_template and save the tokenizer")
-        a, b, c = "Q1Q", "Q2Q", "Q3Q"                   # told apart from what a template writes
-        x, y = "<think>T1T</think>R1R", "<think>T2T</think>R2R"      # some strip earlier thoughts
-        messages = said("system", "S1S") + said("user", a) + said("assistant", x) \
-            + said("user", b) + said("assistant", y) + said("user", c)
-        opening, whole = self._render(messages[:2], True), self._render(messages, True)
-        closing = self._render(messages[:3], False).removeprefix(opening + x)
-        stop = tokenizer.encode(closing, add_special_tokens=False)[:1]
-        end = tokenizer.decode(stop)
-        self.before, _, rest = whole.removeprefix(opening + x + end).partition(b)
-        self.after = rest.partition(y)[0]
-        if whole != "".join([opening, x, end, self.before, b, self.after,
-                             y, end, self.before, c, self.after]):
+        # A conversation of unmistakable words: what stands between them is the template's own. The
+        # replies contain thoughts, because some templates strip those of earlier replies.
+        first, second = "<think>T1T</think>R1R", "<think>T2T</think>R2R"
+        messages = said("system", "S1S") + said("user", "Q1Q") + said("assistant", first) \
+            + said("user", "Q2Q") + said("assistant", second) + said("user", "Q3Q")
+        opening = self.render(messages[:2], add_generation_prompt=True)
+        whole = self.render(messages, add_generation_prompt=True)
+        ending = self.render(messages[:3]).removeprefix(opening + first)
+        stop_ids = self.encode(ending)[:1]
+        stop = tokenizer.decode(stop_ids)
+        between = whole.removeprefix(opening + first + stop).partition(second)[0]
+        self.before, _, self.after = between.partition("Q2Q")       # of the user's message
+        if whole != "".join([opening, first, stop, self.before, "Q2Q", self.after,
+                             second, stop, self.before, "Q3Q", self.after]):
             raise ValueError(f"{name}: its chat template rewrites earlier messages when later ones "
                              "arrive, so tokens cannot be appended; use another template")
-        if not stop or stop[0] not in tokenizer.added_tokens_decoder:
-            raise ValueError(f"{name}: its chat template ends a reply with {closing!r}, which does "
+        if not stop_ids or stop_ids[0] not in tokenizer.added_tokens_decoder:
+            raise ValueError(f"{name}: its chat template ends a reply with {ending!r}, which does "
                              "not begin with a token of its own to stop at; use another template")
-        self.stop_id = stop[0]                          # what the assistant ends its turn with
+        self.stop_id = stop_ids[0]                      # the template's end of a reply
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id} - {None}
 
-    def _render(self, messages, speak):
-        return self.tokenizer.apply_chat_template(messages, tokenize=False,
-                                                  add_generation_prompt=speak)
-
     def opening(self, messages):
-        return list(self.encode(self._render(messages, True)))     # one prompt for a whole group
+        return list(self.encode(self.render(messages, add_generation_prompt=True)))
 
-    def turn(self, text):
+    def between_replies(self, text):
         return list(self.encode(self.before + text + self.after))
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
-# A format is what the agent is asked for and a function reply -> (action, complaint). A complaint,
-# if there is one, is shown before the environment's own answer; the empty action costs its turn.
-# The samples are of textcraft_small, as Trajectory.text prints them; "..." is what was cut out.
+# A reader of replies: text -> (action, complaint). A complaint is shown to the agent before the
+# environment's next observation; its action is then empty and still costs a turn.
+# The transcripts are of textcraft_small, as Trajectory.text prints them; "..." marks a cut.
 
-def act(reply):
+def read_act(reply):
     """The reply is the action.
 
     <|user|>Crafting commands: ... craft 2 flour using 2 wax
@@ -154,7 +161,7 @@ def act(reply):
     return reply.strip(), ""
 
 
-def react(reply):
+def read_react(reply):
     """AgentGym's default: a thought, then the action.
 
     ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft flour I still need 2 wax, which is
@@ -172,8 +179,8 @@ def react(reply):
     return action.strip(), ""
 
 
-def think(reply):
-    """RAGEN's form: <think>...</think><answer>a || b</answer>. Only what is answered is done.
+def read_think(reply):
+    """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
 
     ... Goal: craft flour.<|end|><|assistant|>⟦<think>To craft flour I still need 2 wax, which is
     raw: I get it.</think><answer>get 2 wax</answer><|end|>⟧ (reward 0)
@@ -194,11 +201,20 @@ ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong 
              "will do differently. Then you try again."
 
 
+NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
+PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def last(pattern, replies):
+    """The newest note or plan among the replies, or ""."""
+    return ["", *pattern.findall("\n".join(replies))][-1].strip()
+
+
 @dataclass(frozen=True)
 class Format:
-    """A form of replies. Two of them are `react` with something more:
+    """A form of replies. Two of them are `react` with an addition:
 
-    plan: the first reply begins with a plan, which stays in view and may be written anew.
+    plan: the first reply begins with a plan. It stays in view; the agent may write a new one.
         ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
         Thought: To craft flour I still need 2 wax, which is raw: I get it.
         Action: get 2 wax<|end|>⟧ (reward 0)
@@ -213,61 +229,54 @@ class Format:
         <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft ...
         Action: get 2 wax<|end|>⟧ (reward 0)
     """
-    ask: str            # what the agent is told
+    ask: str            # how the system message asks for it
     read: object        # reply -> (action, complaint)
     write: str          # how a demonstration's thought and action become a reply
-    first: str = ""     # what its first reply begins with
+    first: str = ""     # what the first reply begins with
+    tries: int = 1      # of one task; after a failed one the agent writes a lesson
+    keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
 
     def compose(self, thought, action, turn=0, note=None):
-        """A demonstration's reply; note: what to put in it in the context mode `memory`."""
-        reply = ("" if turn else self.first) + self.write
-        reply = reply.format(thought=thought, action=action)
+        """A demonstration's reply; note: its "Note: " line in the context mode `memory`."""
+        template = self.write if turn else self.first + self.write
+        reply = template.format(thought=thought, action=action)
         return reply if note is None else f"Note: {note}\n{reply}"
 
 
 WRITE_REACT = "Thought: {thought}\nAction: {action}"
 FORMATS = {
-    "act": Format("Reply with one action and nothing else.", act, "{action}"),
-    "react": Format(ASK_REACT, react, WRITE_REACT),
+    "act": Format("Reply with one action and nothing else.", read_act, "{action}"),
+    "react": Format(ASK_REACT, read_react, WRITE_REACT),
     "think": Format("Reply with <think>your reasoning</think><answer>your action</answer>; several "
-                    "actions are joined by ' || '.", think,
+                    "actions are joined by ' || '.", read_think,
                     "<think>{thought}</think><answer>{action}</answer>"),
     "plan": Format("Begin your first reply with 'Plan: ' and the steps you intend; later, write "
-                   "'Plan: ' again only to change them. " + ASK_REACT, react, WRITE_REACT,
-                   first="Plan: {thought}\n"),
-    "reflect": Format(ASK_REACT, react, WRITE_REACT),
+                   "'Plan: ' again only to change them. " + ASK_REACT, read_react, WRITE_REACT,
+                   first="Plan: {thought}\n", keeps={"plan": PLAN}),
+    "reflect": Format(ASK_REACT, read_react, WRITE_REACT, tries=2),
 }
-
-
-NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # a line
-PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
-
-
-def last(pattern, replies):
-    """The newest note or plan among the replies, or ""."""
-    found = pattern.findall("\n".join(replies))
-    return found[-1].strip() if found else ""
+FormatName = Literal[tuple(FORMATS)]
+ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
 
 
 @dataclass
 class Agent:
-    """How the policy speaks: its template, the form of its replies, what it keeps in view."""
+    """How the policy speaks: its chat template, the form of its replies, what it keeps in view."""
     tokenizer: object
     prompt: str = ""                # the environment's rules, as the system message
-    format: str = "act"             # act, react, think, plan or reflect: see FORMATS
-    context: str = "full"           # full, window or memory
-    window: int = 3                 # turns in view (window)
-    tries: int = 2                  # of one task (reflect)
+    format: FormatName = "act"
+    context: ContextMode = "full"
+    window: int = 3                 # turns in view in the mode "window"
     max_turn_tokens: int = 32       # a longer reply is cut
-    max_context: int = 1024         # tokens in view; an episode that would not fit is truncated
+    max_context: int = 1024         # tokens in view; an episode that might exceed it is truncated
     temperature: float = 1.0
 
     def __post_init__(self):
         self.chat = Chat(self.tokenizer)
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}; known: {', '.join(FORMATS)}")
-        if self.context not in ("full", "window", "memory"):
-            raise ValueError(f"context={self.context!r}; known: full, window, memory")
+        for name, choices in (("format", FormatName), ("context", ContextMode)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}; known: "
+                                 f"{', '.join(get_args(choices))}")
         if self.window < 1:
             raise ValueError(f"window={self.window}: keep 1 turn or more in view")
         if not 0 < self.max_turn_tokens < self.max_context:
@@ -275,56 +284,59 @@ class Agent:
                              f"more, and fewer than max_context={self.max_context}")
 
     def system(self):
-        """The system message: the rules, and the form of a reply."""
-        note = ASK_NOTE if self.context == "memory" else ""
-        parts = [self.prompt, FORMATS[self.format].ask, note]
+        """The system message: the environment's rules and the form of a reply."""
+        parts = [self.prompt, FORMATS[self.format].ask, ASK_NOTE * (self.context == "memory")]
         return {"role": "system", "content": "\n\n".join(filter(None, parts))}
 
 
 class Episode:
-    """One trajectory in the making: what to ask the environment, what to show the policy.
+    """One trajectory in the making: what to ask of the environment, what to show the policy.
 
     `play` and `collect` both drive it. `request` is what the environment must answer next:
-    ("reset", (task_id, stream)) or ("step", action); None: the policy speaks, or it is `over`.
+    ("reset", (task_id, luck)) or ("step", action). While it is None, the policy must reply, unless
+    the episode is `over`.
+
+    key: a tuple of ints that no other episode of the run has. The numbers that sample turn n come
+    from numpy's generator of the seed (*key, n), the environment's luck from (*key, 2**32 - 1), so
+    neither depends on who else is being played. All keys of a run have the same length: numpy
+    takes (5,) and (5, 0) for the same seed.
     """
 
-    def __init__(self, agent, task_id, member, horizon, seed):
-        self.agent, self.horizon = agent, horizon
-        self.task_id, self.member, self.seed = task_id, member, seed
-        self.trajectory = Trajectory(task_id)
+    def __init__(self, agent, task_id, key, horizon):
+        self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
+        self.trajectory = Trajectory(task_id, tuple(key))
         self.history = []           # (observation, reply) texts of this try
         self.lessons = []           # what the agent wrote after each failed try (reflect)
-        self.observation = ""       # what the policy answers next
-        self.request, self.over, self.reflecting = self._reset(), False, False
-
-    def _reset(self):
-        """The request for an episode whose hidden luck (bandit, frozenlake) is this member's."""
-        key = (*self.seed, self.task_id, self.member, 2**32 - 1)      # no turn's: see `uniforms`
-        return "reset", (self.task_id, int(np.random.default_rng(key).integers(2**31)))
+        self.observation = ""       # what the policy replies to next
+        self.complaint = ""         # about its last reply
+        self.seed = (*key[:-2], task_id, key[-1])
+        luck = np.random.default_rng((*self.seed, 2**32 - 1)).integers(2**31)
+        self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
+        self.request, self.over, self.reflecting = self.first_request, False, False
 
     def uniforms(self):
-        """This turn's own random numbers: a function of seed, task, member and turn alone."""
-        key = (*self.seed, self.task_id, self.member, len(self.trajectory.turns))
-        return np.random.default_rng(key).random(self.agent.max_turn_tokens)
+        """A number in [0, 1) for each token that this turn's reply may have."""
+        generator = np.random.default_rng((*self.seed, len(self.trajectory.turns)))
+        return generator.random(self.agent.max_turn_tokens)
 
-    def act(self, token_ids, logprobs):
-        """Take what the policy sampled, and set the request that follows from it."""
+    def reply(self, token_ids, logprobs):
+        """Take the policy's reply, and set the request that follows from it."""
         chat, trajectory = self.agent.chat, self.trajectory
         trajectory.add_action(token_ids, logprobs)
         trajectory.turns[-1].observation_hash = text_hash(self.observation)
         stopped = token_ids[-1] in chat.stop_ids
-        reply = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids)
-        if token_ids[-1] != chat.stop_id:            # the template's end of a message, not sampled
-            trajectory.add_observation([chat.stop_id])
+        text = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids)
+        if token_ids[-1] != chat.stop_id:            # cut, or another stop token: the template
+            trajectory.add_observation([chat.stop_id])         # still wants its own, not sampled
         if self.reflecting:
-            self.lessons.append(reply.strip())
+            self.lessons.append(text.strip())
             self.history, self.reflecting = [], False
-            self.request = self._reset()
+            self.request = self.first_request
             return
-        self.history.append((self.observation, reply))
+        self.history.append((self.observation, text))
         if self.agent.context == "memory":
-            reply = NOTE.sub("", reply)
-        action, self.complaint = FORMATS[self.agent.format].read(reply)
+            text = NOTE.sub("", text)
+        action, self.complaint = self.format.read(text)
         self.request = ("step", action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
@@ -343,8 +355,7 @@ class Episode:
         self.observation = f"{self.complaint}\n{observation}".strip()
         if not done and len(self.history) < self.horizon:
             self._show(self.observation)
-        elif self.agent.format == "reflect" and not trajectory.success \
-                and len(self.lessons) + 1 < self.agent.tries:
+        elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
             self.reflecting = True
             self._show(f"{self.observation}\n{ASK_LESSON}")
         else:
@@ -352,24 +363,23 @@ class Episode:
             self.over = True
 
     def _show(self, text):
-        """Put the environment's words in view, appended or in a context made anew; then look
-        whether the longest reply would still fit."""
+        """Show the policy a text, behind what it sees or in a new, shortened context. The episode
+        is over if a reply of max_turn_tokens would no longer fit."""
         agent, trajectory = self.agent, self.trajectory
-        cut = agent.context == "memory" or \
+        shortened = agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
-        if not trajectory.contexts:
-            trajectory.begin_context(agent.chat.opening([agent.system(), *said("user", text)]))
-        elif not cut:
-            trajectory.add_observation(agent.chat.turn(text))
+        if shortened or not trajectory.contexts:
+            messages = self._shortened(text) if shortened else said("user", text)
+            trajectory.begin_context(agent.chat.opening([agent.system(), *messages]))
         else:
-            trajectory.begin_context(agent.chat.opening([agent.system(), *self._in_view(text)]))
+            trajectory.add_observation(agent.chat.between_replies(text))
         if len(trajectory.context) + agent.max_turn_tokens > agent.max_context:
             trajectory.truncated, self.over = "context", True
 
-    def _in_view(self, text):
+    def _shortened(self, text):
         """The messages of a shortened context: the task, what the agent wrote to keep, the end.
 
-        window (of one turn): what was said by then is told again, and not trained on again.
+        window (of one turn): the last turns are repeated; their replies are not trained on again.
             <|user|>Crafting commands: ... Goal: craft ink.
             (earlier turns not shown: 1)
             Got 2 wax<|end|><|assistant|>craft 2 flour using 2 wax<|end|>
@@ -380,18 +390,18 @@ class Episode:
             Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
             craft 3 ink using 1 flour<|end|>⟧ (reward 1)
         """
-        first = self.history[0][0] if self.history else ""
+        memory = self.agent.context == "memory"
+        task = self.history[0][0] if self.history else ""
         replies = [reply for _, reply in self.history]
-        keep = [first, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
-        if self.agent.format == "plan" and last(PLAN, replies):
-            keep.append(f"Your plan: {last(PLAN, replies)}")
-        if self.agent.context == "memory":
-            if last(NOTE, replies):
-                keep.append(f"Your note: {last(NOTE, replies)}")
-            return said("user", "\n\n".join([*filter(None, keep), text]))
+        top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
+        for name, pattern in (self.format.keeps | ({"note": NOTE} if memory else {})).items():
+            if last(pattern, replies):
+                top.append(f"Your {name}: {last(pattern, replies)}")
+        if memory:
+            return said("user", "\n\n".join([*filter(None, top), text]))
         recent = self.history[-self.agent.window:]
-        keep.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
-        messages = said("user", "\n\n".join([*filter(None, keep), recent[0][0]]))
+        top.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
+        messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
         for (_, reply), observation in zip(recent, [o for o, _ in recent[1:]] + [text]):
             messages += said("assistant", reply) + said("user", observation)
         return messages
@@ -409,75 +419,102 @@ def text_hash(text):
 # ---- playing ------------------------------------------------------------------------------------
 
 @torch.inference_mode()
-def play(policy, agent, client, task_id, horizon, seed=(0,), member=0):
+def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
     """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
 
-    Every token is drawn from a forward pass over all the text in view. seed: a tuple of ints.
+    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError.
     """
-    episode, session = Episode(agent, task_id, member, horizon, seed), None
+    episode, session = Episode(agent, task_id, key, horizon), None
     try:
         while not episode.over:
             if episode.request:
-                (reply,) = client.answer([(session, *episode.request)])
-                if isinstance(reply, EnvError):
-                    raise reply
-                session = reply.session
-                episode.observe(reply.observation, reply.reward, reply.done, reply.info)
+                (answer,) = client.answer([(session, *episode.request)])
+                if isinstance(answer, EnvError):
+                    raise answer
+                session = answer.session
+                episode.observe(answer.observation, answer.reward, answer.done, answer.info)
                 continue
-            token_ids, logprobs, uniforms = [], [], episode.uniforms()
-            while not token_ids or (token_ids[-1] not in agent.chat.stop_ids
-                                    and len(token_ids) < agent.max_turn_tokens):
+            token_ids, logprobs = [], []
+            for uniform in torch.tensor(episode.uniforms()):
                 seen = torch.tensor(episode.trajectory.context + token_ids, device=policy.device)
-                layout = Packed([len(seen)], policy.device, policy.kernel)
+                layout = layout_for(policy, [len(seen)])
                 logits = policy(seen[None], position_ids=layout.position[None], use_cache=False,
                                 logits_to_keep=1, layout=layout).logits[0]
-                uniform = torch.tensor(uniforms[len(token_ids):len(token_ids) + 1])
-                token, logprob = sample(logits, uniform, agent.temperature)
+                token, logprob = sample(logits, uniform[None], agent.temperature)
                 token_ids.append(token.item())
                 logprobs.append(logprob.item())
-            episode.act(token_ids, logprobs)
+                if token_ids[-1] in agent.chat.stop_ids:
+                    break
+            episode.reply(token_ids, logprobs)
     finally:
         client.close([session])
     return episode.trajectory
 
 
-def collect(policy, agent, client, tasks, group_size, horizon, seed=(0,), engine=None,
-            max_concurrent=None, retries=2, first_members=None):
-    """Many episodes at once on paged KV memory -> (trajectories, report).
+def progress(items, what, **options):
+    """The items, and while they last a bar with the remaining time: on a terminal, of one rank, and
+    of what takes more than two seconds."""
+    silent = os.environ.get("RANK", "0") != "0" or None            # None: if it is no terminal
+    return tqdm(items, **dict(desc=what, leave=False, delay=2, disable=silent) | options)
+
+
+@dataclass
+class Stats:
+    """What `collect` counted besides the trajectories. A sum is that of several calls or ranks."""
+    dropped: int = 0                # groups left out because their environment kept failing
+    failures: list[str] = field(default_factory=list)     # what each failed request said
+    seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
+    tokens: Counter = field(default_factory=Counter)      # as the engine counts them
+    pages: int = 0                  # most in use at a time
+    preempted: int = 0              # how often a sequence lost its pages to another
+
+    def __add__(self, other):
+        return Stats(self.dropped + other.dropped, self.failures + other.failures,
+                     self.seconds + other.seconds, self.tokens + other.tokens,
+                     max(self.pages, other.pages), self.preempted + other.preempted)
+
+    @property
+    def forward_tokens(self):
+        """Tokens that went through the model: prefilled, or decoded one by one."""
+        return self.tokens["prefill"] + self.tokens["decode"]
+
+    @contextmanager
+    def clock(self, phase):
+        """Add the seconds spent inside to seconds[phase]."""
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - began
+
+
+def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=None, engine=None,
+            max_concurrent=None, retries=2):
+    """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: task ids; each is played by group_size members, adjacent in the result. A group with a
     member whose environment failed `retries` + 1 times is left out whole: it is no reward of 0.
-    first_members: the number of each group's first member, by which its random numbers differ from
-    those of another group of the same task (0).
-    report: {"groups": indices into tasks of the groups that were played, "dropped": count of the
-    others, "failures": [text], "seconds": {phase: s}, "tokens": {...}, "pages": most in use,
-    "preempted": count}. EnvError when not one group could be played.
+    An episode's key is (*key, place, member), place being that of its task in `places` (0, 1, ..).
+    EnvError when no group could be played.
     """
     engine = engine or make_engine(policy, agent, len(tasks) * group_size, max_concurrent)
-    rollout = Rollout(engine, agent, client, retries)
-    for group, task_id in enumerate(tasks):
-        first = first_members[group] if first_members else 0
-        for member in range(first, first + group_size):
-            rollout.add(Player(Episode(agent, task_id, member, horizon, seed), group))
-    rollout.run()
-    lost = {p.group for p in rollout.players if p.failed}
-    kept = [g for g in range(len(tasks)) if g not in lost]
-    if tasks and not kept:
-        raise EnvError(f"no episode could be played: {rollout.failures[-1]}")
-    report = dict(groups=kept, dropped=len(lost), failures=rollout.failures,
-                  seconds=dict(engine.seconds), tokens=dict(engine.tokens),
-                  pages=rollout.most_pages, preempted=rollout.preempted)
-    return [p.episode.trajectory for p in rollout.players if p.group not in lost], report
+    slots = [Slot(Episode(agent, task_id, (*key, place, member), horizon), group)
+             for group, (place, task_id) in enumerate(zip(places or itertools.count(), tasks))
+             for member in range(group_size)]
+    scheduler = Scheduler(slots, engine, agent, client, retries)
+    scheduler.run()
+    stats = scheduler.stats
+    kept = [slot for slot in slots if slot.group not in scheduler.lost]
+    if slots and not kept:
+        raise EnvError(f"no episode could be played: {stats.failures[-1]}")
+    stats.dropped, stats.tokens = len(scheduler.lost), engine.tokens.copy()
+    return [slot.episode.trajectory for slot in kept], stats
 
 
 def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     """An engine with rows and pages for `episodes` at a time, within `memory` bytes of KV."""
     rows = min(episodes, max_concurrent or episodes)
     size = 32 if policy.kernel == "torch" else 256
-    config = policy.config
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    page_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size \
-        * policy.compute_dtype.itemsize
+    layers, kv_heads, head_dim = kv_shape(policy.config)
+    page_bytes = 2 * layers * kv_heads * head_dim * size * policy.compute_dtype.itemsize
     if memory is None:
         memory = 2**30
         if policy.device.type == "cuda":
@@ -488,267 +525,267 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     return Engine(policy, rows, pages, size)
 
 
-@dataclass(eq=False)
-class Player:
-    """An episode and its place in the engine while it is being played."""
+# ---- many episodes in one loop ------------------------------------------------------------------
+
+State = Literal["waiting",      # not started: as many as the engine has rows are being played
+                "asking",       # its request to the environment is still to be sent
+                "in flight",    # the request has been sent
+                "ready",        # its context has tokens to be prefilled
+                "decoding",     # its reply is being sampled
+                "done"]         # played to the end, or given up with its group
+
+
+@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+class Slot:
+    """An episode while `collect` plays it."""
     episode: Episode
     group: int
-    session: object = None          # the environment's id for it
-    sequence: Sequence = None
+    state: State = "waiting"
+    session: object = None      # the environment's id for the episode
+    sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
     token_ids: list[int] = field(default_factory=list)       # of the reply being sampled
     logprobs: list[float] = field(default_factory=list)
-    uniforms: object = None
+    uniforms: np.ndarray = None
     failures: int = 0
-    failed: bool = False
 
     @property
-    def unread(self):
-        """Tokens in view that the engine has not cached yet."""
-        return (self.episode.trajectory.context + self.token_ids)[self.sequence.length:]
+    def text(self):
+        """The tokens in view, those of the unfinished reply included."""
+        return self.episode.trajectory.context + self.token_ids
 
 
-class Rollout:
-    """The scheduler: environments answer, what they said is prefilled, replies are sampled, all in
-    one loop. With a request for each episode nobody waits for another's environment.
+class Slots(dict):
+    """state -> its slots, in the order in which they came to it (dicts serve as ordered sets)."""
 
-    A player is in one place: `waiting` (not started), `asking` (its request is to be sent), in
-    flight, `ready` (its text is to be prefilled), decoding (`engine.active`), or at its end.
+    def __init__(self, slots):
+        super().__init__({state: {} for state in get_args(State)}, waiting=dict.fromkeys(slots))
+        self.everyone = slots
+
+    def move(self, slot, state):
+        del self[slot.state][slot]
+        slot.state = state
+        self[state][slot] = None
+
+    @property
+    def playing(self):
+        """How many have started and are not done."""
+        return len(self.everyone) - len(self["waiting"]) - len(self["done"])
+
+
+class Scheduler:
+    """One loop: environments answer, what they said is prefilled, replies are sampled. No episode
+    waits for the environment of another.
+
+    This class has the environments' side: who asks, and what an answer leads to.
     """
 
-    def __init__(self, engine, agent, client, retries):
-        self.engine, self.agent, self.client, self.retries = engine, agent, client, retries
-        self.players, self.waiting, self.asking, self.ready = [], deque(), [], []
-        self.playing = {}                      # sequence row -> player, of those that decode
-        self.live = self.flying = self.most_pages = self.preempted = 0
-        self.awaited = Counter()               # group -> members without a first observation
-        self.answers, self.failures = queue.SimpleQueue(), []
-        self.sessions, self.idle = set(), []   # the environment's: all, and those free to be reused
-
-    def add(self, player):
-        self.players.append(player)
-        self.waiting.append(player)
+    def __init__(self, slots, engine, agent, client, retries):
+        self.slots, self.engine, self.client, self.retries = Slots(slots), engine, client, retries
+        self.bar = progress(None, "episodes", total=len(slots))
+        self.stats = Stats()
+        self.sampler = Sampler(engine, agent, self.slots, self.stats)
+        self.lost = set()                      # groups with a member whose environment kept failing
+        self.answers = queue.SimpleQueue()     # futures of [(slot, Reply or EnvError)]
+        self.sessions, self.idle = set(), []   # the client's: all, and those free to be used again
 
     def run(self):
         try:
             with ThreadPoolExecutor(self.client.connections) as pool:
-                while self.waiting or self.live:
+                while self.slots["waiting"] or self.slots.playing:
                     self.start()
                     self.send(pool)
                     self.receive()
-                    self.prefill()
-                    self.decode()
+                    self.sampler.prefill()
+                    self.sampler.decode()
         finally:
-            for player in self.players:
-                if player.sequence:
-                    self.engine.release(player.sequence)
+            for slot in self.slots.everyone:
+                self.release(slot)
             self.client.close(list(self.sessions))
+            self.bar.close()
 
     def start(self):
-        while self.waiting and self.live < self.engine.rows:
-            player = self.waiting.popleft()
-            player.session = self.idle.pop() if self.idle else None
-            self.live += 1
-            self.awaited[player.group] += 1
-            self.asking.append(player)
-
-    # -- the environment's side
+        while self.slots["waiting"] and self.slots.playing < self.engine.rows:
+            slot = next(iter(self.slots["waiting"]))
+            slot.session = self.idle.pop() if self.idle else None
+            self.slots.move(slot, "asking")
 
     def send(self, pool):
-        """To a server that takes many at once, an eighth of the live together, and the answer is
-        awaited here: a run is then the same to the last bit. Else each by itself, awaited nowhere.
-        """
-        if not self.asking:
+        """To a batched client one request for all, once an eighth of those in play have something
+        to ask or nobody decodes. Otherwise a request each, sent by threads."""
+        asking, batched = list(self.slots["asking"]), self.client.batched
+        few = len(asking) < self.slots.playing // 8
+        if not asking or batched and few and self.slots["decoding"]:
             return
-        if self.client.batched and self.engine.active and len(self.asking) < self.live // 8:
-            return
-        batch, self.asking = self.asking, []
-        self.flying += len(batch)
-        if self.client.batched:
-            began = time.perf_counter()
-            self.ask(batch)
-            self.engine.seconds["environment"] += time.perf_counter() - began
-        else:
-            for player in batch:
-                pool.submit(self.ask, [player])
+        for slot in asking:
+            self.slots.move(slot, "in flight")
+        for parcel in [asking] if batched else [[slot] for slot in asking]:
+            pool.submit(self.ask, parcel).add_done_callback(self.answers.put)
 
-    def ask(self, players):                    # in a thread of the pool, if one by one
-        try:
-            answers = self.client.answer([(p.session, *p.episode.request) for p in players])
-            self.sessions.update(a.session for a in answers if not isinstance(a, EnvError))
-            for answer in zip(players, answers, strict=True):
-                self.answers.put(answer)
-        except BaseException as error:         # a bug of ours: shown, by the loop that waits for it
-            self.answers.put((None, error))
+    def ask(self, slots):                      # in a thread
+        answers = self.client.answer([(s.session, *s.episode.request) for s in slots])
+        self.sessions.update(a.session for a in answers if not isinstance(a, EnvError))
+        return list(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take what has come; wait for something only if there is nothing else to do."""
-        idle = not self.readable() and not self.engine.active
-        began = time.perf_counter()
-        while self.flying and (idle or not self.answers.empty()):
-            player, answer = self.answers.get()
-            idle = False
-            if player is None:
-                raise answer
-            self.flying -= 1
-            self.take(player, answer)
-        self.engine.seconds["environment"] += time.perf_counter() - began
+        """Take the answers that are there. A batched client's is waited for, so that a run is the
+        same to the last bit; any other only if there is nothing else to do."""
+        wait = self.client.batched or not self.slots["decoding"] and not self.sampler.readable()
+        with self.stats.clock("environment"):
+            while self.slots["in flight"] and (wait or not self.answers.empty()):
+                for slot, answer in self.answers.get().result():
+                    self.take(slot, answer)
+                wait = False
 
-    def take(self, player, answer):
-        episode, broken = player.episode, isinstance(answer, EnvError)
-        player.session = None if broken else answer.session
-        if not episode.trajectory.contexts:
-            self.awaited[player.group] -= 1
-        if player.failed:                      # a member of its group failed for good meanwhile
-            return self.finish(player)
+    def take(self, slot, answer):
+        episode, broken = slot.episode, isinstance(answer, EnvError)
+        slot.session = None if broken else answer.session
+        if slot.group in self.lost:
+            return self.finish(slot)
         if broken:
-            return self.fail(player, answer)
+            return self.fail(slot, answer)
         contexts = len(episode.trajectory.contexts)
         episode.observe(answer.observation, answer.reward, answer.done, answer.info)
         if episode.over:
-            return self.finish(player)
-        if player.sequence and len(episode.trajectory.contexts) > contexts:
-            self.engine.forget(player.sequence)
-        self.ready.append(player)
+            return self.finish(slot)
+        if slot.sequence and len(episode.trajectory.contexts) > contexts:
+            self.engine.forget(slot.sequence)            # its pages hold the context before
+        self.slots.move(slot, "ready")
 
-    def fail(self, player, error):
+    def fail(self, slot, error):
         """The environment broke: play the episode again from its start, or give the group up."""
-        self.failures.append(str(error))
-        player.failures += 1
-        if player.sequence:
-            self.engine.release(player.sequence)
-            player.sequence = None
-        if player.failures <= self.retries:
-            old = player.episode
-            player.episode = Episode(old.agent, old.task_id, old.member, old.horizon, old.seed)
-            self.awaited[player.group] += 1
-            self.asking.append(player)
-            return
-        for member in self.players:
-            if member.group == player.group:
-                member.failed = True
-        self.finish(player)
+        self.stats.failures.append(str(error))
+        slot.failures += 1
+        if slot.failures > self.retries:
+            self.lost.add(slot.group)
+            return self.finish(slot)
+        self.release(slot)
+        old = slot.episode
+        slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
+        self.slots.move(slot, "asking")
 
-    def finish(self, player):
-        if player.sequence:
-            self.engine.release(player.sequence)
-            player.sequence = None
-        if player.session:
-            self.idle.append(player.session)
-        self.live -= 1
+    def finish(self, slot):
+        self.release(slot)
+        if slot.session:
+            self.idle.append(slot.session)
+        self.slots.move(slot, "done")
+        self.bar.update()
 
-    # -- the policy's side
+    def release(self, slot):
+        if slot.sequence:
+            self.engine.release(slot.sequence)
+            slot.sequence = None
+
+
+class Sampler:
+    """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
+
+    def __init__(self, engine, agent, slots, stats):
+        self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """Those of `ready` that wait for no other: a group's first prompts are read together."""
-        return [p for p in self.ready if p.sequence or not self.awaited[p.group]]
+        """The ready slots, except where a member of the group has not had its first observation:
+        a group's first prompts are read together."""
+        awaited = self.slots["ready"] and {
+            slot.group for state in ("asking", "in flight") for slot in self.slots[state]
+            if not slot.episode.trajectory.contexts}
+        return [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
 
     def prefill(self):
-        """Read new text of those that are ready, once enough of them are: a prefill is a whole
-        forward pass. A prompt that several begin with is read once."""
+        """Read the new tokens of ready slots. A prefill is a whole forward pass: while others
+        decode, it waits for an eighth of those in play. Equal first prompts are read once."""
         ready = self.readable()
-        if len(ready) < max(1, self.live // 8) and self.engine.active or not ready:
+        few = len(ready) < self.slots.playing // 8
+        admitted = [] if not ready or few and self.slots["decoding"] else self.admit(ready)
+        if not admitted:
             return
-        began = time.perf_counter()
-        admitted = self.admit(ready)
-        self.ready = [p for p in self.ready if p not in admitted]
-        first = {}                             # prompt -> the player that reads it
-        readers, copies = [], []
-        for player in admitted:
-            prompt = None if player.sequence else tuple(player.episode.trajectory.context)
-            if prompt in first:
-                copies.append((player, first[prompt]))
-                continue
-            if prompt is not None:
-                first[prompt] = player
-                player.sequence = self.engine.start()
-            readers.append(player)
-        if not readers:
-            return
-        logits = self.engine.prefill([p.sequence for p in readers], [p.unread for p in readers])
-        row = {id(player): i for i, player in enumerate(readers)}
-        for player, reader in copies:
-            player.sequence = self.engine.fork(reader.sequence)
-            row[id(player)] = row[id(reader)]
-        players = readers + [player for player, _ in copies]
-        self.most_pages = max(self.most_pages, self.engine.pages.in_use)
-        self.engine.seconds["prefill"] += time.perf_counter() - began
-        for player in players:
-            self.engine.join(player.sequence)
-            self.playing[player.sequence.row] = player
-            if not player.token_ids:
-                player.uniforms = player.episode.uniforms()
-        self.draw(players, logits[[row[id(p)] for p in players]])
+        first = {}                         # a new prompt -> the slot that reads it
+        for slot in admitted:
+            if not slot.sequence and first.setdefault(tuple(slot.text), slot) is slot:
+                slot.sequence = self.engine.start()
+        readers = [slot for slot in admitted if slot.sequence]
+        with self.stats.clock("prefill"):
+            logits = self.engine.prefill([s.sequence for s in readers],
+                                         [s.text[s.sequence.length:] for s in readers])
+        row = {slot: i for i, slot in enumerate(readers)}             # of the logits
+        for slot in admitted:
+            if not slot.sequence:
+                reader = first[tuple(slot.text)]
+                slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
+        for slot in row:
+            self.engine.join(slot.sequence)
+            self.slots.move(slot, "decoding")
+            slot.uniforms = slot.episode.uniforms()
+        self.draw(list(row), logits[list(row.values())])
 
     def decode(self):
-        if not self.engine.active:
+        """Read the last token of every slot that decodes."""
+        while self.engine.pages_short() > 0:                   # the first of them always goes on
+            self.preempt(spare=next(iter(self.slots["decoding"])))
+        slots = list(self.slots["decoding"])
+        if not slots:
             return
-        began = time.perf_counter()
-        while self.engine.pages_short() > 0:         # the first of them goes on in any case
-            self.preempt(spare=self.playing[self.engine.active[0].row])
-        players = [self.playing[s.row] for s in self.engine.active]
-        logits = self.engine.decode(torch.tensor([p.token_ids[-1] for p in players]))
-        self.most_pages = max(self.most_pages, self.engine.pages.in_use)
-        self.engine.seconds["decode"] += time.perf_counter() - began
-        self.draw(players, logits)
+        with self.stats.clock("decode"):
+            logits = self.engine.decode(torch.tensor([s.token_ids[-1] for s in slots]))
+        self.draw(slots, logits)
 
-    def draw(self, players, logits):
-        """Sample one token for each; a reply that has ended becomes an action and a request."""
-        began, agent = time.perf_counter(), self.agent
-        uniforms = torch.tensor([p.uniforms[len(p.token_ids)] for p in players])
-        ids, logprobs = sample(logits, uniforms.to(logits.device), agent.temperature)
-        for player, token, logprob in zip(players, ids.tolist(), logprobs.tolist()):
-            player.token_ids.append(token)
-            player.logprobs.append(logprob)
-            if token in agent.chat.stop_ids or len(player.token_ids) == agent.max_turn_tokens:
-                self.engine.leave(player.sequence)
-                player.episode.act(player.token_ids, player.logprobs)
-                player.token_ids, player.logprobs = [], []
-                self.asking.append(player)
-        self.engine.seconds["sampling"] += time.perf_counter() - began
-
-    # -- memory
+    def draw(self, slots, logits):
+        """Sample a token for each slot; a reply that has ended becomes a request."""
+        chat, longest = self.agent.chat, self.agent.max_turn_tokens
+        self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
+        with self.stats.clock("sampling"):
+            uniforms = torch.tensor([s.uniforms[len(s.token_ids)] for s in slots])
+            ids, logprobs = sample(logits, uniforms.to(logits.device), self.agent.temperature)
+            for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
+                slot.token_ids.append(token)
+                slot.logprobs.append(logprob)
+                if token in chat.stop_ids or len(slot.token_ids) == longest:
+                    self.engine.leave(slot.sequence)
+                    slot.episode.reply(slot.token_ids, slot.logprobs)
+                    slot.token_ids, slot.logprobs = [], []
+                    self.slots.move(slot, "asking")
 
     def admit(self, ready):
-        """Those of `ready` whose text fits into free pages, one page kept for each that decodes."""
+        """The first of `ready` that fit into free pages; one page is left for each that decodes."""
         size = self.engine.pages.page_size
         while True:
-            admitted, room = [], len(self.engine.pages.free) - len(self.engine.active)
-            for player in ready:
-                held = len(player.sequence.pages) if player.sequence else 0
-                tokens = len(player.episode.trajectory.context) + len(player.token_ids) + 1
-                if -(-tokens // size) - held > room:
+            admitted, room = [], len(self.engine.pages.free) - len(self.slots["decoding"])
+            for slot in ready:
+                held = len(slot.sequence.pages) if slot.sequence else 0
+                need = -(-(len(slot.text) + 1) // size) - held
+                if need > room:
                     break
-                room -= -(-tokens // size) - held
-                admitted.append(player)
-            if admitted or self.engine.active:
+                room -= need
+                admitted.append(slot)
+            if admitted or self.slots["decoding"]:
                 return admitted
-            self.preempt(spare=ready[0])                 # everything is held by those that wait
+            self.preempt(spare=ready[0])         # all pages are held by slots that do not decode
 
     def preempt(self, spare):
-        """Take the pages of the youngest but `spare`; its text is prefilled again later, to the
-        same tokens."""
-        holders = [p for p in self.players if p.sequence and p.sequence.pages and p is not spare]
-        youngest = holders[-1]
-        if youngest.sequence in self.engine.active:
-            self.ready.append(youngest)
-        self.engine.forget(youngest.sequence)
-        self.preempted += 1
+        """Take the pages of the last slot that has any, but never of `spare`. Its context is read
+        again later, and gives the same tokens."""
+        holders = [s for s in self.slots.everyone if s.sequence and s.sequence.pages]
+        slot = [s for s in holders if s is not spare][-1]
+        if slot.state == "decoding":
+            self.slots.move(slot, "ready")
+        self.engine.forget(slot.sequence)
+        self.stats.preempted += 1
 
 
 # ---- from episodes to tensors -------------------------------------------------------------------
 
 @dataclass
 class Batch:
-    """Trajectories as tensors: (B, T) unless said, column t speaks of token t."""
-    token_ids: torch.Tensor          # -1 behind a row's end
-    position_ids: torch.Tensor       # place in its context; a 0 begins a new one
-    response_mask: torch.Tensor      # bool
+    """Trajectories as tensors: (B, T) unless said, column t speaks of token t. x[response_mask] are
+    the (A,) numbers of the sampled tokens, response_mask.nonzero()[:, 0] their rows."""
+    token_ids: torch.Tensor          # -1 after a row's end
+    position_ids: torch.Tensor       # place in its context; a 0 begins a new context
+    response_mask: torch.Tensor      # bool: the policy sampled this token
     old_logprobs: torch.Tensor
     token_rewards: torch.Tensor      # a turn's reward on its last sampled token
     turn_ids: torch.Tensor           # index of the turn, -1 off the mask
     rewards: torch.Tensor            # (B,): their sums
-    observation_hashes: torch.Tensor     # (B, N) of what each turn answered, -1 beyond the last
-    advantages: torch.Tensor = None  # these are added by the training step
+    observation_hashes: torch.Tensor     # (B, N): see Turn; -1 after the last turn
+    advantages: torch.Tensor = None  # from here on: added by the training step
     weights: torch.Tensor = None
     ref_logprobs: torch.Tensor = None
     values: torch.Tensor = None
@@ -756,19 +793,17 @@ class Batch:
     value_weights: torch.Tensor = None
 
     def rows(self, index):
-        """The rows of `index`, cut to the longest of them."""
-        longest = max(1, int((self.token_ids[index] >= 0).sum(1).max())) if len(index) else 1
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        per_token = self.token_ids.shape[1]
+        """The rows of `index`, cut to the longest of them -> Batch."""
+        picked = {name: x[index] for name, x in vars(self).items() if x is not None}
+        longest = int((picked["token_ids"] >= 0).sum(1).max()) if len(index) else 1
         for name, x in picked.items():
-            if x is not None:
-                cut = x.dim() == 2 and x.shape[1] == per_token and name != "observation_hashes"
-                picked[name] = x[index][:, :longest] if cut else x[index]
+            if x.dim() == 2 and name != "observation_hashes":
+                picked[name] = x[:, :longest]
         return Batch(**picked)
 
-    def split(self, tokens):
-        """Row indices of parts of about `tokens` tokens each (one row at least), long rows first:
-        the packed forward pads inside attention only, and rows of like length waste little."""
+    def parts(self, tokens):
+        """The row indices, cut into parts of at most `tokens` tokens (or one row), longest rows
+        first: attention pads the rows of a part, so their lengths should be alike."""
         lengths = (self.token_ids >= 0).sum(1)
         parts, room = [], 0
         for row in lengths.argsort(descending=True, stable=True).tolist():

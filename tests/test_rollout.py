@@ -1,7 +1,7 @@
-"""rollout.py: what an episode leaves behind, templates and formats, `collect` against `play`, what
-happens when environments fail, and the tensors that come out, on a tiny random model.
+"""rollout.py on a tiny random model: trajectories, chat templates and formats, episodes, `collect`
+against `play`, environments that fail, and the tensors that come out.
 
-What was broken to see these fail stands at the end of the file.
+Run: pytest tests/test_rollout.py
 """
 import functools
 import itertools
@@ -9,6 +9,7 @@ import math
 import random
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +18,13 @@ import torch
 
 import rollout
 from client import EnvError
-from engine import Engine
+from engine import Engine, token_logprobs
 from envs import textcraft_small
 from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, twins
-from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Trajectory, Turn, collect, last,
-                     make_engine, play, text_hash, to_batch)
+from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Scheduler, Slot, Stats, Trajectory,
+                     Turn, collect, last, make_engine, play, text_hash, to_batch)
+
+KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
 
 @functools.cache
@@ -67,16 +70,16 @@ def same(a, b):
 
 def ended(engine):
     """Nothing is left in the engine."""
-    return engine.pages.in_use == 0 and not any(engine.pages.users) and engine.active == [] \
+    return engine.pages.in_use == 0 and engine.active == [] \
         and sorted(engine.free_rows) == list(range(engine.rows)) \
-        and (engine.owner == engine.rows).all() and (engine.sharers == engine.rows).all()
+        and (engine.pages.table == -1).all()
 
 
 def reply_to(episode, text, stop=True):
     """Let the policy say this."""
     chat = episode.agent.chat
     ids = chat.tokenizer.encode(text, add_special_tokens=False) + [chat.stop_id] * stop
-    episode.act(ids, [-0.5] * len(ids))
+    episode.reply(ids, [-0.5] * len(ids))
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -127,7 +130,8 @@ def test_chat_appends_what_the_whole_conversation_renders_to(kind):
                      {"role": "assistant", "content": rng.choice(texts)}]
         ids = chat.opening(talk[:2])
         for reply, question in zip(talk[2::2], talk[3::2]):
-            ids += tok.encode(reply["content"]) + [chat.stop_id] + chat.turn(question["content"])
+            ids += tok.encode(reply["content"]) + [chat.stop_id]
+            ids += chat.between_replies(question["content"])
         whole = tok.apply_chat_template(talk[:-1], tokenize=False, add_generation_prompt=True)
         assert tok.decode(ids) == whole
         assert chat.opening(talk[:-1]) == tok.encode(whole, add_special_tokens=False)
@@ -219,7 +223,7 @@ def test_format_compose_is_read_back_to_the_same_action(name, action):
     for turn in (0, 1):
         for note in (None, "have: 2 bone"):
             episode = Episode(agent(format=name, context="full" if note is None else "memory"),
-                              1, 0, 5, (0,))
+                              1, KEY, 5)
             episode.observe("start")
             reply_to(episode, FORMATS[name].compose("I need {bone}: 2.", action, turn, note))
             assert episode.request == ("step", action) and episode.complaint == ""
@@ -248,7 +252,7 @@ def test_last_note_is_a_line(replies, note):
 
 def test_agent_refuses_what_it_does_not_know():
     for wrong, words in ((dict(format="cot"), "format='cot'; known: act, react"),
-                         (dict(context="half"), "context='half'; known: full"),
+                         (dict(context="half"), "context='half'; known: full, window, memory"),
                          (dict(context="window", window=0), "window=0"),
                          (dict(max_turn_tokens=0), "max_turn_tokens=0"),
                          (dict(max_turn_tokens=500), "max_turn_tokens=500")):
@@ -257,7 +261,7 @@ def test_agent_refuses_what_it_does_not_know():
 
 
 def test_episode_shows_a_complaint_before_the_observation():
-    episode = Episode(agent(format="react"), 1, 0, 5, (0,))
+    episode = Episode(agent(format="react"), 1, KEY, 5)
     episode.observe("start")
     reply_to(episode, "go")
     assert episode.request == ("step", "")                 # nonsense costs its turn
@@ -267,7 +271,7 @@ def test_episode_shows_a_complaint_before_the_observation():
 
 
 def test_episode_closes_a_reply_that_was_cut_unmasked():
-    episode = Episode(agent(), 1, 0, 5, (0,))
+    episode = Episode(agent(), 1, KEY, 5)
     episode.observe("start")
     reply_to(episode, "go on an", stop=False)
     tail = slice(-9, None)
@@ -280,17 +284,17 @@ def test_episode_closes_a_reply_that_was_cut_unmasked():
 def test_episode_closes_a_reply_that_ended_with_another_stop_token():
     """Qwen's base models end with <|endoftext|>: sampled, so trained on; the template wants its own
     <|im_end|> behind it, which nobody sampled."""
-    episode = Episode(agent("chatml"), 1, 0, 5, (0,))
+    episode = Episode(agent("chatml"), 1, KEY, 5)
     episode.observe("start")
     eos = tokenizer("chatml").eos_token_id
-    episode.act([80, eos], [-1.0, -2.0])
+    episode.reply([80, eos], [-1.0, -2.0])
     assert episode.trajectory.token_ids[-3:] == [80, eos, 0]
     assert episode.trajectory.response_mask[-3:] == [1, 1, 0]
     assert episode.request == ("step", tokenizer().decode([80]))
 
 
 def test_episode_ends_at_its_horizon():
-    episode = Episode(agent(), 1, 0, 2, (0,))
+    episode = Episode(agent(), 1, KEY, 2)
     episode.observe("start")
     for _ in range(2):
         assert not episode.over and episode.request is None
@@ -303,7 +307,7 @@ def test_episode_ends_at_its_horizon():
 
 
 def test_episode_done_on_its_last_turn_is_not_truncated():
-    episode = Episode(agent(), 1, 0, 1, (0,))
+    episode = Episode(agent(), 1, KEY, 1)
     episode.observe("start")
     reply_to(episode, "go")
     episode.observe("won", 1.0, True, {"score": 1.0, "success": True})
@@ -314,7 +318,7 @@ def test_episode_done_on_its_last_turn_is_not_truncated():
 def test_episode_ends_before_a_turn_that_might_not_fit():
     """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens. A turn adds 3 (go, stop) and
     1 + 4 + 2 (so so): 10. With 8 to reserve, of 35: 8 + 8, 18 + 8 fit, 28 + 8 does not."""
-    episode = Episode(agent(max_context=35), 1, 0, 9, (0,))
+    episode = Episode(agent(max_context=35), 1, KEY, 9)
     episode.observe("start")
     for _ in range(2):
         assert not episode.over
@@ -326,14 +330,14 @@ def test_episode_ends_before_a_turn_that_might_not_fit():
 
 
 def test_episode_whose_prompt_does_not_fit_never_begins():
-    episode = Episode(agent(max_context=40), 1, 0, 9, (0,))
+    episode = Episode(agent(max_context=40), 1, KEY, 9)
     episode.observe("x" * 40)
     assert episode.over and episode.trajectory.truncated == "context"
     assert episode.trajectory.turns == []
 
 
 def test_episode_is_as_long_as_it_likes_while_what_is_in_view_fits():
-    episode = Episode(agent(context="window", window=1, max_context=80), 1, 0, 9, (0,))
+    episode = Episode(agent(context="window", window=1, max_context=80), 1, KEY, 9)
     episode.observe("start")
     for _ in range(9):
         assert not episode.over
@@ -343,7 +347,7 @@ def test_episode_is_as_long_as_it_likes_while_what_is_in_view_fits():
 
 
 def test_episode_remembers_which_text_each_turn_answered():
-    episode = Episode(agent(), 1, 0, 9, (0,))
+    episode = Episode(agent(), 1, KEY, 9)
     episode.observe("start")
     for observation in ("same", "same", "start"):
         reply_to(episode, "go")
@@ -364,7 +368,7 @@ def shown(episode):
 
 
 def test_window_keeps_the_task_and_the_last_turns():
-    episode = Episode(agent(context="window", window=2), 1, 0, 9, (0,))
+    episode = Episode(agent(context="window", window=2), 1, KEY, 9)
     episode.observe("o0")
     for turn in range(2):
         reply_to(episode, f"a{turn}")
@@ -386,7 +390,7 @@ def test_window_keeps_the_task_and_the_last_turns():
 
 
 def test_window_keeps_the_plan():
-    episode = Episode(agent(format="plan", context="window", window=1), 1, 0, 9, (0,))
+    episode = Episode(agent(format="plan", context="window", window=1), 1, KEY, 9)
     episode.observe("o0")
     reply_to(episode, "Plan: bone, soap\nThought: t\nAction: a0")
     episode.observe("o1")
@@ -401,7 +405,7 @@ def test_window_keeps_the_plan():
 
 
 def test_memory_shows_the_task_the_last_note_and_the_present():
-    episode = Episode(agent(context="memory"), 1, 0, 9, (0,))
+    episode = Episode(agent(context="memory"), 1, KEY, 9)
     episode.observe("o0")
     assert shown(episode) == "[U]o0;[A]"
     reply_to(episode, "Note: n0\na0")
@@ -418,8 +422,8 @@ def test_memory_shows_the_task_the_last_note_and_the_present():
 
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_reflect_tries_again_with_its_lesson_in_view(context):
-    episode = Episode(agent(format="reflect", context=context, window=1, max_context=900), 1, 0, 1,
-                      (0,))
+    who = agent(format="reflect", context=context, window=1, max_context=900)
+    episode = Episode(who, 1, KEY, 1)
     first_request = episode.request
     episode.observe("o0")
     reply_to(episode, "Action: a0")
@@ -441,7 +445,7 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
 
 
 def test_reflect_gives_each_try_the_whole_horizon():
-    episode = Episode(agent(format="reflect"), 1, 0, 2, (0,))
+    episode = Episode(agent(format="reflect"), 1, KEY, 2)
     episode.observe("o0")
     reply_to(episode, "Action: a")
     episode.observe("lost", 0.0, True, {"success": False})
@@ -454,9 +458,10 @@ def test_reflect_gives_each_try_the_whole_horizon():
     assert episode.over and episode.trajectory.truncated == "horizon"
 
 
-def test_reflect_does_not_try_again_after_success_nor_forever():
+def test_reflect_does_not_try_again_after_success_nor_forever(monkeypatch):
     for success, tries, turns in ((True, 3, 1), (False, 1, 1), (False, 3, 5)):
-        episode = Episode(agent(format="reflect", tries=tries, max_context=2000), 1, 0, 1, (0,))
+        monkeypatch.setitem(FORMATS, "reflect", replace(FORMATS["reflect"], tries=tries))
+        episode = Episode(agent(format="reflect", max_context=2000), 1, KEY, 1)
         while not episode.over:
             if episode.request and episode.request[0] == "reset":
                 episode.observe("o0")
@@ -469,18 +474,20 @@ def test_reflect_does_not_try_again_after_success_nor_forever():
 
 
 def test_episode_random_numbers_are_its_own():
-    """A function of seed, task, member and turn; and the environment's luck is yet another stream
-    (numpy's generators of the keys (0, 5, 1) and (0, 5, 1, 0) are one and the same)."""
+    """A function of key and turn; and the environment's luck is yet another stream (numpy's
+    generators of the keys (0, 5, 1) and (0, 5, 1, 0) are one and the same)."""
     seen = set()
     for seed, task, member in itertools.product([(0,), (1,), (0, 7), (7, 0)], range(3), range(3)):
-        episode = Episode(agent(), task, member, 5, seed)
+        key = (*seed, task, member)
+        episode = Episode(agent(), task, key, 5)
         kind, (task_id, luck) = episode.request
         assert (kind, task_id) == ("reset", task) and 0 <= luck < 2**31
-        assert Episode(agent(), task, member, 5, seed).request == episode.request
+        assert episode.trajectory.key == key
+        assert Episode(agent(), task, key, 5).request == episode.request
         episode.observe("start")
         first = episode.uniforms()
         assert len(first) == 8 and (0 <= first).all() and (first < 1).all()
-        assert luck != np.random.default_rng((*seed, task, member, 0)).integers(2**31)
+        assert luck != np.random.default_rng((*key, 0)).integers(2**31)
         reply_to(episode, "go")
         episode.observe("on")
         seen |= {luck, first[0], episode.uniforms()[0]}
@@ -489,9 +496,9 @@ def test_episode_random_numbers_are_its_own():
 
 # ---- collect and play ---------------------------------------------------------------------------
 
-def play_all(who, make_env, tasks, group_size, horizon, seed=(0,), kind="llama"):
-    return [play(policy(kind), who, LocalClient(make_env), task, horizon, seed, member)
-            for task in tasks for member in range(group_size)]
+def play_all(who, make_env, tasks, group_size, horizon, key=(0,), kind="llama"):
+    return [play(policy(kind), who, LocalClient(make_env), task, horizon, (*key, place, member))
+            for place, task in enumerate(tasks) for member in range(group_size)]
 
 
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
@@ -501,11 +508,11 @@ def test_collect_equals_play(name, context):
     for temperature, tasks in ((0.0, [3]), (1.0, [3, 8])):
         who = agent(format=name, context=context, window=1, temperature=temperature)
         client = LocalClient()
-        got, report = collect(policy(), who, client, tasks, 2, horizon)
+        got, stats = collect(policy(), who, client, tasks, 2, horizon)
         want = play_all(who, Toy, tasks, 2, horizon)
         assert all(same(a, b) for a, b in zip(got, want)) and len(got) == len(want)
-        assert report["groups"] == [*range(len(tasks))] and report["dropped"] == 0
-        assert report["failures"] == [] and client.open == {}          # every session was closed
+        assert [t.key for t in got] == [t.key for t in want] and stats.dropped == 0
+        assert stats.failures == [] and client.open == {}          # every session was closed
     assert any(len(t.turns) > 1 for t in got)
     assert len({tuple(t.token_ids) for t in got}) == 4
 
@@ -520,17 +527,19 @@ def test_collect_equals_play_for_other_models_and_templates(kind, template):
 def test_collect_equals_play_in_a_real_environment():
     who = agent(prompt=textcraft_small.PROMPT, max_context=800)
     tasks = list(textcraft_small.TEST[:2])
-    got, _ = collect(policy(), who, LocalClient(textcraft_small.Env), tasks, 2, 3, seed=(5, 1))
-    want = play_all(who, textcraft_small.Env, tasks, 2, 3, seed=(5, 1))
+    got, _ = collect(policy(), who, LocalClient(textcraft_small.Env), tasks, 2, 3, key=(5, 1))
+    want = play_all(who, textcraft_small.Env, tasks, 2, 3, key=(5, 1))
     assert all(same(a, b) for a, b in zip(got, want))
     assert all("Goal: craft" in t.text(tokenizer()) for t in got)
 
 
 def test_collect_of_a_group_met_twice_plays_other_numbers():
     who = agent()
-    got, _ = collect(policy(), who, LocalClient(), [3, 3], 2, 2, first_members=[0, 2])
-    want = [play(policy(), who, LocalClient(), 3, 2, member=m) for m in range(4)]
-    assert all(same(a, b) for a, b in zip(got, want))
+    got, _ = collect(policy(), who, LocalClient(), [3, 3], 2, 2, places=[5, 9])
+    keys = [(0, 5, 0), (0, 5, 1), (0, 9, 0), (0, 9, 1)]
+    want = [play(policy(), who, LocalClient(), 3, 2, key) for key in keys]
+    assert all(same(a, b) for a, b in zip(got, want)) and [t.key for t in got] == keys
+    assert len({tuple(t.token_ids) for t in got}) == 4
 
 
 @functools.cache
@@ -541,7 +550,7 @@ def undisturbed():
     return {(task, m): played[task * 3 + m] for task in range(6) for m in range(3)}
 
 
-def test_collect_depends_on_nothing_but_seed_task_and_member():
+def test_collect_depends_on_nothing_but_task_and_key():
     """Page size, pool, rows, order of tasks, one request or many, slow answers in any order."""
     rng, preempted = random.Random(0), []
     for trial in range(8):
@@ -553,14 +562,14 @@ def test_collect_depends_on_nothing_but_seed_task_and_member():
         client = LocalClient(batched=rng.random() < 0.5, connections=rng.randint(1, 9),
                              before=before)
         engine = Engine(policy(), rows, pages, size, prefill_tokens=rng.choice((64, 4096)))
-        got, report = within(60, collect, policy(), agent(max_context=160), client, tasks, 3, 4,
-                             engine=engine)
+        got, stats = within(60, collect, policy(), agent(max_context=160), client, tasks, 3, 4,
+                             places=tasks, engine=engine)
         want = [undisturbed()[task, m] for task in tasks for m in range(3)]
         assert all(same(a, b) for a, b in zip(got, want)), (trial, rows, size, pages)
         assert ended(engine) and client.open == {}
         assert client.opened <= rows                       # sessions are used again
-        assert report["pages"] <= pages
-        preempted.append(report["preempted"])
+        assert stats.pages <= pages
+        preempted.append(stats.preempted)
     assert max(preempted) > 3 and min(preempted) == 0, preempted
 
 
@@ -569,9 +578,9 @@ def test_collect_preempts_in_the_middle_of_a_reply():
     the twelve grows to about 12 + 60 tokens, 9 pages."""
     who = agent(max_turn_tokens=60, max_context=500)
     engine = Engine(policy(), 12, 63, 8)
-    got, report = within(60, collect, policy(), who, LocalClient(), range(4), 3, 1, engine=engine)
+    got, stats = within(60, collect, policy(), who, LocalClient(), range(4), 3, 1, engine=engine)
     want, _ = collect(policy(), who, LocalClient(), range(4), 3, 1)
-    assert report["preempted"] > 0 and report["pages"] == 63 and ended(engine)
+    assert stats.preempted > 0 and stats.pages == 63 and ended(engine)
     assert all(same(a, b) for a, b in zip(got, want))
 
 
@@ -587,7 +596,7 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
     stopped = cut = 0
     for member in range(6):
         sampled.clear()
-        t = play(policy(), agent(), LocalClient(), 2, 4, member=member)
+        t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))
         masked = [(i, p) for i, p, m in zip(t.token_ids, t.old_logprobs, t.response_mask) if m]
         assert masked == sampled
         assert all(p == 0 for p, m in zip(t.old_logprobs, t.response_mask) if not m)
@@ -609,7 +618,7 @@ def test_old_logprobs_are_those_of_the_trainer():
         got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4)
         batch = to_batch(got)
         with torch.no_grad():
-            logprobs = rollout.token_logprobs(policy(), batch.token_ids, batch.response_mask,
+            logprobs = token_logprobs(policy(), batch.token_ids, batch.response_mask,
                                               batch.position_ids, 0.7)
         assert torch.allclose(logprobs, batch.old_logprobs, atol=1e-4)
 
@@ -627,23 +636,23 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
     for client in (LocalClient(), LocalClient(batched=False, connections=3)):
         engine = Engine(policy(), 16, 100, 8)
-        got, report = collect(policy(), who, client, tasks, 4, 1, engine=engine)
-        assert report["tokens"]["prefill"] == 13 + 16 + 19 + 22
-        assert report["tokens"].get("decode", 0) == 0
+        got, stats = collect(policy(), who, client, tasks, 4, 1, engine=engine)
+        assert stats.tokens["prefill"] == 13 + 16 + 19 + 22
+        assert stats.tokens["decode"] == 0
     engine = Engine(policy(), 16, 100, 8)
-    _, report = collect(policy(), who, LocalClient(), tasks, 4, 1, engine=engine)
-    assert report["pages"] == (1 + 4) + (2 + 0) + (2 + 4) + (2 + 4)
+    _, stats = collect(policy(), who, LocalClient(), tasks, 4, 1, engine=engine)
+    assert stats.pages == (1 + 4) + (2 + 0) + (2 + 4) + (2 + 4)
 
 
 def test_collect_keeps_pages_across_turns():
     """A later turn reads what is new: the last sampled token, which nothing has followed yet, the
     template's words and the observation. A token is decoded once, the first of a turn never."""
-    got, report = collect(policy(), agent(), LocalClient(), [1, 5], 3, 4)
+    got, stats = collect(policy(), agent(), LocalClient(), [1, 5], 3, 4)
     prefill = sum(got[g].turns[0].start for g in (0, 3))
     for t in got:
         prefill += sum(b.start - (a.end - 1) for a, b in zip(t.turns, t.turns[1:]))
-    assert report["tokens"]["prefill"] == prefill
-    assert report["tokens"]["decode"] == sum(turn.end - turn.start - 1
+    assert stats.tokens["prefill"] == prefill
+    assert stats.tokens["decode"] == sum(turn.end - turn.start - 1
                                              for t in got for turn in t.turns)
     assert sum(len(t.turns) for t in got) > 12             # there were later turns
 
@@ -697,23 +706,23 @@ def test_collect_does_not_spin_while_it_waits():
     """The loop asks the queue once for each answer, not again and again."""
     passes, gate = [], threading.Event()
 
-    class Counted(rollout.Rollout):
-        def prefill(self):
-            passes.append(1)
-            if len(passes) > 30:
-                gate.set()
-            super().prefill()
-
     def before(session, kind, argument, seen=[]):          # noqa: B006
         seen.append(1)
         if len(seen) == 2:
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
-    engine = make_engine(policy(), who, 2)
-    run = Counted(engine, who, LocalClient(batched=False, before=before), 0)
-    for member in range(2):
-        run.add(rollout.Player(Episode(who, 1, member, 1, (0,)), 0))
-    within(30, run.run)
+    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0) for member in range(2)]
+    client = LocalClient(batched=False, before=before)
+    scheduler = Scheduler(slots, make_engine(policy(), who, 2), who, client, 0)
+    real = scheduler.sampler.prefill
+
+    def prefill():
+        passes.append(1)
+        if len(passes) > 30:
+            gate.set()
+        real()
+    scheduler.sampler.prefill = prefill
+    within(30, scheduler.run)
     assert len(passes) < 12
 
 
@@ -743,10 +752,11 @@ class Failing(LocalClient):
 def test_collect_replays_an_episode_whose_environment_failed(number, batched):
     client = Failing(lambda task, n: task == 2 and n == number, batched=batched)
     engine = Engine(policy(), 9, 200, 16)
-    got, report = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4, engine=engine)
+    got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
+                    places=[1, 2, 3], engine=engine)
     want = [undisturbed()[task, m] for task in (1, 2, 3) for m in range(3)]
     assert all(same(a, b) for a, b in zip(got, want))
-    assert report["failures"] == ["task 2 is down"] and report["dropped"] == 0
+    assert stats.failures == ["task 2 is down"] and stats.dropped == 0
     assert ended(engine) and client.open == {}
 
 
@@ -756,11 +766,13 @@ def test_collect_drops_a_group_that_cannot_be_played(lives, batched):
     """Task 2 answers so many requests, then never again; no reward of 0 comes of it."""
     client = Failing(lambda task, n: task == 2 and n > lives, batched=batched)
     engine = Engine(policy(), 4, 200, 16)                  # others are still to start when it fails
-    got, report = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4, engine=engine)
+    got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
+                    places=[1, 2, 3], engine=engine)
     want = [undisturbed()[task, m] for task in (1, 3) for m in range(3)]
     assert len(got) == 6 and all(same(a, b) for a, b in zip(got, want))
-    assert report["groups"] == [0, 2] and report["dropped"] == 1
-    assert len(report["failures"]) >= 3 and set(report["failures"]) == {"task 2 is down"}
+    assert [t.key[1:] for t in got] == [(task, m) for task in (1, 3) for m in range(3)]
+    assert stats.dropped == 1
+    assert len(stats.failures) >= 3 and set(stats.failures) == {"task 2 is down"}
     assert ended(engine) and client.open == {}
 
 
@@ -768,15 +780,15 @@ def test_collect_counts_retries_for_each_episode():
     """retries=1: one failure is forgiven, two are not."""
     for failures, dropped in ((1, 0), (2, 1)):
         client = Failing(lambda task, n, failures=failures: task == 2 and n <= failures)
-        _, report = collect(policy(), agent(), client, [1, 2], 1, 2, retries=1)
-        assert report["dropped"] == dropped and len(report["failures"]) == failures
+        _, stats = collect(policy(), agent(), client, [1, 2], 1, 2, retries=1)
+        assert stats.dropped == dropped and len(stats.failures) == failures
 
 
 def test_collect_asks_no_more_for_a_group_that_is_lost():
     """One at a time: the first member fails three times, the other two are not played for that."""
     client = Failing(lambda task, n: task == 2 and n <= 3)
-    _, report = collect(policy(), agent(), client, [2, 1], 3, 4, max_concurrent=1)
-    assert report["groups"] == [1] and client.count[2] <= 3 + 2       # at most a reset of each
+    got, _ = collect(policy(), agent(), client, [2, 1], 3, 4, max_concurrent=1)
+    assert {t.task_id for t in got} == {1} and client.count[2] <= 3 + 2       # at most a reset of each
 
 
 def test_collect_with_every_group_lost_says_why():
@@ -840,7 +852,27 @@ def test_collect_shows_a_client_that_answers_too_little():
 
 
 def test_collect_of_no_tasks_is_nothing():
-    assert collect(policy(), agent(), LocalClient(), [], 4, 3)[0] == []
+    assert collect(policy(), agent(), LocalClient(), [], 4, 3) == ([], Stats())
+
+
+def test_stats_of_several_are_added():
+    a = Stats(1, ["x"], Counter(decode=1.0), Counter(prefill=3, decode=4), 5, 2)
+    b = Stats(2, ["y"], Counter(decode=0.5, prefill=2.0), Counter(prefill=10), 3, 1)
+    assert sum([a, b], Stats()) == Stats(3, ["x", "y"], Counter(decode=1.5, prefill=2.0),
+                                         Counter(prefill=13, decode=4), 5, 3)
+    assert (a + b).forward_tokens == 17
+    assert Stats().seconds["decode"] == 0 and Stats().forward_tokens == 0   # a phase that never ran
+
+
+def test_stats_of_collect_tell_where_the_time_went():
+    """Phases do not overlap: together at most the whole time, and most of it."""
+    began = time.perf_counter()
+    _, stats = collect(policy(), agent(), LocalClient(before=lambda *_: time.sleep(0.002)),
+                       [1, 2], 3, 4)
+    seconds = time.perf_counter() - began
+    assert stats.seconds.keys() == {"environment", "prefill", "decode", "sampling"}
+    assert all(s > 0 for s in stats.seconds.values())
+    assert 0.5 * seconds < sum(stats.seconds.values()) <= seconds
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -910,7 +942,7 @@ def test_batch_rows_leaves_hashes_whole_when_there_are_as_many_turns_as_tokens()
     assert batch.rows([1]).observation_hashes.shape == (1, 3)
 
 
-def test_batch_split_covers_each_row_once_within_the_budget():
+def test_batch_parts_cover_each_row_once_within_the_budget():
     rng = random.Random(0)
     for _ in range(50):
         lengths = [rng.randint(1, 40) for _ in range(rng.randint(1, 12))]
@@ -920,7 +952,7 @@ def test_batch_split_covers_each_row_once_within_the_budget():
             t.begin_context([1] * length)
             trajectories.append(t)
         budget = rng.choice((1, 30, 60, 10_000))
-        parts = to_batch(trajectories).split(budget)
+        parts = to_batch(trajectories).parts(budget)
         assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
         for part in parts:
             assert sum(lengths[row] for row in part) <= budget or len(part) == 1
@@ -938,21 +970,4 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert make_engine(policy(), agent(), 10, max_concurrent=3).pages.count == 48
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
-    assert math.prod(engine.pages.keys.shape) == 2 * 160 * 2 * 32 * 16
-
-
-# What was broken to see these tests fail:
-# trajectory: the stop token not trained on; the template's stop trained on, or missing; the context
-#   begun anew but its pages kept; a turn's reward one token late, or positions that run on
-# episode: one turn too many; room for the reply forgotten, or all contexts counted; the window one
-#   turn short, or endless; task, plan or lesson lost; the oldest note; the note in the action;
-#   tries without end, after success, or with what is left of the horizon; no complaint shown
-# random numbers: equal for all members; for all tokens or turns; the luck those of the first turn
-# templates and formats: each refusal and each complaint left out; the text before a turn forgotten
-# collect: every prompt read for itself; members not awaited; what was sampled so far lost, or the
-#   player, in a preemption; no preemption at all; the only one that decodes preempted; the loop
-#   waits while others could go on, or spins; a slow request that holds up others; sessions not
-#   closed, not used again, or used after a failure; log-probabilities of 0
-# failures: a try too few; another member's numbers in the replay; only the failed member dropped;
-#   a lost group returned; nothing raised when all are lost; too few answers waited for without end
-# tensors: hashes cut like tokens; parts over their budget
+    assert math.prod(engine.memory.keys.shape) == 2 * 160 * 2 * 32 * 16

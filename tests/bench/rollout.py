@@ -31,7 +31,7 @@ from agentevol import make_tokenizer
 from client import EnvClient, EnvError, Reply
 from env_server import load_env, local_server
 from eval import choose_tasks
-from rollout import Agent, Episode, Player, Rollout, collect, make_engine
+from rollout import Agent, Episode, Scheduler, Slot, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
@@ -79,13 +79,13 @@ def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
     agent = Agent(make_tokenizer(["".join(words)], vocabulary), max_turn_tokens=action,
                   max_context=most + horizon * (observation + action) + 64)
     agent.chat.stop_ids = set()
-    assert len(agent.chat.turn("".join(words))) == len(words) + 3
+    assert len(agent.chat.between_replies("".join(words))) == len(words) + 3
     return agent, Words(words, (least - 3, most - 3), observation - 4, wait)
 
 
 def plain(theirs, agent, client, tasks, group_size, horizon, seed):
     """Turn by turn, `generate` reads each whole history anew -> trajectories (no logprobs)."""
-    live = episodes = [Episode(agent, task, member, horizon, seed)
+    live = episodes = [Episode(agent, task, (*seed, task, member), horizon)
                        for task in tasks for member in range(group_size)]
     sessions = {}
     while live:
@@ -100,7 +100,7 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
                                     agent.max_turn_tokens, agent.chat.stop_ids).tolist()
         for episode, ids in zip(live, replies):
             end = next((n + 1 for n, t in enumerate(ids) if t in agent.chat.stop_ids), len(ids))
-            episode.act(ids[:end], [0.0] * end)
+            episode.reply(ids[:end], [0.0] * end)
     client.close(sessions.values())
     return [episode.trajectory for episode in episodes]
 
@@ -122,13 +122,13 @@ def timed(way, *arguments, **more):
     began = time.perf_counter()
     played = way(*arguments, **more)
     seconds = time.perf_counter() - began
-    trajectories, report = played if isinstance(played, tuple) else (played, None)
+    trajectories, stats = played if isinstance(played, tuple) else (played, None)
     figures = dict(seconds=seconds, success=sum(t.success for t in trajectories),
                    actions=sum(sum(t.response_mask) for t in trajectories))
-    if report:
-        figures |= report["seconds"] | dict(decoded=report["tokens"]["decode"],
-                                            read=report["tokens"]["prefill"],
-                                            attention=IN_ATTENTION["seconds"])
+    if stats:
+        figures |= stats.seconds | dict(decoded=stats.tokens["decode"],
+                                        read=stats.tokens["prefill"],
+                                        attention=IN_ATTENTION["seconds"])
     return figures
 
 
@@ -188,26 +188,18 @@ def bench_real(args):
 
 # ---- slow environments --------------------------------------------------------------------------
 
-class Lockstep(Rollout):
-    """The scheduler with a barrier: nothing is sent while somebody still speaks, and nothing is
-    read before every environment has answered."""
-
-    def send(self, pool):
-        if not self.engine.active:
-            super().send(pool)
-
-    def readable(self):
-        return [] if self.flying else super().readable()
-
-
 def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
+    """`collect` with a barrier: nothing is sent while somebody decodes, and nothing is prefilled
+    before every environment has answered -> trajectories."""
     engine = make_engine(policy, agent, len(tasks) * group_size)
-    rollout = Lockstep(engine, agent, client, retries=0)
-    for group, task in enumerate(tasks):
-        for member in range(group_size):
-            rollout.add(Player(Episode(agent, task, member, horizon, seed), group))
-    rollout.run()
-    return [player.episode.trajectory for player in rollout.players]
+    slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group)
+             for group, task in enumerate(tasks) for member in range(group_size)]
+    scheduler = Scheduler(slots, engine, agent, client, retries=0)
+    send, readable = scheduler.send, scheduler.sampler.readable
+    scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
+    scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
+    scheduler.run()
+    return [slot.episode.trajectory for slot in slots]
 
 
 def bench_latency(shape, args, wait=0.05):

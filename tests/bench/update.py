@@ -75,7 +75,7 @@ def bench_update(shape, args, all_trained):
     made = episodes(16 if args.quick else 64, SHAPES[shape][-1], all_trained)
     batch = to_batch(made)
     tokens = int((batch.token_ids >= 0).sum())
-    ours_parts = batch.split(8192)
+    ours_parts = batch.parts(8192)
     parts = {"ours": ours_parts, "sorted": ours_parts,
              "padded": torch.arange(len(made)).chunk(len(ours_parts))}
 
