@@ -16,15 +16,17 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
-import engine  # noqa: F401  before torch: its threads must not spin (see there)
+import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from transformers import AutoTokenizer
 
-from engine import load_policy, prepare, token_logprobs
-from env_server import load_env
-from eval import choose_tasks, open_env, parse_flags
-from rollout import FORMATS, Agent, Episode, to_batch
+from curriculum import choose_tasks
+from engine import action_logprobs, load_policy, prepare
+from env_server import load_env, open_env
+from eval import cloned_settings, parse_flags
+from rollout import FORMATS, Agent, Episode, Trajectory, progress, to_batch
 
 TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>\
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -39,8 +41,10 @@ class Clone:
     families: str = ""            # task families to imitate, comma-separated; empty: all
     episodes: int = 8000          # demonstrations, as far as there are training tasks
     skill: float = 0.6            # probability of the expert's action; else a random legal one
-    format: str = "act"           # form of the replies: act, react, think, plan, reflect
-    context: str = "full"         # full, window or memory
+    format: Literal["act", "react", "think", "plan", "reflect"] = "act"   # form of the replies
+    context: Literal["full", "window", "memory"] = "full"                # what stays in view
+    max_turn_tokens: int = 24     # not used in cloning: what the policy is given when it plays,
+    max_context: int = 512        # unless flags say otherwise
     steps: int = 800              # optimizer steps
     batch: int = 32               # episodes per step
     lr: float = 4e-3              # at its peak, after 5% of the steps; falls to a tenth by a cosine
@@ -83,15 +87,16 @@ def demonstrations(name, task_ids, skill, seed, processes=None):
     began = time.perf_counter()
     first = [_record(job) for job in jobs[:8]]
     if (time.perf_counter() - began) / 8 * len(jobs) < PATIENCE:
-        return first + [_record(job) for job in jobs[8:]]
+        return first + [_record(job) for job in progress(jobs[8:], "demonstrations")]
     with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
-        return first + pool.map(_record, jobs[8:], chunksize=4)
+        return first + list(progress(pool.imap(_record, jobs[8:], chunksize=4), "demonstrations",
+                                     total=len(jobs[8:])))
 
 
 def imitated(agent, demonstration):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
     because the same Episode writes it."""
-    episode = Episode(agent, demonstration["task_id"], 0, len(demonstration["turns"]), (0,))
+    episode = Episode(agent, demonstration["task_id"], (0,), len(demonstration["turns"]))
     turns, compose = demonstration["turns"], FORMATS[agent.format].compose
     episode.observe(turns[0][0])
     for i, (_, thought, action, reward, done, info) in enumerate(turns):
@@ -99,7 +104,7 @@ def imitated(agent, demonstration):
             break
         notes = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
         ids = agent.tokenizer.encode(compose(thought, action, i, notes), add_special_tokens=False)
-        episode.act([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
+        episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
         observation = turns[i + 1][0] if i + 1 < len(turns) else demonstration["last"]
         episode.observe(observation, reward, done, info)
     return episode.trajectory
@@ -145,20 +150,20 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     rng, order, began = random.Random(seed), [], time.perf_counter()
     policy.train()
-    for step in range(steps):
+    for step in progress(range(steps), "cloning, steps", disable=seconds < math.inf or None):
         spent = time.perf_counter() - began
-        progress = max(step / steps, spent / seconds)
-        if progress >= 1:
+        done = max(step / steps, spent / seconds)
+        if done >= 1:
             return step
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(progress / 0.05 + 0.02, 1) * \
-                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * progress)))
+            group["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
+                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
         if len(order) < batch:
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen, order = order[:batch], order[batch:]
         data = to_batch([trajectories[i] for i in chosen], policy.device)
-        logprobs = token_logprobs(policy, data.token_ids, data.response_mask, data.position_ids)
-        loss = -logprobs.sum() / data.response_mask.sum()
+        logprobs = action_logprobs(policy, data.token_ids, data.response_mask, data.position_ids)
+        loss = -logprobs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
@@ -207,11 +212,22 @@ def clone(cfg, out, say=print):
         json.dump(vars(cfg), file, indent=1)
 
 
+def seconds_per_step(cfg, tokens):
+    """How long a step of `imitate` takes on this machine, measured on episodes of `tokens`."""
+    policy = make_policy(cfg.vocabulary, cfg.width, cfg.layers, cfg.heads, cfg.seed)
+    episode = Trajectory()
+    episode.begin_context([1] * (tokens - tokens // 2))
+    episode.add_action([1] * (tokens // 2), [0.0] * (tokens // 2))
+    for steps in (1, 3):                    # the first of all steps is slower: not counted
+        began = time.perf_counter()
+        imitate(policy, [episode] * cfg.batch, steps, cfg.batch, cfg.lr, 0, say=lambda text: None)
+    return (time.perf_counter() - began) / steps
+
+
 def continue_cloning(folder, seconds, say=print):
     """The control of every RL curve: the cloned policy of `folder`, cloned on with the same
     demonstrations for `seconds` -> policy."""
-    with open(os.path.join(folder, "clone.json")) as file:
-        cfg = Clone(**json.load(file))
+    cfg = Clone(**cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
                                    AutoTokenizer.from_pretrained(folder), cfg)
     policy = load_policy(folder)
@@ -219,11 +235,19 @@ def continue_cloning(folder, seconds, say=print):
     return policy.eval()
 
 
+def preset(given):
+    """What the environment asks of a tiny policy (its TINY), as far as it concerns cloning."""
+    asked = getattr(load_env(given.get("env", Clone.env)), "TINY", {})
+    shared = ("families", "format", "context", "max_turn_tokens", "max_context")
+    return {name.removeprefix("clone_"): value for name, value in asked.items()
+            if name in shared or name.startswith("clone_")}
+
+
 def main():
     if len(sys.argv) < 2 or sys.argv[1] != "clone":
         sys.exit("agentevol.py: expected: python agentevol.py clone --env NAME --out FOLDER ...")
     try:
-        cfg = parse_flags(Clone, sys.argv[2:], __doc__.split("\n")[0])
+        cfg = parse_flags(Clone, sys.argv[2:], __doc__, preset)
         clone(cfg, cfg.out)
     except ValueError as error:
         sys.exit(f"agentevol.py: {error}")

@@ -50,10 +50,6 @@ def next_stage(stage, successes, stages, window=10, min_steps=30):
     min_steps of them, mean(last `window`) must beat mean(the `window` before) by one standard error
     of that difference, sqrt(s1^2 / k + s2^2 / k), or the stage is over; so noise alone does not
     hold it, and a curve that is flat, falling, or at 0 or 1 ends it. The last of `stages` stays.
-
-    What the caller keeps and saves is (stage, successes), with successes emptied at each move:
-        later = next_stage(stage, successes, len(horizons))
-        stage, successes = later, successes if later == stage else []
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage={stage}: expected 0..{stages - 1}")
@@ -65,6 +61,37 @@ def next_stage(stage, successes, stages, window=10, min_steps=30):
     rise = statistics.fmean(last) - statistics.fmean(before)
     error = ((statistics.variance(before) + statistics.variance(last)) / window) ** 0.5
     return stage if rise > error else stage + 1
+
+
+def stage_after(successes, stages):
+    """The stage that next_stage leads to after these success rates of all steps so far: replayed
+    from the start, so that nothing but the history has to be kept."""
+    stage, since = 0, 0
+    for step in range(len(successes)):
+        later = next_stage(stage, successes[since:step + 1], stages)
+        if later != stage:
+            stage, since = later, step + 1
+    return stage
+
+
+def choose_tasks(module, split, n, families=""):
+    """n task ids of the split (0: all), of the given families only: always the same sample. Every
+    k-th id would not do, since families take turns."""
+    if split not in ("train", "test"):
+        raise ValueError(f"split={split!r}; known: train, test")
+    known = set(module.FAMILIES)
+    wanted = set(filter(None, families.split(",")))
+    if wanted - known:
+        raise ValueError(f"{module.NAME}: no families {sorted(wanted - known)}; known: "
+                         f"{', '.join(module.FAMILIES)}")
+    tasks = list({"train": module.TRAIN, "test": module.TEST}[split])
+    if wanted:
+        tasks = [t for t in tasks if module.family(t) in wanted]
+    if not tasks:
+        raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
+    if not 0 < n < len(tasks):
+        return tasks
+    return sorted(random.Random(f"{module.NAME} {split}").sample(tasks, n))
 
 
 def sample_tasks(task_ids, count, step, seed):

@@ -11,21 +11,23 @@ Avg@k is the mean over k samples of a task; Pass@k the share of tasks with a suc
 import argparse
 import inspect
 import json
-import math
-import random
+import os
 import re
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
 
-import engine  # noqa: F401  before torch: its threads must not spin (see there)
+import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from transformers import AutoTokenizer
 
 from client import EnvError, connected
+from curriculum import choose_tasks
 from engine import load_policy
-from env_server import load_env
-from rollout import Agent, collect
+from env_server import open_env
+from metrics import builtin_rate, mean_and_error, play_builtin
+from rollout import Agent, collect, progress
 
 
 @dataclass
@@ -39,84 +41,24 @@ class Config:
     k: int = 1                    # samples of each task
     horizon: int = 0              # most turns; 0: the environment's own
     temperature: float = 1.0      # 0: greedy
-    format: str = "act"           # act | react | think | plan | reflect
-    context: str = "full"         # full | window | memory
-    max_turn_tokens: int = 32     # a longer reply is cut; give a model that thinks 512
-    max_context: int = 1024       # tokens in view
+    format: Literal["act", "react", "think", "plan", "reflect"] = "act"   # chat models: react
+    context: Literal["full", "window", "memory"] = "full"                # what stays in view
+    max_turn_tokens: int = 32     # a longer reply is cut (chat models: 512)
+    max_context: int = 1024       # tokens in view (chat models: 8192)
     max_concurrent: int = 256     # episodes at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    device: str = "auto"          # auto | cpu | cuda
-    attention: str = "auto"       # auto | flash2 | flash4 | torch
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"
     seed: int = 0
     json: str = ""                # also write the figures to this file
 
 
-def open_env(name):
-    """The module of an environment whose engine is here. ValueError: the sentence why not."""
-    module = load_env(name)
-    try:
-        module.Env().close()
-    except RuntimeError as missing:
-        raise ValueError(str(missing)) from None
-    return module
-
-
-def choose_tasks(module, split, n, families=""):
-    """n task ids of the split (0: all), of the given families only: always the same sample. Every
-    k-th id would not do, since families take turns."""
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}; known: train, test")
-    known = set(module.FAMILIES)
-    wanted = set(filter(None, families.split(",")))
-    if wanted - known:
-        raise ValueError(f"{module.NAME}: no families {sorted(wanted - known)}; known: "
-                         f"{', '.join(module.FAMILIES)}")
-    tasks = list({"train": module.TRAIN, "test": module.TEST}[split])
-    if wanted:
-        tasks = [t for t in tasks if module.family(t) in wanted]
-    if not tasks:
-        raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
-    if not 0 < n < len(tasks):
-        return tasks
-    return sorted(random.Random(f"{module.NAME} {split}").sample(tasks, n))
-
-
-def mean_and_error(values):
-    """Mean, and its standard error sqrt(var / n) with Bessel's correction; nan where undefined."""
-    n = len(values)
-    mean = sum(values) / n if n else math.nan
-    if n < 2:
-        return mean, math.nan
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
-
-
-def evaluate(policy, agent, client, tasks, horizon, seed, k=1, max_concurrent=None):
+def evaluate(policy, agent, client, tasks, horizon, key, k=1, max_concurrent=None):
     """Play every task k times -> (trajectories, k adjacent for each task that could be played;
     number of tasks that could not)."""
-    trajectories, report = collect(policy, agent, client, tasks, k, horizon, seed,
-                                   max_concurrent=max_concurrent)
-    return trajectories, report["dropped"]
-
-
-def play_builtin(module, player, task_id, horizon, seed=0):
-    """One episode of the "random" or the "expert" player -> (success, score, turns)."""
-    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    env.reset(task_id)
-    done, turns, info = False, 0, {"success": False, "score": 0.0}
-    while not done and turns < horizon:
-        action = env.expert()[1] if player == "expert" else env.random_action(rng)
-        _, _, done, info = env.step(action)
-        turns += 1
-    env.close()
-    return bool(info["success"]), float(info["score"]), turns
-
-
-def builtin_rate(module, player, tasks, horizon, seed=0):
-    """-> (success rate, standard error): exact where the environment can be solved, else played."""
-    if hasattr(module, "exact_success"):
-        rates = [module.exact_success(t, player, horizon) for t in tasks]
-        return sum(rates) / len(rates), 0.0
-    return mean_and_error([play_builtin(module, player, t, horizon, seed)[0] for t in tasks])
+    trajectories, stats = collect(policy, agent, client, tasks, k, horizon, key,
+                                  max_concurrent=max_concurrent)
+    return trajectories, stats.dropped
 
 
 def summarise(module, plays, k=1):
@@ -138,80 +80,143 @@ def summarise(module, plays, k=1):
     return figures
 
 
+def play_model(cfg, module, tasks, horizon):
+    """Every task cfg.k times by the policy of cfg.model -> (plays as `summarise` takes them, number
+    of tasks that could not be played)."""
+    device = cfg.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
+    agent = Agent(AutoTokenizer.from_pretrained(cfg.model), module.PROMPT, cfg.format, cfg.context,
+                  max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context,
+                  temperature=cfg.temperature)
+    with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
+        trajectories, dropped = evaluate(policy, agent, client, tasks, horizon, (cfg.seed,),
+                                         cfg.k, cfg.max_concurrent)
+    return [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories], dropped
+
+
 def run(cfg):
+    """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
     if cfg.k < 1 or cfg.n < 0 or cfg.horizon < 0:
         raise ValueError(f"k={cfg.k}, n={cfg.n}, horizon={cfg.horizon}: expected k of 1 or more, "
                          "the others 0 or more")
-    module = open_env(cfg.env)
-    horizon = cfg.horizon or module.HORIZON
-    tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
-    dropped = 0
-    if cfg.policy in ("random", "expert"):
-        plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i)))
-                 for t in tasks for i in range(cfg.k)]
-    elif cfg.policy or not cfg.model:
+    if cfg.policy not in ("random", "expert") and (cfg.policy or not cfg.model):
         raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
                          "or --policy random or expert")
+    module, dropped = open_env(cfg.env), 0
+    horizon = cfg.horizon or module.HORIZON
+    tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
+    if cfg.policy:
+        plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i)))
+                 for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
     else:
-        device = "cuda" if cfg.device == "auto" and torch.cuda.is_available() else \
-            "cpu" if cfg.device == "auto" else cfg.device
-        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
-        agent = Agent(AutoTokenizer.from_pretrained(cfg.model), module.PROMPT, cfg.format,
-                      cfg.context, max_turn_tokens=cfg.max_turn_tokens,
-                      max_context=cfg.max_context, temperature=cfg.temperature)
-        with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
-            trajectories, dropped = evaluate(policy, agent, client, tasks, horizon, (cfg.seed,),
-                                             cfg.k, cfg.max_concurrent)
-        plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
+        plays, dropped = play_model(cfg, module, tasks, horizon)
     figures = summarise(module, plays, cfg.k)
+    every = figures["all"]
     for player in ("random", "expert"):
         own = player == cfg.policy and not hasattr(module, "exact_success")
-        figures["all"][player], figures["all"][f"{player}_stderr"] = \
-            (figures["all"]["success"], figures["all"]["stderr"]) if own else \
-            builtin_rate(module, player, tasks, horizon, cfg.seed)
+        every[player], every[f"{player}_stderr"] = (every["success"], every["stderr"]) if own \
+            else builtin_rate(module, player, tasks, horizon, cfg.seed)
     print(f"{cfg.env}, {cfg.split} split, horizon {horizon}, {cfg.policy or cfg.model}, "
           f"temperature {cfg.temperature:g}")
     if dropped:
         print(f"{dropped} tasks could not be played and are left out")
-    width = max(24, *map(len, figures))
-    print(f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(cfg.k):>8} "
-          f"{'score':>8} {'turns':>6}")
-    for name in sorted(figures, key=lambda f: (f == "all", module.FAMILIES.index(f)
-                                               if f in module.FAMILIES else -1)):
-        f = figures[name]
-        error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
-        print(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
-              f"{f['score']:8.3f} {f['turns']:6.1f}")
-    for player in ("random", "expert"):
-        exact = " (exact)" if hasattr(module, "exact_success") else ""
-        print(f"{player + ' player' + exact:{width}} {len(tasks):5d} {figures['all'][player]:8.1%} "
-              f"{figures['all'][f'{player}_stderr']:6.1%}")
+    print(table(module, figures, len(tasks), cfg.k))
     if cfg.json:
         with open(cfg.json, "w") as file:
             json.dump(figures, file, indent=1)
     return figures
 
 
+def table(module, figures, n, k):
+    """The figures as text: a line for each family, in the environment's order, "all", and the
+    built-in players on the same n tasks."""
+    width = max(24, *map(len, figures))
+    lines = [f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(k):>8} "
+             f"{'score':>8} {'turns':>6}"]
+    for name in [*filter(figures.get, module.FAMILIES), "all"]:
+        f = figures[name]
+        error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
+        lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
+                     f"{f['score']:8.3f} {f['turns']:6.1f}")
+    exact = " (exact)" if hasattr(module, "exact_success") else ""
+    for player in ("random", "expert"):
+        lines.append(f"{player + ' player' + exact:{width}} {n:5d} {figures['all'][player]:8.1%} "
+                     f"{figures['all'][f'{player}_stderr']:6.1%}")
+    return "\n".join(lines)
+
+
+# ---- flags: eval.py's, agentevol.py's and train.py's --------------------------------------------
+
+CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
+
+
+def cloned_settings(model):
+    """The settings with which a folder's policy was cloned by agentevol.py (its clone.json, which
+    is handed on to the checkpoints trained from it); {} of any other checkpoint."""
+    path = os.path.join(model, "clone.json")
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return json.load(file)
+
+
+def model_defaults(model):
+    """How a model speaks unless flags say otherwise: as it was cloned, or as suits a pretrained
+    chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
+    settings = cloned_settings(model)
+    speech = {*CHAT_MODEL, "context"}
+    return {k: v for k, v in settings.items() if k in speech} if settings else dict(CHAT_MODEL)
+
+
 def parse_flags(kind, argv=None, description="", preset=None):
-    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error. The
-    comment behind a field is its help. preset(given) -> values between defaults and flags."""
+    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
+
+    The comment behind a field is its help; the choices of a Literal and the whole numbers of a
+    tuple are checked (ValueError). preset(given) -> values between the defaults and the flags.
+    """
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
     for f in fields(kind):
-        extra = dict(action=argparse.BooleanOptionalAction) if f.type is bool else \
-            dict(type=f.type, metavar=f.type.__name__.upper())
-        text = f"{comments.get(f.name, '')} ({f.default!r})".replace("%", "%%")
+        if f.type is bool:
+            extra = dict(action=argparse.BooleanOptionalAction)
+        elif get_origin(f.type) is Literal:
+            extra = dict(metavar=" | ".join(get_args(f.type)))
+        elif get_origin(f.type) is tuple:
+            extra = dict(metavar="INT,INT,...")
+        else:
+            extra = dict(type=f.type, metavar=f.type.__name__.upper())
+        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
+        text = f"{comments.get(f.name, '')} ({default})".replace("%", "%%")
         parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, help=text,
                             default=argparse.SUPPRESS, **extra)
     given = vars(parser.parse_args(argv))
-    return kind(**((preset(given) if preset else {}) | given))
+    values = (preset(given) if preset else {}) | given
+    for f in fields(kind):
+        value, choices = values.get(f.name, f.default), get_args(f.type)
+        if get_origin(f.type) is Literal and value not in choices:
+            raise ValueError(f"{f.name}={value!r}; known: {', '.join(choices)}")
+        if get_origin(f.type) is tuple:
+            values[f.name] = whole_numbers(f.name, value)
+    return kind(**values)
+
+
+def whole_numbers(name, value):
+    """"6,10", or a list of ints that config.json has kept, as a tuple of ints."""
+    try:
+        return tuple(map(int, value.split(",") if isinstance(value, str) else value))
+    except ValueError:
+        raise ValueError(f"{name}={value!r}: expected whole numbers, comma-separated") from None
 
 
 def main():
     try:
-        run(parse_flags(Config, description=__doc__.split("\n")[0]))
+        run(parse_flags(Config, description=__doc__, preset=lambda given: (
+            model_defaults(given["model"]) if given.get("model") else {})))
     except (ValueError, EnvError) as error:
         sys.exit(f"eval.py: {error}")
 

@@ -12,13 +12,15 @@ import pytest
 from transformers import AutoTokenizer
 
 import eval as evaluation
+import metrics
 from agentevol import make_policy, make_tokenizer
 from client import EnvClient
+from curriculum import choose_tasks
 from engine import load_policy
-from env_server import HttpServer
+from env_server import HttpServer, open_env
 from envs import maze, textcraft_small, wordle
-from eval import (Config, builtin_rate, choose_tasks, mean_and_error, open_env, parse_flags,
-                  play_builtin, run, summarise)
+from eval import Config, parse_flags, run, summarise
+from metrics import builtin_rate, mean_and_error, play_builtin
 from rollout import Agent
 
 ROOT = Path(__file__).parent.parent
@@ -140,7 +142,7 @@ def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
     rate, error = builtin_rate(maze, "random", tasks, 15)
     assert error == 0
     assert rate == sum(maze.exact_success(task, "random", 15) for task in tasks) / 6
-    monkeypatch.setattr(evaluation, "play_builtin", None)       # nothing is played
+    monkeypatch.setattr(metrics, "play_builtin", None)       # nothing is played
     assert builtin_rate(maze, "expert", tasks, 50) == (1.0, 0.0)
     assert builtin_rate(maze, "random", tasks, 60)[0] > rate    # at its own horizon
 
@@ -151,7 +153,7 @@ def test_builtin_rate_is_played_elsewhere(monkeypatch):
     def play(module, player, task, horizon, seed=0):
         assert (module, player, horizon, seed) == (TOY, "random", 7, 3)
         return task != 2, 0.5, 7
-    monkeypatch.setattr(evaluation, "play_builtin", play)
+    monkeypatch.setattr(metrics, "play_builtin", play)
     assert builtin_rate(TOY, "random", [0, 1, 2, 3], 7, seed=3) == (0.75, 0.25)
 
 

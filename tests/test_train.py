@@ -27,14 +27,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import algos
 import curriculum
+import metrics
+import parallel
 import train
 from agentevol import make_policy, make_tokenizer
-from client import EnvClient
+from client import EnvClient, EnvError
+from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer
-from eval import builtin_rate, choose_tasks
-from rollout import Trajectory
-from train import ALGOS, WEIGHTS, Config
+from metrics import builtin_rate
+from rollout import Stats, Trajectory
+from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
 RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
@@ -45,7 +48,7 @@ RATES = (1e11, 1e10)            # of this machine: measuring them would take lon
 class Env:
     """Won by a reply of even length, or of odd length where the task's number is odd."""
 
-    def reset(self, task_id):
+    def reset(self, task_id, stream=None):
         if task_id not in range(60):
             raise ValueError(f"toy: no task {task_id}; tasks are 0..59")
         self.task_id, self.turn = task_id, 0
@@ -81,7 +84,7 @@ def toy():
 def here(monkeypatch, tmp_path):
     """Runs are written to a folder of their own; no machine's speed is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "machine_rates", lambda *_: RATES)
+    monkeypatch.setattr(metrics, "rates", lambda *_: RATES)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +112,8 @@ def model(tmp_path_factory):
     return folder
 
 
-SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons="2,3",
-             switch_every="2", max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
+SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons=(2, 3),
+             switch_every=(2,), max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
              save_every=100, probe_every=0, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
 
 
@@ -130,10 +133,13 @@ def trained(url, cfg):
 
 
 def batch_of(run, horizon=2):
-    chosen, played, _ = train.rollout(run, horizon)
-    batch = train.to_batch(chosen)
+    batch = train.to_batch(kept(run, horizon))
     train.credit(run, batch)
     return batch
+
+
+def kept(run, horizon=2):
+    return train.keep_groups(train.play_step(run, horizon)[0], run.cfg)
 
 
 def weights_of(folder):
@@ -177,7 +183,7 @@ def moved(run):
 
 
 RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="none")
-         for w in WEIGHTS for s in ("token", "sequence")]
+         for w in ("token", "sequence", "sequence_sum", "constant") for s in ("token", "sequence")]
 RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", dual_clip=2.0, importance_cap=2.0),
           dict(algo="ppo", kl_coef=0.3, kl_in="reward", entropy_coef=0.1),
           dict(algo="ppo", critic="shared", kl_coef=0.3, turn_level=True, weights="sequence"),
@@ -187,13 +193,9 @@ RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", dual_clip=2.0, importance_cap=
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: "-".join(f"{v}" for v in r.values()))
 def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monkeypatch):
     run = started(url, config(model, **rule))
-    chosen, _, _ = train.rollout(run, 2)
-    whole = train.to_batch(chosen)
-    if run.cfg.train_env_tokens:
-        train.train_on_everything(run, whole)
-    train.credit(run, whole)
+    whole = batch_of(run)
     longest = int((whole.token_ids >= 0).sum(1).max())
-    assert len(whole.split(1)) == len(whole.rewards) >= 8       # each row by itself
+    assert len(whole.parts(1)) == len(whole.rewards) >= 8       # each row by itself
     moved(run)
     at_once = gradient(run, whole, 10**6, monkeypatch)
     assert sum(g.norm() ** 2 for g in at_once.values()) > 1e-4
@@ -206,7 +208,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monke
 def test_credit_does_not_depend_on_the_micro_batch(url, model):
     for rule in RULES[-4:]:
         run = started(url, config(model, **rule))
-        chosen, _, _ = train.rollout(run, 2)
+        chosen = kept(run)
         batches = []
         for micro_tokens in (1, 100, 10**6):
             run.cfg = replace(run.cfg, micro_tokens=micro_tokens)
@@ -222,7 +224,7 @@ def test_the_gradient_of_grpo_is_the_papers(url, model, monkeypatch):
     """One row at a time through transformers' own forward, the formula spelt out token by token."""
     low, high, beta, coef = 0.2, 0.28, 0.3, 0.1
     run = started(url, config(model, kl_coef=beta, entropy_coef=coef, filter="none"))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     batch = train.to_batch(chosen)
     train.credit(run, batch)
     moved(run)
@@ -301,7 +303,7 @@ def test_critic_warmup_leaves_the_policy_alone(url, model):
 
 def test_importance_weights_are_1_when_sampler_and_trainer_agree(url, model):
     run = started(url, config(model, importance_cap=5.0, filter="none"))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     batch = train.to_batch(chosen)
     sampled = batch.old_logprobs.clone()
     train.credit(run, batch)
@@ -313,7 +315,7 @@ def test_importance_weights_are_1_when_sampler_and_trainer_agree(url, model):
 def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, monkeypatch):
     run = started(url, config(model, importance_cap=1.5, filter="none", mini_batches=1,
                               weights="sequence_sum"))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
     truth = list(chosen[0].old_logprobs)
     chosen[0].old_logprobs[first] -= math.log(1.25)     # the sampler found it 1.25 times rarer
@@ -333,7 +335,7 @@ def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, m
 
 def test_without_a_cap_the_samplers_numbers_are_taken_as_they_are(url, model):
     run = started(url, config(model, filter="none"))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     batch = train.to_batch(chosen)
     sampled = batch.old_logprobs
     train.credit(run, batch)
@@ -343,7 +345,7 @@ def test_without_a_cap_the_samplers_numbers_are_taken_as_they_are(url, model):
 
 # ---- resuming -----------------------------------------------------------------------------------
 
-STAGED = dict(horizons="1,2,3", switch_every="3", steps=6, save_every=3)
+STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3)
 RUNS = {
     "grpo, a stage ends where it was saved": dict(STAGED, kl_coef=0.05),
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
@@ -367,7 +369,8 @@ def killed_in(step, url, cfg, monkeypatch):
 
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
-    monkeypatch.setattr(train, "next_stage", lambda stage, successes, stages: curriculum.next_stage(
+    next_stage = curriculum.next_stage
+    monkeypatch.setattr(curriculum, "next_stage", lambda stage, successes, stages: next_stage(
         stage, successes, stages, window=2, min_steps=4))
     whole = trained(url, config(model, name="whole", **flags))
     with pytest.raises(KeyboardInterrupt):
@@ -402,11 +405,11 @@ def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, mo
     monkeypatch.setattr(torch, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         trained(url, cfg)
-    assert train.last_checkpoint("runs/killed") == "runs/killed/step_2"
+    assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_2"
     resumed = started(url, replace(cfg, resume=True))
     assert resumed.step == 2
     train.train(resumed)
-    assert train.last_checkpoint("runs/killed") == "runs/killed/step_4"
+    assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_4"
     assert not os.path.exists("runs/killed/step_4.part")
     assert [m["step"] for m in lines_of("runs/killed")] == [0, 1, 2, 3]
 
@@ -425,10 +428,10 @@ def test_a_checkpoint_is_an_ordinary_folder(url, model):
 
 def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
     with pytest.raises(ValueError, match="no checkpoint in .*start without it"):
-        train.last_checkpoint(str(tmp_path / "runs"))
+        parallel.last_checkpoint(str(tmp_path / "runs"))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
-    assert train.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
+    assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
 def test_an_earlier_run_is_moved_aside(url, model):
@@ -458,7 +461,7 @@ def a_rank(rank, url, model, port):
     """What one of two processes does; rank 0 writes runs/<algo>-2."""
     sys.modules["envs.toy"] = toy()
     torch.set_num_threads(1)
-    train.machine_rates = lambda *_: RATES
+    metrics.rates = lambda *_: RATES
     for i, (algo, flags) in enumerate(SHARED.items()):
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + i))
@@ -473,7 +476,7 @@ def test_two_ranks_are_one(url, model):
         one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
         for alone, together in zip(*lines, strict=True):
-            for key in alone.keys() - {"rollout_tokens", "pages", "preempted"}:
+            for key in alone.keys() - {"pages", "preempted"}:
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
         alone, together = weights_of(f"runs/{algo}-1/step_2"), weights_of(f"runs/{algo}-2/step_2")
         for key in alone:
@@ -490,9 +493,9 @@ def test_two_ranks_are_one(url, model):
 def test_every_preset_takes_two_steps(algo, url, model):
     run = trained(url, config(model, algo))
     assert len(run.history) == 2 and os.path.exists(f"{run.cfg.folder}/step_2/model.safetensors")
-    for metrics in run.history:
-        assert all(math.isfinite(v) for v in metrics.values()), metrics
-        assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0 and metrics["trained"] > 0
+    for line in run.history:
+        assert all(math.isfinite(v) for v in line.values()), line
+        assert line["skipped"] == 0 and line["grad_norm"] > 0 and line["trained"] > 0
     before = weights_of(model)
     after = run.policy.state_dict()
     assert any(not torch.equal(after[k], before[k]) for k in before)
@@ -518,7 +521,7 @@ def test_without_a_kl_there_is_no_reference(url, model):
 
 def test_a_kl_in_the_reward_is_paid_by_the_token(url, model):
     run = moved(started(url, config(model, "reinforce_pp", kl_coef=0.5, kl_in="reward")))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     batch = train.to_batch(chosen)
     plain = batch.token_rewards.clone()
     train.credit(run, batch)
@@ -554,8 +557,8 @@ def test_turn_level_leaves_rewards_at_their_turns(url, model, monkeypatch):
 
 
 def test_overlong_replies_are_charged_their_action_tokens(url, model):
-    run = started(url, config(model, filter="none", overlong_buffer=11, horizons="1,3"))
-    chosen, _, _ = train.rollout(run, 3)
+    run = started(url, config(model, filter="none", overlong_buffer=11, horizons=(1, 3)))
+    chosen = kept(run, 3)
     batch = train.to_batch(chosen)
     raw = batch.rewards.clone()
     train.credit(run, batch)
@@ -567,7 +570,7 @@ def test_overlong_replies_are_charged_their_action_tokens(url, model):
 
 def test_train_env_tokens_trains_on_all_that_was_read(url, model):
     run = started(url, config(model, filter="none", train_env_tokens=True))
-    chosen, _, _ = train.rollout(run, 2)
+    chosen = kept(run)
     batch = train.to_batch(chosen)
     sampled, old = batch.response_mask.clone(), batch.old_logprobs.clone()
     train.train_on_everything(run, batch)
@@ -609,33 +612,34 @@ GROUPS = [1, 1, 0, 0.2, 0, 1, 0, 0]         # of two: std 0, 0.14, 0.71, 0
     (dict(filter="top_p", keep=0.9), [1, 2])])
 def test_filters_keep_whole_groups(flags, groups, url, model, monkeypatch):
     played = fakes(GROUPS)
-    report = dict(dropped=0, pages=1, preempted=0, seconds={}, tokens={})
-    monkeypatch.setattr(train, "play_tasks", lambda *_: (list(played), report))
+    monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (list(played), Stats()))
     run = started(url, config(model, tasks_per_step=4, group_size=2, **flags))
-    kept, everything, _ = train.rollout(run, 2)
-    assert kept == [played[2 * g + i] for g in groups for i in (0, 1)] and everything == played
+    everything, _ = train.play_step(run, 2)
+    chosen = [played[2 * g + i] for g in groups for i in (0, 1)]
+    assert train.keep_groups(everything, run.cfg) == chosen and everything == played
 
 
 def test_refill_plays_other_tasks_until_the_batch_is_full(url, model, monkeypatch):
     asked, waves = [], [fakes(GROUPS) for _ in range(9)]
 
-    def play(run, tasks, group_size, horizon, seed):
-        asked.append((tuple(tasks), seed))
-        return list(waves[len(asked) - 1]), dict(
-            dropped=1, pages=len(asked), preempted=2, seconds={"decode": 0.5},
-            tokens={"decode": 10})
-    monkeypatch.setattr(train, "play_tasks", play)
+    def play(run, policy, agent, tasks, group_size, horizon, key):
+        asked.append((tuple(tasks), key))
+        return list(waves[len(asked) - 1]), Stats(
+            dropped=1, pages=len(asked), preempted=2, seconds=Counter(decode=0.5),
+            tokens=Counter(decode=10))
+    monkeypatch.setattr(parallel, "play_tasks", play)
     run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
-    kept, played, report = train.rollout(run, 2)
-    assert len(asked) == 2 and len(kept) == 8 and len(played) == 16
-    assert kept == [t for wave in waves[:2] for t in wave[2:6]]
-    assert len({tasks for tasks, _ in asked}) == 2 == len({seed for _, seed in asked})
-    assert (report["dropped"], report["pages"], report["preempted"]) == (2, 2, 4)
-    assert report["seconds"]["decode"] == 1.0 and report["tokens"]["decode"] == 20
+    played, stats = train.play_step(run, 2)
+    chosen = train.keep_groups(played, run.cfg)
+    assert len(asked) == 2 and len(chosen) == 8 and len(played) == 16
+    assert chosen == [t for wave in waves[:2] for t in wave[2:6]]
+    assert len({tasks for tasks, _ in asked}) == 2 == len({key for _, key in asked})
+    assert (stats.dropped, stats.pages, stats.preempted) == (2, 2, 4)
+    assert stats.seconds["decode"] == 1.0 and stats.tokens["decode"] == 20
     run.cfg = replace(run.cfg, tasks_per_step=100)      # more than four waves hold
     asked.clear()
-    kept, _, _ = train.rollout(run, 2)
-    assert len(asked) == 4 and len(kept) == 16
+    chosen = train.keep_groups(train.play_step(run, 2)[0], run.cfg)
+    assert len(asked) == 4 and len(chosen) == 16
 
 
 def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
@@ -643,10 +647,10 @@ def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
         "no", 0.0, False, {"success": False, "valid": True, "score": 0.0}))
     run = trained(url, config(model, steps=2))
     assert all(torch.equal(w, weights_of(model)[k]) for k, w in run.policy.state_dict().items())
-    for metrics in run.history:
-        assert (metrics["trained"], metrics["grad_norm"], metrics["constant_groups"]) == (0, 0, 1)
-        assert metrics["entropy"] > 0.5         # of what was sampled: the policy is far from sure
-        assert all(math.isfinite(v) for v in metrics.values())
+    for line in run.history:
+        assert (line["trained"], line["grad_norm"], line["constant_groups"]) == (0, 0, 1)
+        assert line["entropy"] > 0.5            # of what was sampled: the policy is far from sure
+        assert all(math.isfinite(v) for v in line.values())
 
 
 # ---- what is not finite -------------------------------------------------------------------------
@@ -661,9 +665,9 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, algo, url, 
     part_loss = train.part_loss
 
     def poisoned(run, part):
-        loss, figures = part_loss(run, part)
+        loss, sums = part_loss(run, part)
         calls.append(1)
-        return (poison(run, loss) if len(calls) in (2, 3) else loss), figures
+        return (poison(run, loss) if len(calls) in (2, 3) else loss), sums
     monkeypatch.setattr(train, "part_loss", poisoned)
     train.train(run)
     assert run.history[0]["skipped"] == 2 and run.skipped_in_a_row == 0
@@ -677,8 +681,8 @@ def test_five_such_updates_in_a_row_end_the_run(url, model, monkeypatch):
     run, part_loss = started(url, config(model, mini_batches=4, steps=9)), train.part_loss
 
     def poisoned(run, part):
-        loss, figures = part_loss(run, part)
-        return loss * math.nan, figures * math.nan
+        loss, sums = part_loss(run, part)
+        return loss * math.nan, {name: x * math.nan for name, x in sums.items()}
     monkeypatch.setattr(train, "part_loss", poisoned)
     with pytest.raises(FloatingPointError, match="step 1: five updates in a row.*lower --lr"):
         train.train(run)
@@ -732,10 +736,10 @@ def test_measure_on_a_hand_made_step(url, model):
     played[0].success, played[1].turns[0].valid, played[2].truncated = True, False, "horizon"
     played[3].add_observation([7])
     played[3].add_action([4, 5, 6], [-1.0] * 3)
-    report = dict(dropped=3, pages=7, preempted=1, seconds=Counter(decode=1.0, sampling=1.0),
-                  tokens=Counter(prefill=10, decode=5))
-    updated = train.nothing_learned(played) | dict(seconds_rollout=4.0, seconds_update=1.0)
-    m = train.measure(run, played, None, report, 2, updated)
+    stats = Stats(dropped=3, pages=7, preempted=1, tokens=Counter(prefill=10, decode=5),
+                  seconds=Counter(rollout=4.0, decode=1.0, sampling=1.0))
+    figures = Figures(entropy=train.sampled_entropy(played))
+    m = metrics.measure(run, 2, played, None, stats, figures, 5.0)
     assert m["rollout_tokens_per_second"] == m["rollout_tokens"] / 4
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
@@ -746,7 +750,7 @@ def test_measure_on_a_hand_made_step(url, model):
 
 
 def test_the_random_players_line_is_at_the_current_horizon(url, model):
-    run = trained(url, config(model, steps=6, horizons="1,3", switch_every="3"))
+    run = trained(url, config(model, steps=6, horizons=(1, 3), switch_every=(3,)))
     tasks = choose_tasks(run.module, "train", 200)
     rates = {h: builtin_rate(run.module, "random", tasks, h)[0] for h in (1, 3)}
     assert rates[1] < rates[3]
@@ -759,10 +763,11 @@ def test_clip_fractions_count_what_the_loss_clips(url, model):
     for rule in (dict(), dict(algo="gspo")):
         run = started(url, config(model, filter="none", mini_batches=1, name="clip", **rule))
         batch = batch_of(run)
-        _, figures = train.part_loss(run, with_weights(run, batch))
-        assert figures[1:4].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+        _, sums = train.part_loss(run, with_weights(run, batch))
+        for name in ("clipped_high", "clipped_low", "kl"):
+            assert sums[name].item() == pytest.approx(0, abs=1e-6)
         moved(run)
-        _, figures = train.part_loss(run, with_weights(run, batch))
+        _, sums = train.part_loss(run, with_weights(run, batch))
         logprobs = train.logprobs_under(run, run.policy, batch)
         above = below = 0
         for row in range(16):
@@ -773,13 +778,13 @@ def test_clip_fractions_count_what_the_loss_clips(url, model):
             advantage = batch.advantages[row, 0].item()
             above += sum(math.exp(g) > 1 + run.cfg.clip_high and advantage > 0 for g in gaps)
             below += sum(math.exp(g) < 1 - run.cfg.clip_low and advantage < 0 for g in gaps)
-        assert figures[0].item() == batch.response_mask.sum() and above + below > 0
-        assert figures[1:3].tolist() == [above, below]
+        assert sums["tokens"].item() == batch.response_mask.sum() and above + below > 0
+        assert [sums["clipped_high"].item(), sums["clipped_low"].item()] == [above, below]
 
 
 def with_weights(run, batch):
     batch = batch.rows(torch.arange(16))
-    batch.weights = WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
+    batch.weights = train.loss_weights(batch.response_mask, run.cfg)
     return batch
 
 
@@ -797,8 +802,8 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
     monkeypatch.setattr(algos, "collapse_warnings", lambda history: (
         [("entropy", "echo trap: entropy falls")] if len(history) >= 2 else []))
     run = trained(url, config(model, steps=9, stop_on_collapse=True))
-    assert run.step == 2 and train.last_checkpoint(run.cfg.folder).endswith("step_2")
-    assert run.notes["warnings"] == [(1, "entropy", "echo trap: entropy falls")]
+    assert run.step == 2 and parallel.last_checkpoint(run.cfg.folder).endswith("step_2")
+    assert run.notes.warnings == [(1, "entropy", "echo trap: entropy falls")]
     out = capsys.readouterr().out
     assert "WARNING at step 1: echo trap" in out and "stopped at step 2" in out
     run = started(url, replace(run.cfg, resume=True))       # the trap was seen; then go on
@@ -809,13 +814,16 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
 # ---- the whole script ---------------------------------------------------------------------------
 
 def flags_of(**flags):
-    return [f"--{key.replace('_', '-')}={value}" for key, value in flags.items()]
+    return [f"--{key.replace('_', '-')}=" + (
+        ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+        for key, value in flags.items()]
 
 
 def test_main_clones_trains_and_reports(url, capsys):
     flags = {k: v for k, v in SMALL.items() if k != "control"}
-    train.main(flags_of(**flags | dict(eval_every=1, name="all", clone_steps=12, clone_episodes=20,
-                                       clone_width=32, env_url=url, probe_every=1)))
+    flags |= dict(eval_every=1, name="all", clone_steps=12, clone_episodes=20, clone_width=32,
+                  env_url=url, probe_every=1)
+    train.main(["--control", *flags_of(**flags)])
     result = json.load(open("runs/all/result.json"))
     assert result.keys() >= {"env", "algo", "seed", "seconds", "steps", "before", "after",
                              "control", "random", "expert", "unseen_goals"}
@@ -872,7 +880,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("flags, sentence", MISTAKES, ids=[flags for flags, _ in MISTAKES])
 def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load", None)
+    monkeypatch.setattr(parallel, "load", None)
     monkeypatch.setattr(train, "connected", None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
@@ -883,24 +891,24 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
 def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     """Of two ranks the first loses all of its groups, and goes on with the second's."""
     run, seen = started(url, config(model)), []
-    other = ({1: [Trajectory(task_id=5)] * 2}, dict(dropped=0, failures=[]))
+    other = [Trajectory(task_id=5, key=(0, 1, member)) for member in (0, 1)], Stats()
 
     def lost(*_, **__):
-        raise train.EnvError("its server is gone")
+        raise EnvError("its server is gone")
 
     def gather(everybody, mine):
         seen.append(mine)
         everybody[:] = [mine, other]
-    monkeypatch.setattr(train, "collect", lost)
+    monkeypatch.setattr(parallel, "collect", lost)
     for name, value in dict(is_initialized=True, get_rank=0, get_world_size=2).items():
-        monkeypatch.setattr(train.dist, name, lambda value=value: value)
-    monkeypatch.setattr(train.dist, "all_gather_object", gather)
-    trajectories, report = train.play_tasks(run, [3, 5], 2, 2, (0,))
+        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
+    monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
+    trajectories, stats = parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
     assert [t.task_id for t in trajectories] == [5, 5]
-    assert report["dropped"] == 1 and report["failures"] == ["its server is gone"]
+    assert stats.dropped == 1 and stats.failures == ["its server is gone"]
     other[0].clear()                                       # now nobody has any
-    with pytest.raises(train.EnvError, match="its server is gone"):
-        train.play_tasks(run, [3, 5], 2, 2, (0,))
+    with pytest.raises(EnvError, match="its server is gone"):
+        parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
     assert len(seen) == 2                                  # told both times, before it raised
 
 
@@ -917,7 +925,7 @@ def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
 def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
     run = started(url, config(model))
     with pytest.raises(ValueError, match="toy: no task 777"):
-        train.play_tasks(run, [3, 777], 2, 2, (0,))
+        parallel.play_tasks(run, run.policy, run.agent, [3, 777], 2, 2, (0,))
 
 
 def test_an_unknown_flag_is_an_error(capsys):

@@ -1,0 +1,344 @@
+"""metrics: what is watched: the step's figures, the probe, the log line, the final table, pictures.
+
+train.py calls `record` after each step and `report` at the end; nothing here changes what is
+learned. docs/metrics.md says of each figure what it is and when it is healthy.
+"""
+import functools
+import json
+import math
+import os
+import random
+from dataclasses import asdict, dataclass, field, replace
+
+import torch
+
+import algos
+import parallel
+from curriculum import choose_tasks
+from engine import kv_shape, machine_rates
+from rollout import Trajectory, to_batch
+
+EVALUATION = 987_654_321      # stands in the key of held-out episodes where training has its step
+
+
+@dataclass
+class Notes:
+    """What the final table and the curve show; kept in every checkpoint."""
+    before: dict = None       # {"sampled": rate, "greedy": rate}, see train.held_out
+    after: dict = None
+    control: dict = None
+    curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
+    warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
+
+
+# ---- players to compare with --------------------------------------------------------------------
+
+def mean_and_error(values):
+    """Mean, and its standard error sqrt(var / n) with Bessel's correction; nan where undefined."""
+    n = len(values)
+    mean = sum(values) / n if n else math.nan
+    if n < 2:
+        return mean, math.nan
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+
+
+def play_builtin(module, player, task_id, horizon, seed=0):
+    """One episode of the "random" or the "expert" player -> (success, score, turns)."""
+    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
+    env.reset(task_id)
+    done, turns, info = False, 0, {"success": False, "score": 0.0}
+    while not done and turns < horizon:
+        action = env.expert()[1] if player == "expert" else env.random_action(rng)
+        _, _, done, info = env.step(action)
+        turns += 1
+    env.close()
+    return bool(info["success"]), float(info["score"]), turns
+
+
+def builtin_rate(module, player, tasks, horizon, seed=0):
+    """-> (success rate, standard error): exact where the environment can be solved, else played."""
+    if hasattr(module, "exact_success"):
+        rates = [module.exact_success(t, player, horizon) for t in tasks]
+        return sum(rates) / len(rates), 0.0
+    return mean_and_error([play_builtin(module, player, t, horizon, seed)[0] for t in tasks])
+
+
+@functools.cache
+def random_rate(module, families, horizon):
+    """The random player's success at this horizon: without it no success curve means anything."""
+    return builtin_rate(module, "random", choose_tasks(module, "train", 200, families), horizon)[0]
+
+
+# ---- held-out tasks -----------------------------------------------------------------------------
+
+def held_out(run, temperature, policy=None):
+    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "unseen",
+    "unseen_n"}, the last two of the tasks whose goal no training task has. Every evaluation of a
+    run draws the same random numbers."""
+    cfg, module = run.cfg, run.module
+    played, _ = parallel.play_tasks(
+        run, policy or run.policy, replace(run.agent, temperature=temperature), run.eval_tasks, 1,
+        cfg.horizons[-1], (cfg.seed, EVALUATION))
+    success, error = mean_and_error([t.success for t in played])
+    unseen = [t.success for t in played
+              if hasattr(module, "unseen_goal") and module.unseen_goal(t.task_id)]
+    return dict(success=success, stderr=error, n=len(played),
+                unseen=mean_and_error(unseen)[0], unseen_n=len(unseen))
+
+
+def sampled_and_greedy(run, policy=None):
+    """held_out at T=1 and at T=0."""
+    return dict(sampled=held_out(run, 1.0, policy), greedy=held_out(run, 0.0, policy))
+
+
+# ---- one step -----------------------------------------------------------------------------------
+
+def record(run, horizon, played, batch, stats, figures, seconds):
+    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings."""
+    cfg = run.cfg
+    line = measure(run, horizon, played, batch, stats, figures, seconds)
+    if cfg.probe_every and run.step % cfg.probe_every == 0:
+        line |= probe(run, played)
+    run.history.append(line)
+    if parallel.rank() == 0:
+        with open(os.path.join(cfg.folder, "metrics.jsonl"), "a") as file:     # null: not finite
+            numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
+            file.write(json.dumps(numbers) + "\n")
+        if run.step % cfg.sample_every == 0:
+            write_samples(run, played)
+    parallel.say(log_line(line))
+    if run.step % cfg.sample_every == 0:
+        parallel.say(where_time_went(run, line))
+    named = {signal for _, signal, _ in run.notes.warnings}
+    for signal, sentence in algos.collapse_warnings(run.history):
+        if signal not in named:
+            parallel.say(f"WARNING at step {run.step}: {sentence}")
+            run.notes.warnings.append((run.step, signal, sentence))
+
+
+def measure(run, horizon, played, batch, stats, figures, seconds):
+    """The step's line of metrics, {name: number}: the panel on which a dying run shows first."""
+    rewards = torch.tensor([t.reward for t in played])
+    spread = algos.group_std(rewards, run.cfg.group_size)
+    std = spread.mean().item()
+    first_stds = [line["reward_std"] for line in run.history[:5]] or [std]
+    turns = [turn for t in played for turn in t.turns]
+    sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
+    return dict(
+        step=run.step, horizon=horizon,
+        random=random_rate(run.module, run.cfg.families, horizon),
+        reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
+        reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
+        constant_groups=(spread <= 1e-6).float().mean().item(),
+        valid=sum(turn.valid for turn in turns) / max(len(turns), 1),
+        turns=len(turns) / len(played),
+        response_length=sum(map(len, sampled)) / max(len(sampled), 1),
+        distinct_3gram=algos.distinct_ngrams(sampled),
+        truncated=sum(bool(t.truncated) for t in played) / len(played),
+        trajectories=len(played), trained=len(batch.rewards) if batch else 0,
+        dropped=stats.dropped, **asdict(figures), **kl_to_start(batch),
+        pages=stats.pages, preempted=stats.preempted,
+        **speeds(run, played, batch, stats, seconds))
+
+
+def speeds(run, played, batch, stats, seconds):
+    """Seconds by phase (mean over the ranks), tokens/s of all ranks, and shares of what the machine
+    can do (`machine_rates`).
+
+    decode_bandwidth_share: bytes read, (weights once a decode step + keys and values of all cached
+    tokens), over seconds of decoding and sampling, over the rate of a large copy.
+    update_flop_share: FLOP, 6 per weight and trained token + 6 * layers * width * length^2 of each
+    row for causal attention, over seconds, over the rate of a large matrix product.
+    """
+    config, kind = run.policy.config, run.policy.compute_dtype.itemsize
+    weights = sum(p.numel() for p in run.policy.parameters())
+    layers, kv_heads, head_dim = kv_shape(config)
+    flops, bandwidth = rates(run.device, run.policy.compute_dtype)
+    updating = seconds - stats.seconds["rollout"]
+    read = kind * (stats.tokens["decode_steps"] * weights
+                   + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
+    decoding = stats.seconds["decode"] + stats.seconds["sampling"]
+    figures = {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
+               for phase in ("prefill", "decode", "sampling", "environment")}
+    figures |= dict(
+        seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
+        tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
+        rollout_tokens=stats.tokens["prefill"] + stats.tokens["decode"],
+        decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth)
+    figures["rollout_tokens_per_second"] = figures["rollout_tokens"] / stats.seconds["rollout"]
+    if batch:
+        lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
+        flop = passes * (6 * weights * lengths.sum()
+                         + 6 * layers * config.hidden_size * (lengths ** 2).sum()).item()
+        figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
+                        update_tokens_per_second=passes * lengths.sum().item() / updating)
+    return figures
+
+
+@functools.cache
+def rates(device, dtype):
+    """(FLOP/s, bytes/s) of this machine, measured when the first step is recorded."""
+    return machine_rates(device, dtype)
+
+
+def log_line(m):
+    return (f"step {m['step']:4d} | horizon {m['horizon']:2d} | reward {m['reward']:5.2f} | "
+            f"success {m['success']:4.0%} (random {m['random']:.0%}) | std {m['reward_std']:.2f} | "
+            f"turns {m['turns']:4.1f} | valid {m['valid']:4.0%} | entropy {m['entropy']:.2f} | "
+            f"kl {m['kl']:.4f} | clipped {m['clipped']:3.0%} | grad {m['grad_norm']:5.2f} | "
+            f"{m['tokens_per_second']:6.0f} tok/s | dropped {m['dropped']}"
+            + (f" | skipped {m['skipped']}" if m["skipped"] else ""))
+
+
+def where_time_went(run, m):
+    flops, bandwidth = rates(run.device, run.policy.compute_dtype)
+    shares = "  ".join(f"{phase} {m[f'seconds_{phase}'] / m['seconds']:.0%}" for phase in
+                       ("prefill", "decode", "sampling", "environment", "update"))
+    return (f"     time: {shares} | {m['pages']} pages | rollout "
+            f"{m['rollout_tokens_per_second']:.0f} tok/s, decode at "
+            f"{m['decode_bandwidth_share']:.0%} of {bandwidth / 1e9:.0f} GB/s | update "
+            f"{m.get('update_tokens_per_second', 0):.0f} tok/s, at "
+            f"{m.get('update_flop_share', 0):.0%} of {flops / 1e9:.0f} GFLOP/s")
+
+
+def write_samples(run, trajectories):
+    """A few episodes as text, the trained tokens marked: most failures show here first."""
+    with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
+        for t in trajectories[:2]:
+            file.write(f"---- step {run.step} ----\n{t.text(run.agent.tokenizer)}\n")
+
+
+def history_until(folder, step):
+    """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
+    it is cut off the file."""
+    path = os.path.join(folder, "metrics.jsonl")
+    with open(path) as file:
+        history = [line for line in map(json.loads, file) if line["step"] < step]
+    parallel.wait_for_all()                     # until all ranks have read it
+    if parallel.rank() == 0:
+        with open(path, "w") as file:
+            file.writelines(json.dumps(line) + "\n" for line in history)
+    return history
+
+
+# ---- the probe ----------------------------------------------------------------------------------
+
+@torch.no_grad()
+def probe(run, trajectories):
+    """How far do first replies depend on their prompts, and how far has the policy moved?
+
+    Mutual information and retrieval accuracy (RAGEN-2, arXiv:2604.06268) from 32 replies under 16
+    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again.
+    """
+    firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
+              for t in trajectories if t.turns]
+    prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
+    replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
+    replies = replies[::max(1, len(replies) // 32)][:32]
+    pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
+                     run.device)
+    size, temperature = run.cfg.micro_tokens, run.cfg.temperature
+    scores = parallel.logprobs_under(run.policy, pairs, size, temperature).sum(1)
+    scores = scores.view(len(replies), len(prompts)).cpu()
+    own = torch.tensor([column for _, column in replies])
+    figures = dict(mutual_information=algos.mutual_information(scores, own),
+                   retrieval_accuracy=algos.retrieval_accuracy(scores, own),
+                   retrieval_chance=1 / len(prompts))
+    if not run.reference:               # with one, the KL to the start is measured every step
+        batch = to_batch(trajectories[:64], run.device)
+        start = parallel.load(run.start_model, str(run.device), run.cfg.attention)
+        batch.ref_logprobs = parallel.logprobs_under(start, batch, size, temperature)
+        figures |= kl_to_start(batch)
+    return figures
+
+
+def pair(prompt, reply):
+    """A prompt and a reply to it (token ids) as a Trajectory of one turn."""
+    trajectory = Trajectory()
+    trajectory.begin_context(list(prompt))
+    trajectory.add_action(reply, [0.0] * len(reply))
+    return trajectory
+
+
+def kl_to_start(batch):
+    """k3 of the sampling policy to the one that training began with, where that is at hand."""
+    if batch is None or batch.ref_logprobs is None:
+        return {}
+    mask = batch.response_mask
+    return dict(kl_start=algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask])
+                .mean().item())
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+def report(run, seconds):
+    """The table at the end, result.json and curve.png; `seconds` of the whole run."""
+    cfg, notes = run.cfg, run.notes
+    rl_seconds = seconds_of_rl(run)
+    rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
+    if notes.control:
+        rows["control"] = f"control: {rl_seconds:.0f} s more cloning", notes.control
+    players = {who: builtin_rate(run.module, who, run.eval_tasks, cfg.horizons[-1])
+               for who in ("random", "expert")}
+    result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
+                  steps=run.step, rl_seconds=round(rl_seconds, 1))
+    lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
+             f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
+             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}   "
+             "goals never trained on: T=1, greedy"]
+    for key, (title, rate) in rows.items():
+        s, g = rate["sampled"], rate["greedy"]
+        result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"])
+        unseen = ""
+        if s["unseen_n"]:
+            result.setdefault("unseen_goals", {})[key] = dict(
+                sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
+            unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
+        lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
+                     f"{s['n']:4d}   {unseen}")
+    for who, (rate, error) in players.items():
+        result[who] = rate
+        lines.append(f"{who + ' player':32} {rate:7.1%} {error:6.1%} {'':7} "
+                     f"{len(run.eval_tasks):4d}")
+    result["warnings"] = notes.warnings
+    if parallel.rank() == 0:
+        with open(os.path.join(cfg.folder, "result.json"), "w") as file:
+            json.dump(result, file, indent=1)
+        draw(run, result)
+    lines.append(f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, curve.png, "
+                 f"step_{run.step}/")
+    parallel.say("\n".join(lines))
+
+
+def seconds_of_rl(run):
+    """Seconds of all steps so far, those before a resume included."""
+    return sum(line["seconds"] for line in run.history)
+
+
+def draw(run, result):
+    """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    cfg, notes = run.cfg, run.notes
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    steps = [line["step"] + 1 for line in run.history]
+    axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
+              label="training tasks, horizon rising")
+    curve = [(0, result["before"]["sampled"]), *notes.curve,
+             (run.step, result["after"]["sampled"])]
+    axes.plot(*zip(*curve), "o-", color="C0", lw=2, label="held-out tasks, T=1")
+    axes.plot([0, run.step], [result["before"]["greedy"], result["after"]["greedy"]], "^--",
+              color="C0", label="held-out tasks, greedy")
+    if "control" in result:
+        axes.axhline(result["control"]["sampled"], color="C1", ls="--",
+                     label="control: RL's time spent on more cloning, T=1")
+    axes.plot(steps, [line["random"] for line in run.history], color="C3", ls=":",
+              label="random player at this horizon")
+    axes.axhline(result["expert"], color="C2", ls=":", label="expert")
+    axes.set(xlabel=f"steps of {cfg.algo} ({cfg.tasks_per_step} tasks x {cfg.group_size})",
+             ylabel="success", ylim=(0, 1.04), title=f"{cfg.env}, seed {cfg.seed}")
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
+    figure.tight_layout()
+    figure.savefig(os.path.join(cfg.folder, "curve.png"))
+    plt.close(figure)

@@ -1,0 +1,258 @@
+"""parallel: one run on several processes: shards, shares of a batch, checkpoints.
+
+Under torchrun each rank (a process, with a GPU of its own) holds a shard of the weights (FSDP2),
+plays its share of the tasks and computes its share of every mini-batch. The sums over ranks are
+those of one process, so 1, 2, 4 or 8 ranks take the same steps. With one process there is nothing
+to share, and every function here does the plain thing.
+"""
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from client import EnvError
+from engine import FORWARD_METHODS, add_value_head, load_policy, token_logprobs
+from rollout import Stats, collect
+
+
+# ---- ranks --------------------------------------------------------------------------------------
+
+def rank():
+    """Which of the processes this is, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world():
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def say(text):
+    """Print, once for all ranks, above a progress bar if there is one."""
+    if rank() == 0:
+        tqdm.write(text)
+
+
+def start(device="auto"):
+    """Join the other ranks, if torchrun started some -> this process's device, "cpu" or "cuda:n".
+
+    One process on a GPU is a group of one, so that FSDP keeps float32 weights and computes in
+    bfloat16.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        torch.cuda.set_device(device)
+    backend = "gloo" if device == "cpu" else "nccl"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    elif backend == "nccl":
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def end():
+    """Leave the other ranks; whatever happened, at the end of a run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wait_for_all():
+    if world() > 1:
+        dist.barrier()
+
+
+def summed(x):
+    """The tensor x added up over the ranks, in place and returned."""
+    if world() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+def gathered(thing):
+    """[thing of rank 0, thing of rank 1, ...] on every rank; things are pickled."""
+    things = [thing] * world()
+    if world() > 1:
+        dist.all_gather_object(things, thing)
+    return things
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+def load(path, device, attention="auto", checkpointing=False, value_head=False):
+    """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
+    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
+    compute = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    model = load_policy(path, device, torch.float32, attention, compute)
+    model.eval()                        # no dropout: the sampler's policy is the trainer's
+    if value_head:
+        add_value_head(model)
+    if checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", None) or \
+            model.gradient_checkpointing_enable                       # its name before 5.23
+        enable(dict(use_reentrant=False))
+        model.train()
+    if dist.is_initialized():
+        shard(model, compute)
+    return model
+
+
+def shard(model, compute):
+    """FSDP2: a unit for each decoder layer, one for the rest; gradients are summed in float32."""
+    from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
+                                        register_fsdp_forward_method)
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=precision)
+    fully_shard(model, mp_policy=precision)
+    for method in FORWARD_METHODS:
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
+
+
+@contextmanager
+def gathered_weights(model):
+    """Within, every rank holds all the weights, so that each can sample at its own pace."""
+    from torch.distributed.fsdp import FSDPModule
+    shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    for m in shards:
+        m.set_reshard_after_forward(False, recurse=False)
+        m.unshard()
+    try:
+        yield
+    finally:
+        for m in shards:
+            m.set_reshard_after_forward(m is not model, recurse=False)
+            m.reshard()
+
+
+# ---- shares of the work --------------------------------------------------------------------------
+
+def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
+    """Each task `group_size` times, dealt over the ranks -> (trajectories, Stats) of all ranks.
+
+    Groups come in the order of `tasks`; one whose environment failed is left out and counted. key:
+    the ints from which all random numbers of these episodes follow. EnvError if none was played.
+    """
+    places = range(rank(), len(tasks), world())
+    with gathered_weights(policy):
+        try:
+            mine = collect(policy, agent, run.client, [tasks[place] for place in places],
+                           group_size, horizon, key, places, max_concurrent=run.cfg.max_concurrent)
+        except EnvError as error:           # the other ranks wait for this one's share
+            mine = [], Stats(dropped=len(places), failures=[str(error)])
+    parts = gathered(mine)
+    played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
+    stats = sum((counted for _, counted in parts), Stats())
+    if not played:
+        raise EnvError(stats.failures[-1])
+    return played, stats
+
+
+def micro_batches(batch, max_tokens):
+    """This rank's share of a batch: (row indices, counts) for each micro-batch of about max_tokens.
+
+    Every rank gets the same number of them, because FSDP gathers the weights together; a rank that
+    runs out repeats a part with counts = 0, the weight of its loss.
+    """
+    total = int((batch.token_ids >= 0).sum())
+    parts = batch.parts(min(max_tokens, -(-total // world())))
+    for i in range(rank(), -(-len(parts) // world()) * world(), world()):
+        rows = torch.tensor(parts[i % len(parts)], device=batch.token_ids.device)
+        yield rows, int(i < len(parts))
+
+
+@torch.no_grad()
+def on_all_rows(function, batch, max_tokens):
+    """function(micro-batch) -> (b, t), computed by the ranks together -> (B, T) on all of them."""
+    out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
+    for rows, counts in micro_batches(batch, max_tokens):
+        part = function(batch.rows(rows))
+        if counts:
+            out[rows, :part.shape[1]] = part
+    return summed(out)
+
+
+def logprobs_under(model, batch, max_tokens, temperature):
+    """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
+    return on_all_rows(lambda part: token_logprobs(
+        model, part.token_ids, part.response_mask, part.position_ids, temperature),
+        batch, max_tokens)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+# runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer) with trainer.pt
+# beside it: optimizer, critic, value head, and what the run remembers.
+
+def prepare_folder(cfg):
+    """runs/<name>, with the config. A folder of an earlier run is moved aside, never lost."""
+    if rank() == 0:
+        if os.path.exists(cfg.folder) and not cfg.resume:
+            number = 1
+            while os.path.exists(f"{cfg.folder}.old{number}"):
+                number += 1
+            os.rename(cfg.folder, f"{cfg.folder}.old{number}")
+            say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
+        os.makedirs(cfg.folder, exist_ok=True)
+        with open(os.path.join(cfg.folder, "config.json"), "w") as file:
+            json.dump(asdict(cfg), file, indent=1)
+    wait_for_all()
+
+
+def last_checkpoint(folder):
+    """The newest whole checkpoint of a run's folder. ValueError if there is none."""
+    found = [name for name in os.listdir(folder) if name.startswith("step_") and
+             name[5:].isdigit()] if os.path.isdir(folder) else []
+    if not found:
+        raise ValueError(f"--resume: no checkpoint in {folder}; start without it, or give --name")
+    return os.path.join(folder, max(found, key=lambda name: int(name[5:])))
+
+
+def full_state(model, optimizer):
+    """(weights, optimizer state) whole, on the CPU, under the weights' names."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True,
+                                                                     cpu_offload=True))
+
+
+def save(run, folder, memory):
+    """Write a checkpoint aside and rename it, so that a killed run keeps the one before. memory:
+    what else `restore` shall give back, plain Python values."""
+    weights, optimizer = full_state(run.policy, run.optimizer)
+    critic = full_state(run.critic, run.critic_optimizer) if run.critic else None
+    if rank() == 0:
+        aside = folder + ".part"
+        heads = {k: v for k, v in weights.items() if k.startswith("value_head")}
+        run.policy.save_pretrained(
+            aside, state_dict={k: v for k, v in weights.items() if k not in heads})
+        run.agent.tokenizer.save_pretrained(aside)
+        clone = os.path.join(run.start_model, "clone.json")
+        if os.path.exists(clone):               # how a tiny policy speaks goes with its weights
+            shutil.copy(clone, aside)
+        torch.save(dict(optimizer=optimizer, value_head=heads, critic=critic, memory=memory),
+                   os.path.join(aside, "trainer.pt"))
+        os.replace(aside, folder)
+    wait_for_all()
+
+
+def restore(run, folder):
+    """Put back everything that `save` kept, but the policy's weights, which are loaded already;
+    -> memory."""
+    from torch.distributed.checkpoint.state_dict import (StateDictOptions, set_model_state_dict,
+                                                         set_optimizer_state_dict)
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    state = torch.load(os.path.join(folder, "trainer.pt"), weights_only=False)
+    set_optimizer_state_dict(run.policy, run.optimizer, state["optimizer"], options=options)
+    if state["value_head"]:
+        set_model_state_dict(run.policy, state["value_head"], options=options)
+    if run.critic:
+        set_model_state_dict(run.critic, state["critic"][0], options=options)
+        set_optimizer_state_dict(run.critic, run.critic_optimizer, state["critic"][1],
+                                 options=options)
+    return state["memory"]
