@@ -9,7 +9,8 @@ which token belongs to which sequence.
     Decode   one new token for each sequence, over its pages
     Flash    all three by flash-attn (CUDA, 16 bit); the others use torch alone
 
-Who owns a page, and who frees it and when, is in class Pages.
+class Pages says who owns a page, and who frees it and when. The order of the file is that of a
+forward pass: the model, attention, pages, the engine; then the training forward.
 
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
@@ -17,7 +18,7 @@ D head size, S page size in tokens, P pages, V vocabulary.
 import contextlib
 import heapq
 import os
-import time
+import timeit
 import types
 from collections import Counter
 from dataclasses import dataclass
@@ -61,11 +62,11 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
 
 def check_folder(path):
     """ValueError if `path` is a folder without a model, or the name of a folder that is missing."""
-    files = os.listdir(path) if os.path.isdir(path) else None
-    if files is not None and not any(f.endswith((".safetensors", ".bin")) for f in files):
-        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors beside "
-                         "config.json, as save_pretrained writes them")
-    if files is None and path[0] in "./~":
+    if os.path.isdir(path):
+        if not any(name.endswith((".safetensors", ".bin")) for name in os.listdir(path)):
+            raise ValueError(f"{path}: no weights in this folder; expected model.safetensors "
+                             "beside config.json, as save_pretrained writes them")
+    elif path[0] in "./~":
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
 
 
@@ -146,8 +147,7 @@ def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's device and kernel.
 
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
-    written to pages; with `starts` (B,), tokens cached before, attention reads the pages too.
-    """
+    written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     in_16_bit = model.device.type == "cuda" and model.compute_dtype != torch.float32
     if model.kernel != "torch" or starts is None and in_16_bit:
         return Flash(model.kernel, lengths, model.device, memory, table, starts)
@@ -157,8 +157,8 @@ def layout_for(model, lengths, memory=None, table=None, starts=None):
 
 
 def places(lengths):
-    """For tokens packed side by side: the sequence of each (T,), and its place among the
-    sequence's tokens (T,). lengths [2, 3] -> [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]."""
+    """Which sequence each packed token is of, and which of its tokens it is: (T,), (T,).
+    lengths [2, 3] -> [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]."""
     lengths = np.asarray(lengths)
     row = np.repeat(np.arange(len(lengths)), lengths)
     return row, np.arange(len(row)) - (lengths.cumsum() - lengths)[row]
@@ -182,6 +182,7 @@ class Packed:
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
                 torch.from_numpy(x).to(device)
                 for x in (tokens, place[row[tokens]], position[tokens]))))
+
     def attend(self, layer, query, key, value, scale):
         out = torch.empty_like(query)
         for count, longest, tokens, row, position in self.buckets:
@@ -213,15 +214,14 @@ class Extend:
             torch.from_numpy(x).to(device) for x in (table.clip(0), row, column, position))
         query_at = starts[:, None] + np.arange(self.longest)
         key_at = np.arange(table.shape[1] * memory.page_size)
-        hidden = torch.from_numpy(key_at > query_at[..., None])[:, None].to(device)
-        self.bias = torch.zeros(hidden.shape, device=device, dtype=memory.keys.dtype
-                                ).masked_fill_(hidden, -torch.inf)               # (B, 1, Q, L)
+        bias = np.where(key_at > query_at[..., None], np.float32(-np.inf), np.float32(0))
+        self.bias = torch.from_numpy(bias)[:, None].to(device, memory.keys.dtype)    # (B, 1, Q, L)
 
     def attend(self, layer, query, key, value, scale):
         keys, values = self.memory.gather(layer, self.table)
         B, KH, L, D = keys.shape
-        rows = pad(query, B, self.longest, self.row, self.column)       # (B, H, Q, D)
-        rows = rows.reshape(B, KH, -1, D)        # G query heads share keys: they become more rows
+        # G query heads share keys and values, so they become more rows: (B, KH, G * Q, D)
+        rows = pad(query, B, self.longest, self.row, self.column).reshape(B, KH, -1, D)
         if self.bias.shape[2] < rows.shape[2]:           # (B, 1, G * Q, L), once for all layers
             self.bias = self.bias.repeat(1, 1, rows.shape[2] // self.longest, 1)
         out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=self.bias, scale=scale)
@@ -229,13 +229,11 @@ class Extend:
 
 
 class Decode:
-    """One new token for each of B sequences, by torch alone: each page is read where it lies, once
-    for all the sequences that share it. table (B, width): see Pages; starts (B,): tokens cached.
-    """
+    """One new token for each sequence, by torch alone: each page is read where it lies, once for
+    all sequences that share it. Arguments as in `layout_for`."""
 
     def __init__(self, memory, table, starts):
-        KH, S = memory.keys.shape[2:4]
-        device = memory.keys.device
+        (KH, S), device = memory.keys.shape[2:4], memory.keys.device
         self.memory, self.position = memory, torch.from_numpy(starts).to(device)
         self.slots = memory.slots(table, np.arange(len(table)), starts)
         # row n: the bias of a page in which n tokens are written
@@ -250,26 +248,24 @@ class Decode:
         self.readers = torch.from_numpy(np.concatenate(readers)).to(device)
 
     def attend(self, layer, query, key, value, scale):
-        runs = [(*(pool[layer][chosen] for pool in self.memory.pools), *rest)
-                for chosen, *rest in self.runs]
+        runs = [(*self.memory.choose(layer, chosen), *rest) for chosen, *rest in self.runs]
         return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs,
                           self.readers, scale).view(query.shape)
 
 
 def page_runs(table, lengths, page_size):
-    """Who reads which page, told from the page table: the runs that `walk_pages` walks.
+    """Who reads which page: table (B, width; see Pages) and lengths (B,), tokens of each row ->
+    at most two runs of (pages, readers (P, W): rows of the table, written (P,): tokens in a page).
 
-    table (B, width), -1: no page; lengths (B,): tokens of each row -> up to two runs, each of (P
-    pages ascending, the W rows of the table that read each (P, W), tokens written in each (P,));
-    row B is a dummy row. First the pages of one reader: in place, as a slice, if they are more than
-    half of the memory's beginning, since selected pages are copied. Then the shared pages.
+    Row B is a dummy row. First the pages with one reader: as a slice, read in place, if they are
+    more than half of it (selected pages are copied). Then the pages that several rows share.
     """
     rows, columns = np.nonzero(table >= 0)
     pages = table[rows, columns]
     counts = np.bincount(pages)                           # readers of each page, (P,)
-    order = pages.argsort(kind="stable")                  # one page's readers become adjacent
     readers = np.full((len(counts), counts.max()), len(table))
-    readers[np.arange(counts.max()) < counts[:, None]] = rows[order]
+    by_page = pages.argsort(kind="stable")                # one page's readers become adjacent
+    readers[np.arange(counts.max()) < counts[:, None]] = rows[by_page]
     written = np.zeros(len(counts), int)
     written[pages] = (lengths[rows] - columns * page_size).clip(0, page_size)
     one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
@@ -284,30 +280,29 @@ def walk_pages(query, runs, readers, scale):
     """Softmax attention of one query per row over pages in any order; each page is read once.
 
     query (B, KH, G, D) -> (B, KH, G, D). A run is (keys (P, KH, S, D), values, W, bias (P * KH, 1,
-    S)): P pages that W rows read; the bias is 0, or NEVER where no token is written. readers (N,),
-    N the sum of P * KH * W over the runs: row * KH + head of each query that reads this head of
-    this page. Row B is a dummy row: its results are dropped.
-    This is flash-decoding with the page as the split: each page gives its readers' scores and a
-    partial output; maxima and sums are then collected by reader. It computes softmax in powers of
-    2, because exp2 takes a fourth of the time of exp on the CPU (a tenth where scores are NEVER).
+    S)): P pages that W rows read; the bias is NEVER where no token is written, else 0. readers
+    (N,), N the sum of P * KH * W over the runs: row * KH + head of each reader of a page's head.
+    Row B is a dummy row, whose result is dropped. This is flash-decoding with the page as the
+    split: each page gives scores and a partial output to its readers, which are then combined by
+    reader. exp2 takes a fourth of the time of exp on the CPU, a tenth where scores are NEVER.
     """
     B, KH, G, D = query.shape
     shapes = [(len(keys) * KH, W * G, -1) for keys, _, W, _ in runs]      # of a run's products
     sizes = [pages * rows for pages, rows, _ in shapes]
-    # 1. scores (N * G, S) of every reader's queries with the keys of its page
+    # 1. scores (N * G, S) of each reader's queries on its page
     q = query.reshape(B * KH, G * D).index_select(0, readers.clamp(max=B * KH - 1)).view(-1, D)
     scores, parts = q.new_empty(len(q), runs[0][0].shape[2]), torch.empty_like(q)
     for (keys, _, _, bias), shape, x, out in zip(runs, shapes, q.split(sizes), scores.split(sizes)):
         torch.baddbmm(bias, x.view(shape), keys.flatten(0, 1).transpose(1, 2),
                       alpha=scale * LOG2_E, out=out.view(shape))
-    # 2. each row's maximum over all its pages, the weights relative to it, their sum
+    # 2. each reader's maximum over all its pages, weights relative to it, and their sum
     scores = scores.float()
     peak = scores.amax(-1).view(-1, G)
     top = peak.new_full(((B + 1) * KH, G), NEVER)
     top.scatter_reduce_(0, readers[:, None].expand_as(peak), peak, "amax")
     weights = scores.sub_(top.index_select(0, readers).view(-1, 1)).exp2_()
     total = torch.zeros_like(top).index_add_(0, readers, weights.sum(-1).view(-1, G))
-    # 3. partial outputs: the weights times the values of the page; their sums by row
+    # 3. partial outputs, page by page, and their sum for each reader
     weights = weights.to(q.dtype)
     for (_, values, _, _), shape, x, out in zip(runs, shapes, weights.split(sizes),
                                                 parts.split(sizes)):
@@ -318,8 +313,7 @@ def walk_pages(query, runs, readers, scale):
 
 
 class Flash:
-    """New tokens of B sequences by flash-attn, for every kind of pass: whole sequences, new tokens
-    after a cached past, one token each. Arguments as in `layout_for`."""
+    """New tokens by flash-attn, for every kind of pass. Arguments as in `layout_for`."""
 
     def __init__(self, kernel, lengths, device, memory, table, starts):
         def int32(x):
@@ -336,44 +330,35 @@ class Flash:
         self.seq_lens = self.table = None
         if starts is not None:
             self.seq_lens, self.table = int32(seq_lens), int32(table.clip(0))    # -1 is not legal
-            # an upper bound will do, and a CUDA graph needs one that never changes
-            self.longest_k = table.shape[1] * memory.page_size
-
-    def tensors(self):
-        """All that a recorded graph must read anew at each step."""
-        return [x for x in vars(self).values() if isinstance(x, torch.Tensor)]
+            self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
 
     def attend(self, layer, query, key, value, scale):
-        if self.kernel == "torch":
-            return torch_varlen(query, key, value, scale, self.cu_seqlens, self.longest)
-        if self.table is not None:                # (pages, S, KH, D), as flash-attn wants them
+        function = flash_function(self.kernel)
+        if self.kernel == "torch":        # window (-1, 0): all tokens before, none after
+            return function(query, key, value, self.cu_seqlens, self.cu_seqlens, self.longest,
+                            self.longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+        if self.table is not None:        # (pages, S, KH, D), as flash-attn wants them
             key, value = (pool[layer].transpose(1, 2) for pool in self.memory.pools)
-        attention = partial(
-            flash_function(self.kernel), query, key, value, cu_seqlens_q=self.cu_seqlens,
-            max_seqlen_q=self.longest, max_seqlen_k=self.longest_k, softmax_scale=scale,
-            causal=True)
+        function = partial(function, query, key, value, cu_seqlens_q=self.cu_seqlens,
+                           max_seqlen_q=self.longest, max_seqlen_k=self.longest_k,
+                           softmax_scale=scale, causal=True)
         if self.kernel == "flash2":
-            return attention(cu_seqlens_k=self.cu_seqlens_k, block_table=self.table)
-        paged = dict(page_table=self.table, seqused_k=self.seq_lens) if self.table is not None \
-            else dict(cu_seqlens_k=self.cu_seqlens_k)
-        return attention(**paged)[0]                       # (out, log-sum-exp)
+            return function(cu_seqlens_k=self.cu_seqlens_k, block_table=self.table)
+        if self.table is None:
+            return function(cu_seqlens_k=self.cu_seqlens_k)[0]           # of (out, log-sum-exp)
+        return function(page_table=self.table, seqused_k=self.seq_lens)[0]
 
 
 def flash_function(kernel):
-    """flash-attn's varlen function: version 2 (`flash-attn`) or 4 (`flash-attn-4`); ImportError."""
+    """Attention over sequences of varying length: flash-attn's, version 2 (`flash-attn`) or 4
+    (`flash-attn-4`), or torch's own, which reads no pages. ImportError where it is missing."""
     if kernel == "flash2":
-        from flash_attn import flash_attn_varlen_func
+        from flash_attn import flash_attn_varlen_func as function
+    elif kernel == "flash4":
+        from flash_attn.cute import flash_attn_varlen_func as function
     else:
-        from flash_attn.cute import flash_attn_varlen_func
-    return flash_attn_varlen_func
-
-
-def torch_varlen(query, key, value, scale, cu_seqlens, longest):
-    """Causal attention within whole sequences by torch's own flash kernel (CUDA, 16 bit): what
-    `Flash` uses without flash-attn. It reads no pages."""
-    from torch.nn.attention.varlen import varlen_attn
-    return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=scale,
-                       window_size=(-1, 0), enable_gqa=True)      # (-1, 0): all before, none after
+        from torch.nn.attention.varlen import varlen_attn as function
+    return function
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -385,12 +370,11 @@ class OutOfPages(RuntimeError):
 class Pages:
     """Who owns which page of the KV memory: page numbers only, no tensors.
 
-    table (rows, width): table[row, i] is the page that holds tokens i * page_size, i * page_size +
-    1, ... of the sequence in that row; -1 after its last page. A row owns the pages it names, and
-    rows that began alike (`fork`) own full pages together. `grow` and `fork` take pages as tokens
-    come; `clear` alone frees: a page is free as soon as the last row that names it is cleared.
-    The lowest free page is taken first: the pages in use stay together at the beginning of the
-    memory, and a decode step can multiply them where they lie.
+    table (rows, width): the pages of each row's sequence, in the order of its tokens, then -1. A
+    row owns the pages it names; after a `fork` two rows own the full pages together. `grow` and
+    `fork` take pages; only `clear` frees, and only what no other row names.
+    The lowest free page is taken first, so that the pages in use are a dense beginning of the
+    memory, which a decode step multiplies in place.
     """
 
     def __init__(self, count, page_size, rows):
@@ -421,9 +405,9 @@ class Pages:
         self.table[row, have:have + len(new)] = new
 
     def fork(self, parent, child, length):
-        """Let row `child` share the full pages of row `parent`, which holds `length` tokens. Both
-        will write to a page that is not full, so the child gets its own: -> [(the parent's, the
-        child's)], to be copied, or []. OutOfPages: nothing has changed."""
+        """Share the full pages of row `parent`, of `length` tokens, with row `child`. Both will
+        write to a last page that is not full, so the child gets its own: -> [(source, target)] to
+        be copied, or []. OutOfPages: nothing has changed."""
         full, rest = divmod(length, self.page_size)
         new = self.take(1 if rest else 0)                              # may raise: do it first
         self.table[child, :full] = self.table[parent, :full]
@@ -439,7 +423,7 @@ class Pages:
 
 
 def kv_shape(config):
-    """-> (layers, key-value heads, head size): a cached token is so many numbers, twice."""
+    """-> (layers, key-value heads, head size) of the keys of one token, and of its values."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, config.num_key_value_heads, head
 
@@ -455,8 +439,8 @@ class Memory:
         self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
 
     def slots(self, table, row, position):
-        """Where the keys of T tokens lie within a layer: (T * KH,) indices of vectors of D. Token t
-        is number position[t] of the sequence whose pages are table[row[t]]."""
+        """Where a layer keeps tokens `position` (T,) of the sequences table[row] -> (T * KH,)
+        indices of vectors of D numbers."""
         KH, S = self.keys.shape[2:4]
         page = table[row, position // S].astype(np.int64)
         slots = (page[:, None] * KH + np.arange(KH)) * S + (position % S)[:, None]
@@ -467,10 +451,16 @@ class Memory:
         for pool, x in zip(self.pools, (key, value)):
             pool[layer].view(-1, x.shape[2]).index_copy_(0, slots, x.reshape(-1, x.shape[2]))
 
+    def choose(self, layer, chosen):
+        """keys, values (P, KH, S, D) of some pages: of a slice, views; of indices, copies, made by
+        index_select because indexing takes five times as long."""
+        if isinstance(chosen, slice):
+            return [pool[layer, chosen] for pool in self.pools]
+        return [pool[layer].index_select(0, chosen) for pool in self.pools]
+
     def gather(self, layer, table):
         """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D). The next call
-        overwrites them: fresh memory for each layer would cost more in page faults than the copy.
-        """
+        overwrites them: fresh memory costs more in page faults than the copy itself."""
         _, KH, S, D = self.keys.shape[1:]
         runs = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
         if self.gathered[0].numel() < runs.numel() * S * D:
@@ -479,10 +469,6 @@ class Memory:
         for pool, x in zip(self.pools, out):
             torch.index_select(pool[layer].view(-1, S, D), 0, runs.flatten(), out=x)
         return [x.view(*runs.shape[:2], -1, D) for x in out]
-
-    def copy(self, source, target):
-        for pool in self.pools:
-            pool[:, target] = pool[:, source]
 
 
 def zeros(shape, device, dtype):
@@ -510,9 +496,8 @@ class Sequence:
 class Engine:
     """Prefill, fork and decode sequences of one model over one memory of pages.
 
-    A sequence keeps its row from `start` or `fork` to `release`, and its pages until `forget` or
-    `release`. Between `join` and `leave` it decodes; while it waits for its environment it does
-    not, and keeps its pages.
+    A sequence has a row from `start` or `fork` to `release`, and keeps its pages until `forget` or
+    `release`. It decodes from `join` to `leave`, that is, not while it waits for its environment.
     seconds, tokens: Counters over "prefill" and "decode" (`collect` adds "sampling").
     """
 
@@ -521,30 +506,25 @@ class Engine:
         page_size = page_size or (32 if self.kernel == "torch" else 256)
         self.pages = Pages(pages, page_size, rows)
         self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
-        self.prefill_tokens = prefill_tokens
         self.rows, self.free_rows = rows, list(range(rows))
-        self.active = []                                       # the sequences that decode
+        self.prefill_tokens, self.active = prefill_tokens, []      # active: those that decode
         self.seconds, self.tokens = Counter(), Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
         self.graphs = {} if graphs and self.kernel != "torch" else None
         if self.graphs is not None:
-            (self.spare,) = self.pages.take(1)      # for padding rows of a graph; no row's own
+            (self.spare,) = self.pages.take(1)     # for the padding rows of graphs; never freed
 
-    # -- life of a sequence
-
-    def start(self):
-        return Sequence(heapq.heappop(self.free_rows), self.pages)
+    def start(self, length=0):
+        return Sequence(heapq.heappop(self.free_rows), self.pages, length)
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
         assert self.free_rows, f"all {self.rows} rows are taken"
-        unfinished = self.pages.fork(parent.row, self.free_rows[0], parent.length)   # may raise
-        for source, target in unfinished:
-            self.memory.copy(source, target)
-        child = self.start()
-        child.length = parent.length
-        return child
+        for source, target in self.pages.fork(parent.row, self.free_rows[0], parent.length):
+            for pool in self.memory.pools:
+                pool[:, target] = pool[:, source]
+        return self.start(parent.length)
 
     def release(self, sequence):
         """Give the pages and the row back."""
@@ -565,30 +545,25 @@ class Engine:
     def leave(self, sequence):
         self.active.remove(sequence)
 
-    # -- forward passes
-
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
         """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token. At most about `prefill_tokens` tokens, padding included, are in one
-        forward pass. OutOfPages: none is read.
-        """
+        of each last token. OutOfPages: none is read."""
         for sequence, ids in zip(sequences, token_ids):
             self.pages.grow(sequence.row, sequence.length + len(ids))
-        logits = [None] * len(sequences)
-        for part in prefill_parts([s.length > 0 for s in sequences], list(map(len, token_ids)),
-                                  self.prefill_tokens):
+        cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
+        logits = {}
+        for part in prefill_parts(cached, lengths, self.prefill_tokens):
             rows = self._prefill([sequences[i] for i in part], [token_ids[i] for i in part])
-            for i, row in zip(part, rows):
-                logits[i] = row
-        return torch.stack(logits)
+            logits.update(zip(part, rows))
+        return torch.stack([logits[i] for i in range(len(sequences))])
 
     def _prefill(self, sequences, token_ids):
         """One forward pass: either nothing is cached of these sequences, or something of each."""
         lengths = [len(ids) for ids in token_ids]
         table, starts = self._cached(sequences)
-        layout = layout_for(self.model, lengths, self.memory, table,
-                            starts if starts.any() else None)
+        starts = starts if starts.any() else None
+        layout = layout_for(self.model, lengths, self.memory, table, starts)
         for sequence, length in zip(sequences, lengths):
             sequence.length += length
         ids = torch.tensor([t for ids in token_ids for t in ids], device=self.device)
@@ -599,8 +574,7 @@ class Engine:
     def _cached(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
         table = self.pages.table[[s.row for s in sequences]]
-        width = (table >= 0).sum(1).max()
-        return table[:, :width], np.array([s.length for s in sequences])
+        return table[:, :(table >= 0).sum(1).max()], np.array([s.length for s in sequences])
 
     def _full(self):
         """The active sequences whose next token begins a page that they do not have yet."""
@@ -619,19 +593,17 @@ class Engine:
         table, starts = self._cached(self.active)
         for sequence in self.active:
             sequence.length += 1
-        self.tokens["decode"] += len(starts)
-        self.tokens["decode_steps"] += 1
-        self.tokens["decode_read"] += int(starts.sum())       # cached tokens that were attended to
-        token_ids = token_ids.to(self.device)
+        self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
+                           decode_read=int(starts.sum()))                # tokens attended to
         if self.kernel != "torch":
-            return self._decode_by_flash(token_ids, table, starts)
+            return self._decode_by_flash(token_ids.to(self.device), table, starts)
         layout = Decode(self.memory, table, starts)
         with on_threads(self.threads):
-            return forward(self.model, token_ids, layout)
+            return forward(self.model, token_ids.to(self.device), layout)
 
     def _decode_by_flash(self, token_ids, table, starts):
-        """As a CUDA graph, if wanted: an eager step is bound by Python, not by the GPU. A graph
-        holds addresses of the weights, so it lives no longer than this engine: one rollout."""
+        """By a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A graph
+        holds the weights' addresses, so it lives no longer than this engine: one rollout."""
         n = len(table)
         if self.graphs is not None:
             token_ids, table, starts = graph_shape(token_ids, table, starts, self.spare)
@@ -650,9 +622,8 @@ def forward(model, token_ids, layout, **more):
 
 
 def prefill_parts(cached, lengths, most):
-    """Indices of the texts of each forward pass: texts with and without a cached past apart, since
-    their layouts differ; texts of similar length together, so that at most `most` tokens, padding
-    included, are in one pass (or one text)."""
+    """Which texts are read in one forward pass -> lists of indices: texts with and without a cached
+    past apart (their layouts differ), of at most `most` tokens with padding, or one text."""
     parts = []
     for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
         if not parts or cached[parts[-1][0]] != cached[i] or \
@@ -663,8 +634,8 @@ def prefill_parts(cached, lengths, most):
 
 
 def graph_shape(token_ids, table, starts, spare):
-    """A decode step padded to the next power of two of rows and of pages, so that few graphs serve
-    all steps. A padding row is a sequence of one token in the page `spare`."""
+    """Pad a decode step to the next power of two of rows and of pages, so that few graphs serve all
+    steps. A padding row is a sequence of one token in the page `spare`."""
     batch, width = (1 << (n - 1).bit_length() for n in table.shape)
     more = batch - len(table)
     padded = np.full((batch, width), spare)
@@ -676,7 +647,7 @@ class DecodeGraph:
     """One decode step of fixed shapes, recorded once; a replay launches all kernels at once."""
 
     def __init__(self, model, token_ids, layout):
-        self.inputs = [token_ids, *layout.tensors()]   # a replay reads these addresses again
+        self.token_ids, self.layout = token_ids, layout     # a replay reads the same addresses
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):                  # warm up outside: kernels load lazily
@@ -687,8 +658,10 @@ class DecodeGraph:
             self.logits = forward(model, token_ids, layout)
 
     def replay(self, token_ids, layout):
-        for ours, new in zip(self.inputs, [token_ids, *layout.tensors()]):
-            ours.copy_(new)
+        self.token_ids.copy_(token_ids)
+        for name, ours in vars(self.layout).items():
+            if isinstance(ours, torch.Tensor):
+                ours.copy_(getattr(layout, name))
         self.graph.replay()
         return self.logits
 
@@ -708,10 +681,9 @@ def sample(logits, uniforms, temperature):
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
 
     logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) of the distribution that was
-    really sampled, in float32. One uniform a token from the trajectory's own stream makes its text
-    independent of who else is in the batch. temperature 0: the most likely token. Beside the logits
-    one (B, V) float32 tensor is made, and one more at a temperature of neither 0 nor 1; a
-    log-probability is told from the likeliest token's.
+    really sampled, in float32. One uniform per token, from the trajectory's own random stream,
+    makes its text independent of the rest of the batch. temperature 0: the most likely token.
+    Memory: one (B, V) float32 tensor beside the logits, two at temperatures other than 0 and 1.
     """
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
@@ -732,15 +704,8 @@ def machine_rates(device, dtype):
     the peaks that a run's own figures are held against."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
-    def seconds(work):
-        times = []
-        for _ in range(4):                       # the first one warms up
-            synchronize()
-            began = time.perf_counter()
-            work()
-            synchronize()
-            times.append(time.perf_counter() - began)
-        return min(times)
+    def seconds(work):                          # of four runs, the first warms up
+        return min(timeit.repeat(lambda: (work(), synchronize()), number=1, repeat=4))
     n, length = (8192, 2**30) if device.type == "cuda" else (768, 2**24)
     a, memory = torch.rand(n, n, device=device).to(dtype), torch.zeros(length, device=device)
     copy = torch.empty_like(memory)
@@ -753,10 +718,10 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
     """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
     entropy=True also (A,) H(pi) at each. The shift by one lives here and nowhere else.
 
-    token_ids (B, T), -1 after a row's end; response_mask (B, T): 1 where the token was sampled;
-    position_ids (B, T): place of the token in its context; a 0 begins a new one, so that a row may
-    hold several contexts one after the other. All rows are packed into one without padding, and the
-    head sees only the places before sampled tokens.
+    token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
+    token in its context; a 0 begins a new one, so that a row may hold several contexts one after
+    the other. All are packed into one row without padding, and the head sees only the places before
+    sampled tokens.
     """
     return model.forward_logprobs(token_ids, response_mask, position_ids, temperature, entropy)
 

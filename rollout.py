@@ -1,14 +1,12 @@
-"""From one episode to many: the trajectory, chat tokens, reply formats, `play`, `collect`, tensors.
+"""From one episode to many: trajectories, chat tokens, reply formats, `play`, `collect`, tensors.
 
     task_id --reset--> observation --chat tokens--> add_observation --+
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
 `play` is the definition: one episode, one forward pass over the whole context for each token.
-`collect` plays many episodes at once on the engine's pages; the tests require the very tokens that
-`play` gives. `to_batch` then makes (B, T) tensors in which column t speaks of token t.
-
-Letters: B trajectories, T tokens (padded), N turns.
+`collect` plays many at once on the engine's pages, and the tests require the very same tokens.
+`to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import hashlib
 import itertools
@@ -105,8 +103,7 @@ class Chat:
     """The model's chat template cut into pieces that can be appended: nothing is encoded twice.
 
     opening(messages)     -> ids of a new context, up to where the assistant's reply begins
-    between_replies(text) -> ids from behind a reply's stop token, through the user message `text`,
-                             up to where the next reply begins
+    between_replies(text) -> ids after a reply's stop token, up to where the next reply begins
     """
 
     def __init__(self, tokenizer):
@@ -117,8 +114,8 @@ class Chat:
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
                              "set tokenizer.chat_template and save the tokenizer")
-        # A conversation of unmistakable words: what stands between them is the template's own. The
-        # replies contain thoughts, because some templates strip those of earlier replies.
+        # What stands between the words of this conversation is the template's own. The replies
+        # contain thoughts, because some templates strip those of earlier replies.
         first, second = "<think>T1T</think>R1R", "<think>T2T</think>R2R"
         messages = said("system", "S1S") + said("user", "Q1Q") + said("assistant", first) \
             + said("user", "Q2Q") + said("assistant", second) + said("user", "Q3Q")
@@ -200,7 +197,6 @@ ASK_NOTE = "Earlier turns will not be shown again. Begin each reply with a line 
 ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong and what you " \
              "will do differently. Then you try again."
 
-
 NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -212,7 +208,7 @@ def last(pattern, replies):
 
 @dataclass(frozen=True)
 class Format:
-    """A form of replies. Two of them are `react` with an addition:
+    """A form of replies, by default `react`. Two others are `react` with an addition:
 
     plan: the first reply begins with a plan. It stays in view; the agent may write a new one.
         ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
@@ -229,11 +225,11 @@ class Format:
         <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft ...
         Action: get 2 wax<|end|>⟧ (reward 0)
     """
-    ask: str            # how the system message asks for it
-    read: object        # reply -> (action, complaint)
-    write: str          # how a demonstration's thought and action become a reply
-    first: str = ""     # what the first reply begins with
-    tries: int = 1      # of one task; after a failed one the agent writes a lesson
+    ask: str = ASK_REACT         # how the system message asks for it
+    read: object = read_react    # reply -> (action, complaint)
+    write: str = "Thought: {thought}\nAction: {action}"     # a reply, from a demonstration
+    first: str = ""              # what the first reply begins with
+    tries: int = 1               # of one task; after a failed one the agent writes a lesson
     keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
 
     def compose(self, thought, action, turn=0, note=None):
@@ -243,17 +239,16 @@ class Format:
         return reply if note is None else f"Note: {note}\n{reply}"
 
 
-WRITE_REACT = "Thought: {thought}\nAction: {action}"
 FORMATS = {
     "act": Format("Reply with one action and nothing else.", read_act, "{action}"),
-    "react": Format(ASK_REACT, read_react, WRITE_REACT),
+    "react": Format(),
     "think": Format("Reply with <think>your reasoning</think><answer>your action</answer>; several "
                     "actions are joined by ' || '.", read_think,
                     "<think>{thought}</think><answer>{action}</answer>"),
     "plan": Format("Begin your first reply with 'Plan: ' and the steps you intend; later, write "
-                   "'Plan: ' again only to change them. " + ASK_REACT, read_react, WRITE_REACT,
+                   "'Plan: ' again only to change them. " + ASK_REACT,
                    first="Plan: {thought}\n", keeps={"plan": PLAN}),
-    "reflect": Format(ASK_REACT, read_react, WRITE_REACT, tries=2),
+    "reflect": Format(tries=2),
 }
 FormatName = Literal[tuple(FORMATS)]
 ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
@@ -292,14 +287,11 @@ class Agent:
 class Episode:
     """One trajectory in the making: what to ask of the environment, what to show the policy.
 
-    `play` and `collect` both drive it. `request` is what the environment must answer next:
-    ("reset", (task_id, luck)) or ("step", action). While it is None, the policy must reply, unless
-    the episode is `over`.
+    `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
+    action). While it is None the policy must reply, unless the episode is `over`.
 
-    key: a tuple of ints that no other episode of the run has. The numbers that sample turn n come
-    from numpy's generator of the seed (*key, n), the environment's luck from (*key, 2**32 - 1), so
-    neither depends on who else is being played. All keys of a run have the same length: numpy
-    takes (5,) and (5, 0) for the same seed.
+    key: a tuple of ints. numpy's generator of (*key, n) gives the random numbers of turn n, that of
+    (*key, 2**32 - 1) the environment's luck. Keys have one length: (5,) and (5, 0) seed alike.
     """
 
     def __init__(self, agent, task_id, key, horizon):
@@ -345,8 +337,7 @@ class Episode:
         trajectory = self.trajectory
         if kind == "reset":
             self.observation = observation
-            self._show(observation)
-            return
+            return self._show(observation)
         info = info or {}
         turn = trajectory.turns[-1]
         turn.reward, turn.valid = float(reward), bool(info.get("valid", True))
@@ -363,8 +354,7 @@ class Episode:
             self.over = True
 
     def _show(self, text):
-        """Show the policy a text, behind what it sees or in a new, shortened context. The episode
-        is over if a reply of max_turn_tokens would no longer fit."""
+        """Show the policy a text; the episode is over if its longest reply would not fit."""
         agent, trajectory = self.agent, self.trajectory
         shortened = agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
@@ -460,7 +450,7 @@ def progress(items, what, **options):
 
 @dataclass
 class Stats:
-    """What `collect` counted besides the trajectories. A sum is that of several calls or ranks."""
+    """What `collect` counted besides the trajectories; + joins those of several calls or ranks."""
     dropped: int = 0                # groups left out because their environment kept failing
     failures: list[str] = field(default_factory=list)     # what each failed request said
     seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
@@ -503,7 +493,7 @@ def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=
     scheduler.run()
     stats = scheduler.stats
     kept = [slot for slot in slots if slot.group not in scheduler.lost]
-    if slots and not kept:
+    if tasks and not kept:
         raise EnvError(f"no episode could be played: {stats.failures[-1]}")
     stats.dropped, stats.tokens = len(scheduler.lost), engine.tokens.copy()
     return [slot.episode.trajectory for slot in kept], stats
@@ -549,8 +539,8 @@ class Slot:
     failures: int = 0
 
     @property
-    def text(self):
-        """The tokens in view, those of the unfinished reply included."""
+    def seen(self):
+        """The token ids in view, those of the unfinished reply included."""
         return self.episode.trajectory.context + self.token_ids
 
 
@@ -573,11 +563,8 @@ class Slots(dict):
 
 
 class Scheduler:
-    """One loop: environments answer, what they said is prefilled, replies are sampled. No episode
-    waits for the environment of another.
-
-    This class has the environments' side: who asks, and what an answer leads to.
-    """
+    """One loop in which environments answer, what they said is prefilled, and replies are sampled.
+    Here is the environments' side: who asks, and what an answer leads to."""
 
     def __init__(self, slots, engine, agent, client, retries):
         self.slots, self.engine, self.client, self.retries = Slots(slots), engine, client, retries
@@ -585,7 +572,7 @@ class Scheduler:
         self.stats = Stats()
         self.sampler = Sampler(engine, agent, self.slots, self.stats)
         self.lost = set()                      # groups with a member whose environment kept failing
-        self.answers = queue.SimpleQueue()     # futures of [(slot, Reply or EnvError)]
+        self.answers = queue.SimpleQueue()     # futures of `exchange`
         self.sessions, self.idle = set(), []   # the client's: all, and those free to be used again
 
     def run(self):
@@ -599,7 +586,8 @@ class Scheduler:
                     self.sampler.decode()
         finally:
             for slot in self.slots.everyone:
-                self.release(slot)
+                if slot.sequence:
+                    self.engine.release(slot.sequence)
             self.client.close(list(self.sessions))
             self.bar.close()
 
@@ -619,9 +607,9 @@ class Scheduler:
         for slot in asking:
             self.slots.move(slot, "in flight")
         for parcel in [asking] if batched else [[slot] for slot in asking]:
-            pool.submit(self.ask, parcel).add_done_callback(self.answers.put)
+            pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
 
-    def ask(self, slots):                      # in a thread
+    def exchange(self, slots):                 # in a thread -> [(slot, Reply or EnvError)]
         answers = self.client.answer([(s.session, *s.episode.request) for s in slots])
         self.sessions.update(a.session for a in answers if not isinstance(a, EnvError))
         return list(zip(slots, answers, strict=True))
@@ -671,6 +659,7 @@ class Scheduler:
         self.bar.update()
 
     def release(self, slot):
+        """Give the slot's pages and row back."""
         if slot.sequence:
             self.engine.release(slot.sequence)
             slot.sequence = None
@@ -683,33 +672,32 @@ class Sampler:
         self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """The ready slots, except where a member of the group has not had its first observation:
-        a group's first prompts are read together."""
+        """The slots to prefill now: the ready ones, but the first prompts of a group together, and
+        while others decode not before an eighth of those in play, as it is a whole forward pass."""
         awaited = self.slots["ready"] and {
             slot.group for state in ("asking", "in flight") for slot in self.slots[state]
             if not slot.episode.trajectory.contexts}
-        return [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
+        ready = [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
+        few = len(ready) < self.slots.playing // 8
+        return [] if few and self.slots["decoding"] else ready
 
     def prefill(self):
-        """Read the new tokens of ready slots. A prefill is a whole forward pass: while others
-        decode, it waits for an eighth of those in play. Equal first prompts are read once."""
-        ready = self.readable()
-        few = len(ready) < self.slots.playing // 8
-        admitted = [] if not ready or few and self.slots["decoding"] else self.admit(ready)
+        """Read what the readable slots have not read, equal first prompts once, and sample."""
+        admitted = self.admit(self.readable())
         if not admitted:
             return
         first = {}                         # a new prompt -> the slot that reads it
         for slot in admitted:
-            if not slot.sequence and first.setdefault(tuple(slot.text), slot) is slot:
+            if not slot.sequence and first.setdefault(tuple(slot.seen), slot) is slot:
                 slot.sequence = self.engine.start()
         readers = [slot for slot in admitted if slot.sequence]
         with self.stats.clock("prefill"):
             logits = self.engine.prefill([s.sequence for s in readers],
-                                         [s.text[s.sequence.length:] for s in readers])
+                                         [s.seen[s.sequence.length:] for s in readers])
         row = {slot: i for i, slot in enumerate(readers)}             # of the logits
         for slot in admitted:
             if not slot.sequence:
-                reader = first[tuple(slot.text)]
+                reader = first[tuple(slot.seen)]
                 slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
         for slot in row:
             self.engine.join(slot.sequence)
@@ -718,7 +706,7 @@ class Sampler:
         self.draw(list(row), logits[list(row.values())])
 
     def decode(self):
-        """Read the last token of every slot that decodes."""
+        """Read the last token of each slot that decodes, and sample the next one."""
         while self.engine.pages_short() > 0:                   # the first of them always goes on
             self.preempt(spare=next(iter(self.slots["decoding"])))
         slots = list(self.slots["decoding"])
@@ -746,25 +734,23 @@ class Sampler:
 
     def admit(self, ready):
         """The first of `ready` that fit into free pages; one page is left for each that decodes."""
-        size = self.engine.pages.page_size
         while True:
             admitted, room = [], len(self.engine.pages.free) - len(self.slots["decoding"])
             for slot in ready:
                 held = len(slot.sequence.pages) if slot.sequence else 0
-                need = -(-(len(slot.text) + 1) // size) - held
+                need = -(-(len(slot.seen) + 1) // self.engine.pages.page_size) - held
                 if need > room:
                     break
                 room -= need
                 admitted.append(slot)
-            if admitted or self.slots["decoding"]:
+            if admitted or self.slots["decoding"] or not ready:
                 return admitted
             self.preempt(spare=ready[0])         # all pages are held by slots that do not decode
 
     def preempt(self, spare):
-        """Take the pages of the last slot that has any, but never of `spare`. Its context is read
-        again later, and gives the same tokens."""
-        holders = [s for s in self.slots.everyone if s.sequence and s.sequence.pages]
-        slot = [s for s in holders if s is not spare][-1]
+        """Take the pages of the last slot that has any, except `spare`; it is read again later."""
+        slot = next(s for s in reversed(self.slots.everyone)
+                    if s.sequence and s.sequence.pages and s is not spare)
         if slot.state == "decoding":
             self.slots.move(slot, "ready")
         self.engine.forget(slot.sequence)
@@ -833,6 +819,6 @@ def to_batch(trajectories, device="cpu"):
             turn_ids[row, turn.start:turn.end] = index
             token_rewards[row, turn.end - 1] = turn.reward
             hashes[row, index] = turn.observation_hash
-    arrays = (token_ids, position_ids, mask, old_logprobs, token_rewards, turn_ids,
-              token_rewards.sum(1), hashes)
-    return Batch(*(torch.from_numpy(a).to(device) for a in arrays))
+    return Batch(*(torch.from_numpy(x).to(device) for x in (
+        token_ids, position_ids, mask, old_logprobs, token_rewards, turn_ids,
+        token_rewards.sum(1), hashes)))

@@ -13,8 +13,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import engine as engine_module
-from engine import (DecodeGraph, Engine, OutOfPages, choose_kernel, flash_function, forward,
-                    prepare, sample, token_logprobs, torch_varlen)
+from engine import (DecodeGraph, Engine, Flash, OutOfPages, choose_kernel, flash_function, forward,
+                    prepare, sample, token_logprobs)
 from fakes import twins
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -109,7 +109,7 @@ class Recorded(DecodeGraph):
     """A graph without CUDA: a replay computes from the same addresses into the same address."""
 
     def __init__(self, model, token_ids, layout):
-        self.inputs = [token_ids, *layout.tensors()]
+        self.token_ids, self.layout = token_ids, layout
         self.logits = forward(model, token_ids, layout)
         self.graph = types.SimpleNamespace(
             replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
@@ -241,7 +241,7 @@ def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
     assert_same_gradients(gradients(model), gradients(stock))
 
 
-def test_torch_varlen_fits_the_signature_of_torch(monkeypatch):
+def test_flash_without_flash_attn_fits_the_signature_of_torch(monkeypatch):
     """Without flash-attn, torch's own varlen kernel serves the training: its real signature, and
     window (-1, 0) is the causal one."""
     signature = inspect.signature(varlen_attn)
@@ -258,7 +258,8 @@ def test_torch_varlen_fits_the_signature_of_torch(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
     torch.manual_seed(0)
     query, key, value = torch.randn(7, 4, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 8)
-    out = torch_varlen(query, key, value, 0.3, torch.tensor([0, 5, 7], dtype=torch.int32), 5)
+    layout = Flash("torch", [5, 2], "cpu", None, None, None)
+    out = layout.attend(0, query, key, value, 0.3)
     assert torch.allclose(out[5:], attention_by_hand(query[5:], key[5:], value[5:], 0.3))
 
 
