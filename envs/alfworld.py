@@ -20,12 +20,11 @@
 Rules, commands and replies are those of ALFWorld (arXiv:2010.03768) as AgentGym serves it; "move X
 to Y" of its newer versions is understood too. The houses are our own: 12 to 25 receptacles, six
 families of tasks in AgentGym's numbers. Reward 1 on the turn that fulfils the task, else 0; the
-episode ends then or after 50 turns. Random play fulfils 0.1% of the train tasks in 30 turns;
+episode ends then or after 50 turns. A random player fulfils 0.1% of the train tasks in 30 turns;
 `expert`, who looks into likely places first, all of them, in 9 turns on average and 29 at most.
-`Env(backend="alfworld")` plays the same houses on the genuine engine (`pip install alfworld`), to
-the same replies; only that the engine also slices things behind a closed door.
+`Env(backend="alfworld")` plays the same houses on the genuine engine (`pip install alfworld`) and
+gets the same replies, but the engine also lets one slice things behind a closed door.
 """
-
 import os
 import random
 import re
@@ -40,6 +39,7 @@ import envs
 
 NAME, HORIZON, SUCCESS = "alfworld", 30, 1.0
 TRAIN, TEST = range(0, 2420), range(2420, 2620)
+TINY = dict(horizons="15,30", max_context=1536)
 COMMANDS = """go to R; open R; close R; take O from R; put O in/on R; heat O with R; cool O with R;
 clean O with R; slice O with O; use O; examine O or R; look; inventory; help"""
 PROMPT = f"""You are in a room of a house and have one task to fulfil there. Things lie in or on
@@ -55,7 +55,7 @@ COUNTS = {"pick_and_place_simple": (672, 46), "look_at_obj_in_light": (196, 19),
           "pick_clean_then_place_in_recep": (448, 37), "pick_heat_then_place_in_recep": (321, 25),
           "pick_cool_then_place_in_recep": (394, 28), "pick_two_obj_and_place": (389, 45)}
 FAMILIES = SIMPLE, LIGHT, CLEAN, HEAT, COOL, TWO = tuple(COUNTS)
-# Each family is spread evenly over its split, so 20 ids in a row always hold all six.
+# Each family is spread evenly over its split: any 20 ids in a row hold all six.
 FAMILY_OF = [name for split in (0, 1) for _, name in sorted(
     ((i + 0.5) / n[split], name) for name, n in COUNTS.items() for i in range(n[split]))]
 
@@ -172,10 +172,8 @@ def draw(family, rng):
 
 @lru_cache(maxsize=4096)   # the members of a group share their house
 def build(task_id, family):
-    """The house of a task: drawn until it is one of the task's split and the expert is in time.
-
-    By a checksum of task and contents one house in ten is a test house; it is in no train task.
-    """
+    """The house of a task, drawn until the expert is in time and a checksum of its contents puts it
+    on the task's side of the split: one house in ten belongs to TEST."""
     for attempt in count():
         house = draw(family, random.Random(f"alfworld {task_id} {attempt}"))
         checksum = zlib.crc32(repr((house[:3], house[4:])).encode())
@@ -397,7 +395,7 @@ class Env(envs.Base):
 # The genuine engine, optional: alfworld's PDDL domain and sentences, played by textworld.
 
 ENGINE_LOCK = threading.Lock()   # its parser is shared by all games of a process
-FREE_GAMES = []                  # for the next Engine: unloading one's library may crash Python
+FREE_GAMES = []                  # used again, since unloading a game's library may crash Python
 
 
 class Engine:

@@ -9,25 +9,24 @@
     agent:  pickup purple box 1                    takes 3 grid steps
     env:    ... The task is completed.             reward 0.93
 
-The forty levels of AgentGym by number. World, rules and reward are minigrid's, the words are ours;
-one action of the agent is a walk of several grid steps, found in what it sees. Reward: 1 - 0.9 *
-grid steps / max_steps on success, else 0. Over on success, at max_steps (36 to 2880), and on a
-forbidden deed in the two strict levels (PickupDistDebug, OpenRedBlueDoorsDebug).
+AgentGym's forty levels. World, rules and reward are minigrid's, the words are ours; one action of
+the agent is a walk of several grid steps through the cells it sees. Reward: 1 - 0.9 * grid steps /
+max_steps on success, else 0. An episode ends on success, at max_steps (36 to 2880), and in the two
+strict levels (PickupDistDebug, OpenRedBlueDoorsDebug) on a forbidden action.
 Task id: level = id % 40 + 1, episode = id // 40. The engine's seed is the episode's number, redrawn
-until a checksum of mission, grid and agent says test (one world in ten) or train, so that no world
-is in both. (OpenRedDoor has 105 worlds in all: its 20 test episodes share 13.)
+until a checksum of mission, grid and agent puts the world on the task's side of the split, one
+world in ten on TEST's. (OpenRedDoor has 105 worlds in all: its 20 test episodes share 13.)
 
-In 20 turns, on the 800 test tasks: expert 85% (30 turns: 93%; the one-room levels: all), random
-player 36% (one-room: 73%). What the expert never solves are worlds of GoToImpUnlock and Unlock: one
-in nine has its only key in the room it locks. Per level: python -m tests.bench.babyai
+Success in 20 turns on the 800 test tasks: expert 85% (30 turns: 93%; the one-room levels: all),
+random player 36% (one-room: 73%). The expert never solves one in nine worlds of GoToImpUnlock and
+Unlock: their only key lies in the room that it opens. Per level: python -m tests.bench.babyai
 
-Unlike AgentGym: a success always ends the episode (there it went on below 0.5, and added up) and
-ends the walk at once; missions keep "then" and "after you" (original_missions=True makes both
-"and"); boxes and open doors can be toggled, so KeyInBox is solvable; GoToObjS6 is its -v1, really
-6 wide; level 16 is OpenDoorsOrderN4, whose Debug form fails whoever opens the first of two doors;
-shut doors block a walk; what the agent stands before already is no "go to".
+Unlike AgentGym: a success ends the episode and the walk at once (there rewards below 0.5 added up);
+missions keep "then" and "after you" (original_missions=True makes both "and"); boxes and open doors
+can be toggled, so KeyInBox is solvable; GoToObjS6 is its -v1, really 6 wide; level 16 is
+OpenDoorsOrderN4, whose Debug form fails if the first of its two doors is opened; shut doors block a
+walk; there is no "go to" for what the agent faces already.
 """
-
 import copy
 import json
 import math
@@ -49,15 +48,17 @@ FAMILIES = tuple("""
     UnlockPickupDist BlockedUnlockPickup UnlockToUnlock ActionObjDoor FindObjS7 KeyCorridorS6R3
     OneRoomS20 MoveTwoAcrossS8N9 SynthS5R2 SynthLoc SynthSeq MiniBossLevel BossLevel
     BossLevelNoUnlock""".split())
-# Twenty turns are not always enough for the expert here: walls hide the way, or it is long.
+# Here 20 turns are not always enough for the expert: walls hide the way, or it is long.
 LONG_FAMILIES = tuple("""
     GoToObjMazeS7 GoToImpUnlock Open Pickup UnblockPickup PickupAbove Unlock UnlockLocalDist
     UnlockPickupDist BlockedUnlockPickup UnlockToUnlock FindObjS7 KeyCorridorS6R3 OneRoomS20
     MoveTwoAcrossS8N9 PutNextS7N4Carrying SynthS5R2 SynthLoc SynthSeq MiniBossLevel BossLevel
     BossLevelNoUnlock""".split())
-# The ten where all that matters is in the first, small room: what a tiny policy can learn.
+# In these ten everything that matters is in the first, small room: a tiny policy can learn them.
 ONE_ROOM = ("GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7",
             "GoToRedBlueBall", "OpenRedDoor", "OpenDoorLoc", "PickupLoc", "PickupDistDebug")
+TINY = dict(families=",".join(ONE_ROOM), horizons="3,6", max_context=2048, steps=60,
+            clone_steps=500, clone_width=96, clone_heads=3, clone_lr=2e-3)
 PROMPT = """\
 You walk through a grid of rooms. You see six cells ahead and three to each side, not through \
 walls or shut doors. Things are named by colour, kind and number, nearest first, with their \
@@ -94,7 +95,7 @@ def make_engine(level):
     generator.print = lambda *words: None     # it prints every layout that it rejects
     version = 1 if level == "GoToObjS6" else 0
     engine = gymnasium.make(f"BabyAI-{level}-v{version}", disable_env_checker=True).unwrapped
-    engine.gen_obs = lambda: None     # an image at every grid step: 50 times the step's own cost
+    engine.gen_obs = lambda: None     # its image costs 50 times as much as the grid step itself
     return engine
 
 
@@ -114,8 +115,8 @@ def pose(engine):
 
 
 def situation(engine):
-    """All that a grid step can change: pose, load, things, and what is left to do (minigrid counts
-    only what was in hand the step before)."""
+    """All that a grid step can change: pose, load, things, and for each open instruction whether
+    its thing was in hand one step before, which is what minigrid looks at."""
     things = tuple((n, thing.encode()) for n, thing in enumerate(engine.grid.grid)
                    if thing and thing.type != "wall")
     load = engine.carrying and engine.carrying.encode()
@@ -192,8 +193,8 @@ class Stack(list):
 def bot_steps(engine, errand):
     """Grid steps of minigrid's BabyAIBot; the caller takes each before it asks for the next.
 
-    The bot cannot begin with full hands, open boxes, or choose between two locked doors. So first
-    comes the errand, if not None: "drop", or the cell of a locked door or a box to open.
+    The bot cannot begin with full hands, open boxes, or choose between two locked doors. An errand
+    does this for it, before the mission: "drop", or the cell of a locked door or a box to open.
     """
     from minigrid.utils.baby_ai_bot import BabyAIBot, DropSubgoal, GoNextToSubgoal, OpenSubgoal
 
@@ -238,7 +239,7 @@ class Env(envs.Base):
         return f"Your goal: {mission}\n{self._look()}"
 
     def _look(self):
-        """The view as text. Lists in self.macros what can be done now: {action: grid steps}."""
+        """The view as text. Also sets self.macros, the available actions: {action: grid steps}."""
         view, _ = self._engine.gen_obs_grid()     # unseen cells are None, so taken to be free
         cells = {(i, j): view.get(i, j) for j in range(7) for i in range(7)}
         cells[START[:2]] = None                   # there minigrid puts what the agent holds
@@ -315,10 +316,8 @@ class Env(envs.Base):
         return rng.choice([action for action, lows in self.macros.items() if lows])
 
     def expert(self):
-        """Follow one run of minigrid's bot, by whichever action gets furthest along it.
-
-        To ask the bot anew every turn does worse: it would forget what it has explored.
-        """
+        """Take the action that gets furthest along one recorded run of minigrid's bot. Asked anew
+        every turn the bot does worse: it forgets what it has explored."""
         here = situation(self._engine)
         if here not in self._plan:
             self._plan = self._record()
@@ -352,7 +351,7 @@ class Env(envs.Base):
                         break
                     plan[situation(engine)] = count
             except (AssertionError, RecursionError, TypeError):
-                pass     # the bot gave up: nothing to explore, a plan without end, no place to drop
+                pass    # the bot fails: nothing left to explore, an endless plan, no place to drop
             longest = max(longest, plan, key=len)
         return longest
 

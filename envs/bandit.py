@@ -5,16 +5,14 @@
     agent:  phoenix                              reward 0.1, every time
     env:    The phoenix paid 0.1. You have 0 actions left.
 
-One arm is sure and poor (0.1), the other a gamble and rich (1 with probability 0.25, else 0); which
-is which is not said, only the names hint at it. In TRAIN and in half of TEST the bolder name is the
-gamble; in the other half ("reversed") the meaning is turned round. No name of TEST is in TRAIN.
-Success: the rich arm was pulled, whatever it paid. random 50% (mean reward 0.175), expert 100%
-(0.25). An agent that has learned the hint gets 100% of "plain" and 0% of "reversed".
+One arm always pays 0.1, the other is a gamble: 1 with probability 0.25, else 0. Only the names hint
+which is which. In TRAIN and in half of TEST the bolder name is the gamble; in the rest of TEST, the
+family "reversed", it is the safe arm. No name of TEST is in TRAIN. An episode succeeds if the
+gamble was pulled, whatever it paid. Success: random 50% (mean reward 0.175), expert 100% (0.25); an
+agent that has learned the hint gets 100% of "plain" and 0% of "reversed".
 
-The task decides names, order and meaning; `stream` decides what the arms pay. A group shares the
-task, and so the prompt, while each member may draw from a stream of its own.
+The task decides names, order and meaning; `self.luck` decides what the arms pay.
 """
-
 import random
 
 import envs
@@ -23,6 +21,7 @@ NAME, HORIZON = "bandit", 1
 TRAIN, TEST = range(0, 800), range(800, 1000)
 SUCCESS = 1.0
 FAMILIES = ("plain", "reversed")
+TINY = dict(horizons="1", clone_steps=100)
 PROMPT = """You stand before two slot machines, called arms, and may pull one of them, once. One
 arm pays a little every time; the other pays much or nothing, but more on average. Which is which
 you are not told: let the names guide you. Your aim is the arm with the higher average.
@@ -84,6 +83,4 @@ class Env(envs.Base):
 
 def exact_success(task_id, policy, horizon=HORIZON):
     """The probability of success: a coin for the player "random", certainty for the "expert"."""
-    if horizon < 1:
-        return 0.0
-    return {"random": 0.5, "expert": 1.0}[policy]
+    return {"random": 0.5, "expert": 1.0}[policy] if horizon else 0.0

@@ -9,18 +9,16 @@
     agent:  up || right                     reward 1 at the goal, else 0
     env:    You are at the goal! ...
 
-Actions: left, down, right, up; up to five in one reply, joined by "||", each followed by whatever
-the slide made of the one before. A move off the map stays where it is. -0.1 for a reply with a
-missing or an unknown action. `slip` is the probability of a slide, half of it to either side of the
-way meant: 0 in the family "still", 2/3 in "slippery" (Gymnasium's ice: each way 1/3), or what
-`Env(slip=...)` says. A map has ice with probability 0.8 a cell and a way from its random start to
-its random goal; no map of TRAIN is in TEST. The task decides the map, `stream` the slides: a group
-shares the map, each member may slide its own way.
-On TEST one random move a turn reaches the goal in 21% of both families (a random way turned aside
-is still a random way), the expert, by value iteration over the moves left, in 100% of "still" and
-50% of "slippery". (On maps of RAGEN's own generator, slippery: 21% and 48%.)
+Actions: left, down, right, up; up to five in one reply, joined by "||" and made from wherever the
+last one ended. A move off the map does nothing. -0.1 for a reply with a missing or an unknown
+action. `slip` is the probability that a move goes to one side of where it was meant, each side
+equally often: 0 in the family "still", 2/3 in "slippery" (Gymnasium's ice), or Env(slip=...). A
+cell is ice with probability 0.8; start and goal are random, with a way between them; no map of
+TRAIN is in TEST. The task decides the map, `self.luck` the slides.
+Success on TEST with one move a turn: random 21% in both families (a uniformly random direction
+stays uniform when it is turned), the expert, who knows the optimal policy by value iteration, 100%
+of "still" and 50% of "slippery". (On maps of RAGEN's own generator, slippery: 21% and 48%.)
 """
-
 import random
 import zlib
 from statistics import fmean
@@ -55,7 +53,7 @@ def slide(cell, move):
 
 
 def outcomes(cell, move, slip):
-    """[(probability, next cell)]: the way meant, then the ways a quarter turn to either side."""
+    """[(probability, next cell)]: the way meant, then a quarter turn to either side of it."""
     ways = list(MOVES)
     turn = ways.index(move)
     return [(1 - slip, slide(cell, move)), (slip / 2, slide(cell, ways[turn - 1])),
@@ -68,8 +66,8 @@ def expected(values, chances):
 
 
 def arrival(lake, slip, moves, choose=max):
-    """table[k][cell]: the probability to be at the goal within k moves. `choose` makes one of the
-    four moves' values: max for the best player (value iteration), fmean for the random one."""
+    """table[k][cell]: the probability to be at the goal within k moves. `choose` turns the values
+    of the four moves into one: max for the best player (value iteration), fmean for the random."""
     ways = {cell: [outcomes(cell, move, slip) for move in MOVES]
             for cell, symbol in enumerate(lake) if symbol == "_"}
     table = [[float(symbol == "G") for symbol in lake]]
@@ -137,8 +135,8 @@ class Env(envs.Base):
         self.table = self.table or arrival(self.lake, self.slip, MAX_ACTIONS)
 
         def in_time(move):
-            """Chances to arrive within all moves left, within one fewer, ...: of ways equally good
-            by the first number the faster one wins. Rounded, so that equal is equal."""
+            """Chances to arrive within all moves left, within one fewer, and so on: of moves with
+            the same chance the faster one wins. Rounded, or rounding errors would decide."""
             return [round(expected(self.table[k], outcomes(self.cell, move, self.slip)), 9)
                     for k in reversed(range(self.actions_left))]
         move = max(MOVES, key=in_time)

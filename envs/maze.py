@@ -9,19 +9,18 @@
 
 A position is row, column; rows count downward, so "move down" adds one to the row. A move into a
 wall, or any other text, gives the same observation again. The move after the 50th is not made: it
-is answered "Failure", reward -1, done. view="partial" tells the walls and the moves made so far
-instead of the two positions.
+is answered "Failure", reward -1, done. Env(view="partial") tells the walls and the moves made so
+far instead of the two positions.
 
-Tasks 0..25 are the original's games in one map, the double T, by start square; 25 starts on the
-goal and is refused, as it is there. The games of the left bar and the stem train, those of the
-right bar test. From 26 on each task carves a maze of 7x7 to 13x13 squares, and a map carved for
-TRAIN is never one of TEST.
+Tasks 0..25 are the original's games, all in one map, the double T, each from another square; 25
+would start on the goal and is refused, as in the original. Starts in the left bar and the stem are
+in TRAIN, starts in the right bar in TEST. From 26 on each task has a maze of its own, of 7x7 to
+13x13 squares; no maze of TRAIN is in TEST.
 
-Success on TEST in 15 turns: a random player 2.5% ("double-t" 1.8%, "random" 2.6%), the expert
-100%. The expert sees the map. The agent can learn the double T by heart, but must explore the
-others: a player without the map, going depth first and goalward first, succeeds in 68% of them.
+Success on TEST in 15 turns: a random player 2.5% ("double-t" 1.8%, "random" 2.6%), the expert, who
+sees the map, 100%. The agent can learn the double T by heart, but must explore the other mazes:
+depth-first search without the map, towards the goal first, succeeds in 68% of them.
 """
-
 import functools
 import random
 import zlib
@@ -33,6 +32,7 @@ LEFT, RIGHT = (*range(0, 5), *range(10, 19)), (*range(5, 10), *range(19, 25))
 TRAIN, TEST = LEFT + tuple(range(26, 826)), RIGHT + tuple(range(826, 1026))
 SUCCESS = 1.0
 FAMILIES = ("double-t", "random")
+TINY = dict(horizons="8,15", max_context=1024)
 PROMPT = """You are in a maze of square cells and walk to a goal. Each turn you may make one move:
 "move up", "move down", "move left" or "move right". A position is given as row, column. "move down"
 adds 1 to the row and "move up" takes 1 away; "move right" adds 1 to the column and "move left"
@@ -69,8 +69,8 @@ def family(task_id):
 
 
 def carve(rng):
-    """A maze as strings of "#" and ".": a depth-first walk through the cells at odd coordinates
-    that digs on to a random unvisited neighbour, two squares away, or else turns back."""
+    """A maze as strings of "#" and ".": a depth-first walk over the cells at odd coordinates. It
+    digs on to a random cell not yet visited, two squares away, or else turns back."""
     height, width = rng.choice((7, 9, 11, 13)), rng.choice((7, 9, 11, 13))
     grid = [["#"] * width for _ in range(height)]
     path = [(1, 1)]
@@ -145,10 +145,8 @@ class Env(envs.Base):
     def look(self):
         walls = [side for action, side in SIDES.items()
                  if moved(self.grid, self.cell, action) == self.cell]
-        if not walls:
-            seen = "There are no walls near you."
-        else:
-            seen = f"There {'is a wall' if len(walls) == 1 else 'are walls'} {', '.join(walls)}."
+        noun = "is a wall" if len(walls) == 1 else "are walls"
+        seen = f"There {noun} {', '.join(walls)}." if walls else "There are no walls near you."
         if self.view == "partial":
             return f"{seen} Your moves so far: {', '.join(self.history) or 'none'}."
         return (f"The goal is at position {self.goal[0]}, {self.goal[1]}. Your current position is "

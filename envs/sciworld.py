@@ -9,17 +9,16 @@
     agent:  move counter to red box      env:  You move the counter to the red box.     reward 25
 
 The engine (arXiv:2203.07540, package `scienceworld`) is a Java program: `java` must be on the PATH.
-Score: 0 to 100, or -100 after a focus on the wrong thing; a turn's reward is its change, counted
-from the score of the start room. An episode ends when the task is done, when the score is negative,
-or after 100 moves or turns: the engine counts no move for a look or nonsense, and 11 for `wait`. A
-name that fits several things is answered by a numbered list; the next action is a number, or else
-cancels. A task_id is a place in AgentGym's list of 23 tasks (0..4638), then in the 7 it leaves out;
-the split is the engine's own. Alone among our environments, this one cannot repeat itself exactly:
-an id is one world and one task, but things are listed in changing order, and animals and
-thermometers draw from a generator that all games of the process share. Random play scores -64 +- 4
-in 30 turns (150 test ids: 98 wrong focuses, no win); `expert`, the engine's own solution, won all
-of 78 test ids outside LONG_FAMILIES within HORIZON, and 45 of 52 in AgentGym's other tasks within
-100 moves.
+Score: 0 to 100, or -100 after a focus on the wrong thing; the reward of a turn is the change of the
+score. An episode ends when the task is done, when the score is negative, or after 100 moves or
+turns: the engine counts no move for a look or nonsense, and 11 for `wait`. A name that fits several
+things is answered by a numbered list; the next action is a number, anything else cancels. Task ids
+follow AgentGym's list of 23 tasks (0..4638), then come the 7 that it leaves out; the split is the
+engine's own. Alone among our environments, this one cannot repeat itself exactly: an id is one
+world and one task, but things are listed in changing order, and animals and thermometers draw from
+a generator that all games of the process share. A random player scores -64 +- 4 in 30 turns (150
+test ids: 98 wrong focuses, no win); `expert`, the engine's own solution, won all of 78 test ids
+outside LONG_FAMILIES within HORIZON, and 45 of 52 in AgentGym's other tasks within 100 moves.
 """
 import atexit
 import json
@@ -49,6 +48,8 @@ TASKS = {   # name: variations; AgentGym's 23 in its order, then the 7 with the 
 FAMILIES = tuple(TASKS)
 LONG_FAMILIES = tuple(name for name in FAMILIES if not name.startswith(   # all but these
     ("use-", "power-", "find-", "lifespan-", "identify-life-stages-2")))
+TINY = dict(families=",".join(name for name in FAMILIES if name not in LONG_FAMILIES),
+            horizons="15,30", max_context=2048, clone_episodes=500)
 NAME, HORIZON, SUCCESS, MOVE_LIMIT = "sciworld", 30, 100.0, 100
 DETERMINISTIC = False
 PARALLEL = True     # a step runs in Java, outside Python's lock: threads step several games at once
@@ -90,7 +91,7 @@ REASONS = {   # why the expert does what starts so; {} is the rest of the action
     "connect": "The circuit is not complete yet, so I connect{}.",
     "wait": "This takes time, so I wait.",
     "": "The next step towards that is to {}."}
-MISSED = ("No known action", "Unknown action")   # how an answer to something not understood begins
+MISSED = ("No known action", "Unknown action")   # how the answer to nonsense begins
 
 
 class Java:
@@ -137,8 +138,9 @@ class Java:
 
     @contextmanager
     def using(self, alone=False):
-        """Calls to the engine. All its games draw from one random generator, which a load seeds to
-        build its world: beside a step or a new game it would build another, so it runs alone."""
+        """Hold this during every call to the engine. All its games share one random generator. A
+        load seeds it to build its world, and a step beside it would change that world: a load, and
+        the making of a game, must be alone."""
         with ExitStack() as entering:
             entering.enter_context(self.door)
             with self.left:
@@ -262,10 +264,11 @@ class Env(envs.Base):
                 dict(re.findall(r"A door to the (.+?) \(that is (open|closed)\)", text)))
 
     def expert(self):
-        """The next action of the engine's solution, whatever was said or walked in between.
+        """The next action of the engine's solution, wherever the player went in between.
 
-        Looks, nonsense, open questions, shut doors and other rooms are made good. What was done to
-        things is not, nor is lost time where things grow, cool or burn: there it may fail.
+        It goes back to the right room, opens doors, answers or cancels open questions. It does not
+        undo what was done to things or the time lost where things grow, cool or burn: there it may
+        fail.
         """
         if self.gold is None:
             self.gold = gold_path(self.task_id)

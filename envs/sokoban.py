@@ -16,11 +16,10 @@ Actions: up, down, left, right; up to five in one reply, joined by "||". Walking
 immovable box changes nothing and costs a move. Reward: -0.1 a move, +1 (-1) for a box pushed onto
 (off) a target, +10 when solved, -0.1 for a reply with a missing or an unknown action. Families:
 6x6 with one box, 8x8 with two. The best solution has 3 to 10 moves, `env.shortest`; TRAIN and TEST
-share no room. On TEST one random move a turn solves 4.4% of 6x6 and 2.9% of 8x8, the expert all.
-(On the levels of RAGEN's own generator: 19% and 2.5%; a third of its small ones takes one or two
-moves.)
+share no room. Success on TEST with one move a turn: random 4.4% of 6x6 and 2.9% of 8x8, the expert
+all. (Random on levels of RAGEN's own generator: 19% and 2.5%; a third of its small levels needs one
+or two moves only.)
 """
-
 import random
 import zlib
 
@@ -72,9 +71,9 @@ def play(floor, player, boxes, step):
 
 
 def moves_to_go(size, floor, targets, most=None):
-    """{(player, boxes): moves to the solution}, by reverse play from the solved room: the player
-    walks backwards, and may pull the box he faces. What is missing here is dead, or farther than
-    `most`."""
+    """{(player, boxes): moves to the solution}, by breadth-first search backwards from the solved
+    room: the player steps back and may pull the box in front. A state that is missing cannot be
+    solved, or not in `most` moves."""
     table = {(player, targets): 0 for player in sorted(floor - targets)}
     queue = list(table)
     for player, boxes in queue:             # breadth first: the queue grows as it is read
@@ -108,10 +107,10 @@ def draw(size, floor, targets, player=None, boxes=()):
 
 def level(task_id):
     """(size, floor, targets, player, boxes, moves of the best solution). Rooms are drawn until one
-    belongs to this side of the split and has a start just so far from its solution."""
+    belongs to the task's split and has a start at the wanted distance from its solution."""
     rng = random.Random(f"sokoban {task_id}")
     size, n_boxes, n_cells = {"6x6": (6, 1, (10, 14)), "8x8": (8, 2, (18, 26))}[family(task_id)]
-    # The lower of two draws: with many easy levels a beginner wins now and then, and so learns.
+    # The lower of two draws: without easy levels a beginner would never win, and so never learn.
     shortest = min(rng.randint(SHORTEST, LONGEST), rng.randint(SHORTEST, LONGEST))
     while True:
         floor = carve(size, rng.randint(*n_cells), rng)

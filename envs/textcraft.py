@@ -21,16 +21,15 @@
 After TextCraft (ADaPT, arXiv:2311.05772) as AgentGym serves it; the recipes are our own. `get`
 gives any amount of a raw item, free. `craft` wants the ingredients of one recipe exactly; a class
 of items ("lens") takes any one of its members ("jade lens"). The number before the output is
-ignored: a recipe makes what it makes, and what is left over stays in the inventory. Reward 1 when
-the goal is crafted, else 0. A goal's depth is the height of its recipe tree. In 20 turns random
-play solves 5% of TEST, `expert` all (6.1 turns on average, 19 at most).
+ignored: a recipe makes its own number, and what is left over stays in the inventory. Reward 1 when
+the goal is crafted, else 0. A goal's depth is the height of its recipe tree. In 20 turns a random
+player solves 5% of TEST, `expert` all (6.1 turns on average, 19 at most).
 
-Worlds: a number (0: the default) is a large world of 550 goals; "small" is for tiny models
+Env(world=...): a number (0: the default) is a large world of 550 goals; "small" is for tiny models
 (one-word items, 2 distractors: see textcraft_small.py), "deep" the same with depth 4; or a folder
-of Minecraft 1.16.5 recipe files. A fifth of the goals (small worlds: a tenth) is never trained
-on (`unseen_goal`); of the others TEST has choices and orders of distractors that TRAIN has not.
-Goals are numbered in an order of our own, not the original's, which depends on how the disk lists
-its files.
+of Minecraft 1.16.5 recipe files. A fifth of the goals (small worlds: a tenth) is only in TEST
+(`unseen_goal`); the other goals come there with distractors, or an order, that TRAIN does not have.
+Goals are numbered in an order of our own: the original's depends on how the disk lists its files.
 """
 import functools
 import itertools
@@ -48,6 +47,7 @@ import envs
 NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
 TRAIN, TEST = range(0, 4400), range(4400, 4950)   # 10 draws of 440 goals; one of each of 550
 FAMILIES = ("depth 1", "depth 2", "depth 3", "depth 4")
+TINY = dict(horizons="10,20", max_context=1024, max_turn_tokens=32)
 PROMPT = """You are given crafting commands and a goal: craft the goal item.
 Actions, one per turn:
 get N item - fetch N of a raw item, one that no command makes; it is free
@@ -84,7 +84,7 @@ class World:
         for depth in sorted(set(map(self.measure, goals)), reverse=True):
             level = [goal for goal in goals if self.depth[goal] == depth]
             rng.shuffle(level)
-            # First those that a goal of training needs: never asked for, but made on the way.
+            # First those that a goal of TRAIN needs: the agent has made them on the way to it.
             used = {i for goal in goals if goal not in self.unseen
                     for recipe in recipes[goal] for i, _ in recipe.needs}
             level.sort(key=lambda item: item not in used)
@@ -138,9 +138,9 @@ def pages(world, goal):
     return reachable, near, far
 
 
-# The expert's plan. Its state is (stock still free, raw items to get, crafts to do); each call
-# returns a new one, so alternatives are tried on the same state and the cheapest is kept: greedily,
-# one ingredient after another, which is short but not always the shortest.
+# The expert's plan. Its state is (stock still free, raw items to get, crafts to do). Each call
+# returns a new state, so that alternatives start from the same one and the cheapest is kept. This
+# is greedy, one ingredient after another: plans are short, but not always the shortest.
 
 def supply(world, item, number, state):
     """The state once `number` of item are set aside: from stock, by getting or by crafting."""
@@ -156,7 +156,7 @@ def supply(world, item, number, state):
 
 
 def make(world, recipe, number, state):
-    """The state once `recipe`, repeated, gave `number`; a surplus joins the stock."""
+    """The state once `recipe` was crafted often enough for `number`; a surplus joins the stock."""
     times = -(-number // recipe.count)
     named, needs = {ingredient for ingredient, _ in recipe.needs}, []
     for ingredient, n in recipe.needs:     # a class is filled with one member, the cheapest
@@ -172,7 +172,7 @@ def make(world, recipe, number, state):
 
 
 def cost(state):
-    """The turns it takes; of two alike, the one that gets less."""
+    """What `min` compares: the turns it takes, then the number of items to get."""
     _, gets, crafts = state
     return len(gets) + len(crafts), sum(gets.values())
 
@@ -359,7 +359,7 @@ def unseen_goal(task_id, world=0):
 
 
 def amount(text):
-    """ "2 elm log" -> ("elm log", 2); None: it is no such thing."""
+    """ "2 elm log" -> ("elm log", 2); any other text -> None."""
     match = re.fullmatch(r"([1-9][0-9]{0,5}) (.+)", text.strip())
     return match and (match[2], int(match[1]))
 
@@ -406,15 +406,13 @@ class Env(envs.Base):
         label = self.world.prefix + item[:80].replace(" ", "_")
         if any(self.inventory.get(i, 0) < n for i, n in needs):
             return f"Could not find enough items to craft {label}"
-        for recipe in self.world.recipes.get(item, ()):
-            if self.fits(recipe, needs):
-                break
-        else:
+        fitting = [way for way in self.world.recipes.get(item, ()) if self.fits(way, needs)]
+        if not fitting:
             return f"Could not find a valid recipe for {item[:80]}"
         for i, n in needs:
             self.inventory[i] -= n
-        self.inventory[item] = self.inventory.get(item, 0) + recipe.count
-        return f"Crafted {recipe.count} {label}"
+        self.inventory[item] = self.inventory.get(item, 0) + fitting[0].count
+        return f"Crafted {fitting[0].count} {label}"
 
     def fits(self, recipe, needs):
         """Whether needs are exactly the recipe's, in any order, a member in place of its class."""
@@ -426,7 +424,8 @@ class Env(envs.Base):
     def expert(self):
         """A short plan from the present inventory: get what it lacks, then craft upwards."""
         _, gets, crafts = supply(self.world, self.goal, 1, (self.inventory, {}, []))
-        for item, number in gets.items():
+        if gets:
+            item, number = next(iter(gets.items()))
             return (f"To craft {self.goal} I still need {number} {item}, which is raw: I get it.",
                     f"get {number} {item}")
         recipe, needs = crafts[0]

@@ -12,8 +12,8 @@
     agent:  craft 1 glue using 3 candle                 ->  Crafted 1 glue     (reward 1, done)
 
 12, 12 and 6 goals of depth 1, 2 and 3, one-word items, recipes with numbers to 4, two distractors.
-In 10 turns random play solves 12% of TEST, `expert` all (3.9 turns on average, 7 at most). The one
-environment that imports another. Env(world="deep") has goals to depth 4: see textcraft.make_world.
+In 10 turns a random player solves 12% of TEST, `expert` all (3.9 turns on average, 7 at most).
+Env(world="deep") has goals to depth 4: see textcraft.make_world.
 """
 from envs import textcraft
 

@@ -3,26 +3,24 @@
     env:    Let's start Wordle!
     agent:  s h i r e                             the hidden word is crane; reward 0
     env:    b b b y g                             r is elsewhere, e is in place, the rest is absent
-    agent:  c r a n e                             reward 1; "crane" is read as well
+    agent:  c r a n e                             reward 1; "crane" is understood as well
     env:    g g g g g
 
-Anything that is no word of the vocabulary is answered "invalid word" and costs a try, too. After
-the sixth try the episode ends with reward 0. A repeated letter is marked as often as the hidden
-word has it, as in the newspapers; LMRL-Gym marks every one of them.
+A guess that is not in the vocabulary is answered "invalid word" and costs a try. After the sixth
+try the episode ends with reward 0. A repeated letter is marked as often as the hidden word has it,
+as in the newspapers; LMRL-Gym marks all of them.
 
 The hidden word of a task is WORDS[task_id]; every fifth is in TEST. In tasks 0..39 ("listed") the
 vocabulary is the first 40 words, all in PROMPT, as in AgentGym; from 40 on ("open") it is all of
 WORDS, and the first observation says so. Env(words=FILE) plays with the five-letter words of a file
-instead, one task a word. Env(adversarial=True) fixes no word, as in LMRL-Gym: at each guess one of
-the words that still fit is drawn, and that one answers. The task seeds the draws. By Bayes' rule
-the answers then come as likely as from a word fixed at random at the start, but the players of a
-group no longer look for the same one.
+instead, one task a word. Env(adversarial=True) fixes no word, as in LMRL-Gym: each guess is
+answered for a word drawn from those that still fit. An answer is as likely as if one word had been
+drawn at the start (Bayes' rule), but the trajectories of a group no longer share a word.
 
 Success on TEST: random, each try a uniform word of the vocabulary, 2.0% ("listed" 14.1%, "open"
 1.1%); the expert 100%, in 2.9 guesses on average ("listed" 2.2, "open" 3.0), over all words in 5
 at most.
 """
-
 import functools
 import random
 import re
@@ -96,8 +94,7 @@ def fingerprint(task_id):
 
 
 def read_words(path):
-    """The five-letter words of a file, one word or more a line; capitals mark names and are left
-    out."""
+    """The five-letter words of a file, one or more a line; words with capitals are left out."""
     words = Path(path).read_text(encoding="utf-8").split()
     words = tuple(dict.fromkeys(word for word in words if re.fullmatch("[a-z]{5}", word)))
     if not words:
@@ -106,8 +103,8 @@ def read_words(path):
 
 
 def feedback(guess, hidden):
-    """One letter for each of the guess, such as "b b b y g". Green first: only what they leave of
-    the hidden word can turn a letter yellow, each once and from the left."""
+    """One mark for each letter of the guess, such as "b b b y g". Letters in place come first; each
+    letter they leave of the hidden word turns one letter of the guess yellow, from the left."""
     left = [there for letter, there in zip(guess, hidden) if letter != there]
     marks = []
     for letter, there in zip(guess, hidden):
@@ -123,9 +120,9 @@ def feedback(guess, hidden):
 
 @functools.lru_cache(maxsize=4096)      # every game of a vocabulary begins with the same guess
 def best_guess(words, fitting):
-    """(guess, expected number of words that fit after its answer). A guess that parts N fitting
-    words into groups of equal answer, of sizes n, leaves sum(n^2) / N. To bound the time at about
-    10,000 answers, the guesses weighed are the fitting words, then others, as far as that goes."""
+    """(guess, expected number of words that fit after its answer). A guess that splits N fitting
+    words by answer into groups of size n leaves sum(n^2) / N. To bound the time at about 10,000
+    answers, only so many guesses are tried, the fitting words first."""
     def left(guess):
         return sum(n * n for n in Counter(feedback(guess, word) for word in fitting).values())
     if len(fitting) <= 2:
@@ -147,7 +144,7 @@ class Env(envs.Base):
     def start(self, task_id):
         self.words = self.file_words or (LISTED if family(task_id) == "listed" else WORDS)
         self.hidden = self.words[task_id]
-        self.draws = random.Random(f"wordle {task_id}")
+        self.draws = random.Random(f"wordle {task_id}")     # adversarial: of the answering words
         self.fitting, self.tries_left = self.words, TRIES
         if self.words is LISTED:
             return "Let's start Wordle!"

@@ -5,6 +5,7 @@ A file may say of itself, at module level:
     LONG_FAMILIES = ("boss",)   families whose expert may need more than HORIZON turns, or fail
     DETERMINISTIC = False       the engine does not repeat its text (sciworld)
     fingerprint(task_id)        goal and world as text, where the first observation hides part of it
+    TINY = dict(max_context=1024)   flags of train.py that a tiny policy needs here
 """
 
 import contextlib
@@ -17,9 +18,12 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from train import Config
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
@@ -113,6 +117,7 @@ def test_module_states_the_contract(world):
     assert world.FAMILIES and len(set(world.FAMILIES)) == len(world.FAMILIES)
     assert len(world.TRAIN) > 0 and len(world.TEST) > 0
     assert not set(world.TRAIN) & set(world.TEST)
+    assert set(getattr(world, "TINY", {})) <= {field.name for field in fields(Config)}
     ids = some_tasks(world, "TRAIN", 10**6) + some_tasks(world, "TEST", 10**6)
     assert {world.family(task_id) for task_id in ids} == set(world.FAMILIES)
 
