@@ -100,20 +100,20 @@ class EnvClient:
     def call(self, server, verb, part):
         """One request -> [(place, Reply or EnvError)]. If it fails, all its episodes fail."""
         try:
-            answers = self.servers[server].answer(verb, [body for _, body in part])
+            items = self.servers[server].answer(verb, [body for _, body in part])
         except EnvError as error:
             return [(place, error) for place, _ in part]
-        return [(place, self.read(server, verb, one)) for (place, _), one in zip(part, answers)]
+        return [(place, self.read(server, verb, item)) for (place, _), item in zip(part, items)]
 
-    def read(self, server, verb, answer):
+    def read(self, server, verb, item):
         """One episode's item in an answer, of either kind of server: checked, then a Reply."""
         try:
-            checked(answer.get("status", 200), answer, self.servers[server].url)
+            checked(item.get("status", 200), item, self.servers[server].url)
         except EnvError as error:
             return error
-        session = (server, answer["id"])
+        session = (server, item["id"])
         self.turns[session] = 0 if verb == "reset" else self.turns[session] + 1
-        return Reply(session, *(answer[key] for key in ("observation", "reward", "done", "info")))
+        return Reply(session, item["observation"], item["reward"], item["done"], item["info"])
 
     def close(self, sessions):
         """Close those that are open; a server that is gone has closed them already."""
@@ -229,7 +229,8 @@ class Http(threading.local):
     def post(self, url, body, again=True):
         """Send until an answer comes, which is `checked`; EnvError if none does."""
         for attempt in range(self.retries + 1 if again else 1):
-            time.sleep(0.2 * attempt)
+            if attempt:
+                time.sleep(0.1 * 2 ** attempt)
             try:
                 return checked(*self.exchange("POST", url, body), url)
             except requests.RequestException as error:
