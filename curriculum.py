@@ -1,18 +1,20 @@
-"""curriculum: how long an episode may be and which tasks are played: pure functions of the step.
+"""curriculum: how long an episode may be, and which tasks are played.
 
-train.py asks at the start of every step; nothing is remembered here, so a resumed run is given what
-the unbroken run would have been given. Steps and stages count from 0.
+Pure functions of the step, which train.py calls anew at each step. Nothing is stored between the
+calls, so a resumed run gets the horizons and tasks that an unbroken run would have got. Steps and
+stages count from 0.
 
+    tasks = choose_tasks(env, "train", 0)                # all of the training split
     for step in range(start, steps):
-        horizon = horizon_at(step, (6, 13, 20), 100)     # turns: 6, from step 100 13, from 200 20
-        tasks = sample_tasks(env.TRAIN, 32, step, seed)
+        horizon = horizon_at(step, (6, 13, 20), 100)     # 6 turns; 13 from step 100; 20 from 200
+        played = sample_tasks(tasks, 32, step, seed)     # 32 task ids
 """
 import random
 import statistics
 
 
 def check_horizons(horizons):
-    """Raise ValueError unless horizons are whole numbers of turns, at least 1, never decreasing."""
+    """ValueError unless horizons are one or more whole numbers of turns >= 1, never decreasing."""
     if len(horizons) == 0:
         raise ValueError("no horizon: expected a number of turns, or several such as 6,13,20")
     if any(type(turns) is not int or turns < 1 for turns in horizons):
@@ -22,11 +24,12 @@ def check_horizons(horizons):
 
 
 def horizon_at(step, horizons, switch_every):
-    """Turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
+    """The number of turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
 
-    Short episodes first, in which acting well pays quickly; longer ones leave room to explore.
-    switch_every: steps per stage, h_k from step k * switch_every on, the last horizon for good; or
-    a tuple with the step at which each later horizon begins. One horizon alone is fixed.
+    Short episodes come first: they teach the policy to act well with what it knows. Longer ones
+    then leave it room to explore. horizons: (h_0, h_1, ...), see check_horizons.
+    switch_every: steps per stage, so that h_k holds from step k * switch_every on; or a tuple, the
+    step at which h_1 begins, the step at which h_2 begins, ... The last horizon holds to the end.
     """
     check_horizons(horizons)
     if step < 0:
@@ -44,12 +47,13 @@ def horizon_at(step, horizons, switch_every):
 
 
 def next_stage(stage, successes, stages, window=10, min_steps=30):
-    """The stage to play next, moved on by one when success has stopped rising. Ours, adaptive.
+    """This stage, or the next one if success has stopped rising. An adaptive schedule of our own.
 
-    successes: success rate of every step of the PRESENT stage, oldest first. Once there are
-    min_steps of them, mean(last `window`) must beat mean(the `window` before) by one standard error
-    of that difference, sqrt(s1^2 / k + s2^2 / k), or the stage is over; so noise alone does not
-    hold it, and a curve that is flat, falling, or at 0 or 1 ends it. The last of `stages` stays.
+    successes: the success rate of every step of the CURRENT stage, oldest first. With min_steps of
+    them (and two windows), compare the last k = `window` with the k before: the stage goes on only
+    if the mean rose by more than one standard error of the difference, sqrt(s1^2 / k + s2^2 / k).
+    A rise no larger than the noise does not prolong the stage, so a curve that is flat or falling,
+    or stays at 0 or 1, ends it. The last of the `stages` stages never ends.
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage={stage}: expected 0..{stages - 1}")
@@ -64,8 +68,10 @@ def next_stage(stage, successes, stages, window=10, min_steps=30):
 
 
 def stage_after(successes, stages):
-    """The stage that next_stage leads to after these success rates of all steps so far: replayed
-    from the start, so that nothing but the history has to be kept."""
+    """The stage to which next_stage leads after these success rates, one for each step so far.
+
+    It is told from the history alone, so a resumed run has nothing else to remember.
+    """
     stage, since = 0, 0
     for step in range(len(successes)):
         later = next_stage(stage, successes[since:step + 1], stages)
@@ -75,8 +81,12 @@ def stage_after(successes, stages):
 
 
 def choose_tasks(module, split, n, families=""):
-    """n task ids of the split (0: all), of the given families only: always the same sample. Every
-    k-th id would not do, since families take turns."""
+    """n task ids of an environment's split, always the same ones; all of them for n = 0.
+
+    module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
+    their tasks, "" for all. The n are a random sample, in ascending order: every k-th id would not
+    be fair, since families take turns.
+    """
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r}; known: train, test")
     known = set(module.FAMILIES)
@@ -95,19 +105,20 @@ def choose_tasks(module, split, n, families=""):
 
 
 def sample_tasks(task_ids, count, step, seed):
-    """`count` task ids for this step, in random order, each task exactly once per epoch.
+    """`count` task ids for this step; every task is played exactly once per epoch.
 
-    The tasks are dealt like a deck of cards shuffled anew every epoch: step s takes the cards
-    s * count up to (s + 1) * count. A step that lies across two epochs may hold one task twice, and
-    count may exceed the deck. Depends on its arguments alone.
+    Each epoch is a new shuffle of task_ids, and the epochs follow each other in one long sequence,
+    of which step s takes positions s * count to (s + 1) * count - 1. A step that spans two epochs
+    may contain a task twice; count may exceed the number of tasks. The global random generator is
+    neither read nor changed.
     """
     if len(task_ids) == 0 or count < 1 or step < 0:
         raise ValueError(f"{len(task_ids)} tasks, count={count}, step={step}: expected a task or "
                          "more, count >= 1 and step >= 0")
-    tasks, epoch, deck = [], None, None
+    tasks, epoch, shuffled = [], None, None
     for position in range(step * count, (step + 1) * count):
         if position // len(task_ids) != epoch:
-            epoch, deck = position // len(task_ids), list(task_ids)
-            random.Random(f"{seed} epoch {epoch}").shuffle(deck)
-        tasks.append(deck[position % len(task_ids)])
+            epoch, shuffled = position // len(task_ids), list(task_ids)
+            random.Random(f"{seed} epoch {epoch}").shuffle(shuffled)
+        tasks.append(shuffled[position % len(task_ids)])
     return tasks

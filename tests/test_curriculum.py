@@ -1,10 +1,16 @@
 """curriculum.py: horizons, stages and tasks against plain counting."""
 import random
+import types
 
 import pytest
 
 import curriculum
-from curriculum import horizon_at, next_stage
+from curriculum import choose_tasks, horizon_at, next_stage
+from envs import maze, textcraft_small
+
+TOY = types.SimpleNamespace(
+    NAME="toy", FAMILIES=("even", "odd"), TRAIN=range(10), TEST=range(90, 99),
+    family=lambda task: ("even", "odd")[task % 2])
 
 
 def test_horizon_at_moves_on_every_hundred_steps_then_stays():
@@ -74,6 +80,38 @@ def test_next_stage_refuses():
     for stage, window in ((3, 10), (-1, 10), (0, 1)):
         with pytest.raises(ValueError):
             curriculum.next_stage(stage, [], 3, window=window)
+
+
+def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
+    assert choose_tasks(TOY, "train", 0) == list(range(10)) == choose_tasks(TOY, "train", 10)
+    assert choose_tasks(TOY, "train", 99) == list(range(10))
+    some = choose_tasks(maze, "test", 50)
+    assert len(set(some)) == 50 and set(some) <= set(maze.TEST) and some == sorted(some)
+    assert some == choose_tasks(maze, "test", 50)
+    assert len(choose_tasks(textcraft_small, "test", 99)) == 99
+
+
+def test_choose_tasks_is_fair_to_families_that_take_turns():
+    toy = types.SimpleNamespace(**{**vars(TOY), "TEST": range(1000)})
+    families = [toy.family(task) for task in choose_tasks(toy, "test", 100)]
+    # half of 100, 3 standard errors of 5 each way; every tenth id would all be even
+    assert 35 < families.count("even") < 65
+
+
+def test_choose_tasks_keeps_to_families():
+    assert choose_tasks(TOY, "train", 0, "odd") == [1, 3, 5, 7, 9]
+    assert choose_tasks(TOY, "test", 0, "even,odd") == list(range(90, 99))
+    assert len(choose_tasks(TOY, "train", 3, "odd")) == 3
+
+
+@pytest.mark.parametrize("split, families, sentence", [
+    ("dev", "", "split='dev'; known: train, test"),
+    ("test", "odd,big", r"toy: no families \['big'\]; known: even, odd"),
+    ("test", "none", "the test split has no task of none")])
+def test_choose_tasks_says_what_is_wrong(split, families, sentence):
+    toy = types.SimpleNamespace(**{**vars(TOY), "FAMILIES": ("even", "odd", "none")})
+    with pytest.raises(ValueError, match=sentence):
+        choose_tasks(toy, split, 5, families)
 
 
 def test_sample_tasks_deals_each_task_once_per_epoch():

@@ -1,4 +1,4 @@
-"""AgentEval: its arithmetic on literals, its tasks, and the whole script on small worlds."""
+"""AgentEval: its arithmetic on literals, and the whole script on small worlds."""
 import json
 import math
 import subprocess
@@ -87,40 +87,6 @@ def test_summarise_k_samples_a_task():
     # over tasks, not plays: ((1/9)^2 + (5/9)^2 + (4/9)^2) / 2 / 3 = 42/81/6 = 7/81
     assert every["stderr"] == pytest.approx(math.sqrt(7) / 9)
     assert summarise(TOY, plays, k=3).keys() == {"all", "even"}
-
-
-# ---- tasks ----
-
-def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
-    assert choose_tasks(TOY, "train", 0) == list(range(10)) == choose_tasks(TOY, "train", 10)
-    assert choose_tasks(TOY, "train", 99) == list(range(10))
-    some = choose_tasks(maze, "test", 50)
-    assert len(set(some)) == 50 and set(some) <= set(maze.TEST) and some == sorted(some)
-    assert some == choose_tasks(maze, "test", 50)
-    assert len(choose_tasks(textcraft_small, "test", 99)) == 99
-
-
-def test_choose_tasks_is_fair_to_families_that_take_turns():
-    toy = types.SimpleNamespace(**{**vars(TOY), "TEST": range(1000)})
-    families = [toy.family(task) for task in choose_tasks(toy, "test", 100)]
-    # half of 100, 3 standard errors of 5 each way; every tenth id would all be even
-    assert 35 < families.count("even") < 65
-
-
-def test_choose_tasks_keeps_to_families():
-    assert choose_tasks(TOY, "train", 0, "odd") == [1, 3, 5, 7, 9]
-    assert choose_tasks(TOY, "test", 0, "even,odd") == list(range(90, 99))
-    assert len(choose_tasks(TOY, "train", 3, "odd")) == 3
-
-
-@pytest.mark.parametrize("split, families, sentence", [
-    ("dev", "", "split='dev'; known: train, test"),
-    ("test", "odd,big", r"toy: no families \['big'\]; known: even, odd"),
-    ("test", "none", "the test split has no task of none")])
-def test_choose_tasks_says_what_is_wrong(split, families, sentence):
-    toy = types.SimpleNamespace(**{**vars(TOY), "FAMILIES": ("even", "odd", "none")})
-    with pytest.raises(ValueError, match=sentence):
-        choose_tasks(toy, split, 5, families)
 
 
 # ---- the built-in players ----
