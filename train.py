@@ -429,14 +429,20 @@ def setup(cfg, module, client):
         run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
         run.notes = Notes(**memory["notes"])
         run.history = metrics.history_until(cfg.folder, run.step)
-    size = sum(p.numel() for p in run.policy.parameters()) / 1e6
-    kind = "policy of our cloning" if cloned_settings(run.start_model) else "pretrained model"
-    parallel.say(f"{kind}: format {cfg.format}, replies of at most {cfg.max_turn_tokens} tokens, "
-                 f"context {cfg.max_context}, learning rate {cfg.lr:g}")
-    parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {device} x {parallel.world()}, attention "
-                 f"{run.policy.kernel} ({run.policy.kernel_reason})"
-                 + (f", going on at step {run.step}" if last else ""))
+    describe(run)
     return run
+
+
+def describe(run):
+    """Say what is trained where, and which settings were chosen for it."""
+    cfg, policy = run.cfg, run.policy
+    kind = "cloned by us" if cloned_settings(run.start_model) else "a pretrained model"
+    size = sum(p.numel() for p in policy.parameters()) / 1e6
+    parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
+                 f"attention {policy.kernel} ({policy.kernel_reason})"
+                 + f", going on at step {run.step}" * (run.step > 0))
+    parallel.say(f"policy {kind}: format {cfg.format}, replies of at most {cfg.max_turn_tokens} "
+                 f"tokens, context {cfg.max_context}, learning rate {cfg.lr:g}")
 
 
 def adamw(model, lr):
