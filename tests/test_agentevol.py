@@ -1,4 +1,4 @@
-"""Cloning: demonstrations, the mask over them, the tokenizer, the folder that comes out."""
+"""pytest tests/test_agentevol.py: demonstrations, their mask, the tokenizer, the cloned folder."""
 import copy
 import json
 import random

@@ -1,4 +1,4 @@
-"""Run: pytest tests/test_algos.py. Each equation against arithmetic, a slow loop, or an identity.
+"""pytest tests/test_algos.py: each equation against arithmetic, a slow loop, or an identity.
 
 The last part, WRONG_VERSIONS, lists faults that people really make: each takes the place of the
 right function, and the test that belongs to it must then fail.

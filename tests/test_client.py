@@ -1,4 +1,4 @@
-"""The client: many episodes per request, what a lost answer or a dead server becomes, both wires.
+"""pytest tests/test_client.py: batches, lost answers, dead servers, the protocols of both servers.
 
 Our server runs in this process. The original's are played back from recorded exchanges: their
 routes and key names, no /health, no /steps, no `turn`, no `info`.

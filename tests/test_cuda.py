@@ -1,6 +1,8 @@
-"""The CUDA path. On the CPU flash-attn's functions are stood in for by slow loops with the very
-signatures of theirs, which refuse what the real ones refuse; on a GPU (marked cuda) the real ones
-play against the trainer's own forward, graphs against eager steps.
+"""pytest tests/test_cuda.py: the CUDA path, on a GPU (-m cuda) and without.
+
+On the CPU flash-attn's functions are stood in for by slow loops with the very signatures of theirs,
+which refuse what the real ones refuse; on a GPU (marked cuda) the real ones play against the
+trainer's own forward, graphs against eager steps.
 """
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""curriculum.py: horizons, stages and tasks against plain counting."""
+"""pytest tests/test_curriculum.py: horizons, stages and tasks against plain counting."""
 import random
 import types
 

@@ -1,4 +1,4 @@
-"""engine.py against stock transformers, plain loops and plain arithmetic, on tiny random models.
+"""pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops.
 
 Each was seen to fail; the list of what was broken is at the end of the file.
 """

@@ -1,4 +1,6 @@
-"""A hand-made room for each rule, every family for the expert, and the genuine engine, where it is
+"""pytest tests/test_env_alfworld.py: hand-made rooms, and the genuine engine beside it.
+
+A hand-made room for each rule, every family for the expert, and the genuine engine, where it is
 installed, as the judge of every reply and every list of commands."""
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""envs/babyai.py against minigrid itself, driven beside it."""
+"""pytest tests/test_env_babyai.py: envs/babyai.py against minigrid itself, driven beside it."""
 
 import random
 import re

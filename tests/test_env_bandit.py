@@ -1,3 +1,4 @@
+"""pytest tests/test_env_bandit.py: the reply grammar, the arms and their luck, exact chances."""
 import random
 from statistics import fmean
 

@@ -1,3 +1,4 @@
+"""pytest tests/test_env_frozenlake.py: ice against gymnasium's own table, exact chances."""
 import random
 from statistics import fmean
 

@@ -1,4 +1,4 @@
-"""maze: the recorded game, the double T measured by hand, chances against dice."""
+"""pytest tests/test_env_maze.py: the recorded game, the double T by hand, chances against dice."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""sciworld against the engine itself: its text, its split, its house, its one machine."""
+"""pytest tests/test_env_sciworld.py: text, split and house against the engine itself, one JVM."""
 
 import gc
 import os

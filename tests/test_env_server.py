@@ -1,4 +1,4 @@
-"""The server: the original's wire in both dialects, its additions, bad input, its start and end.
+"""pytest tests/test_env_server.py: the original's wire, our additions, bad input, start and end.
 
 Most of it is asked of `respond`, the whole server but for the sockets; toy is its environment.
 """

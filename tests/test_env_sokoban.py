@@ -1,3 +1,4 @@
+"""pytest tests/test_env_sokoban.py: rooms drawn by hand, shortest solutions, exact chances."""
 import random
 from statistics import fmean
 

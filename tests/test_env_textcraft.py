@@ -1,3 +1,4 @@
+"""pytest tests/test_env_textcraft.py: a world made by hand, a recorded game, generated worlds."""
 import json
 import math
 import random

@@ -1,4 +1,4 @@
-"""wordle: feedback by hand and by counting, every word solved, chances against dice."""
+"""pytest tests/test_env_wordle.py: feedback by hand and counting, every word solved, dice."""
 
 import os
 import random

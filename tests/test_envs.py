@@ -1,4 +1,4 @@
-"""One contract, every environment: each file of envs/ must pass all of this, whatever its world.
+"""pytest tests/test_envs.py -k NAME: the contract that each file of envs/ must pass, also yours.
 
 A file may say of itself, at module level:
     EXPERT_RATE = 0.7           the expert's success rate where luck limits even the optimum

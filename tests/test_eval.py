@@ -1,4 +1,4 @@
-"""AgentEval: its arithmetic on literals, and the whole script on small worlds."""
+"""pytest tests/test_eval.py: arithmetic on literals, the whole script on small worlds."""
 import json
 import math
 import subprocess

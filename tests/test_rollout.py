@@ -1,7 +1,7 @@
-"""rollout.py on a tiny random model: trajectories, chat templates and formats, episodes, `collect`
-against `play`, environments that fail, and the tensors that come out.
+"""pytest tests/test_rollout.py: episodes, templates, formats, failures, `collect` against `play`.
 
-Run: pytest tests/test_rollout.py
+What an episode leaves behind, what happens when environments fail, and the tensors that come
+out, on a tiny random model.
 """
 import functools
 import itertools

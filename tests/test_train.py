@@ -1,5 +1,6 @@
-"""The training loop: one gradient however it is cut, runs that resume and share to the bit, every
-preset, the filters, the panel, what a user gets wrong.
+"""pytest tests/test_train.py: the loop, one gradient however it is cut, resumed and shared runs.
+
+Beyond that every preset, the filters, the panel, what a user gets wrong.
 
 Played is a toy whose episodes an untrained policy wins about half the time; its server runs in this
 process. Letters: B trajectories, T tokens.

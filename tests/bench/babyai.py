@@ -1,4 +1,4 @@
-"""Per level of babyai: how often the expert and the random player succeed. By hand, from the root:
+"""python -m tests.bench.babyai: how often expert and random player succeed, level by level.
 
     python -m tests.bench.babyai [episodes of each level, default 10: a minute]
 

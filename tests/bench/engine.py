@@ -1,4 +1,6 @@
-"""The engine alone, against transformers on the same weights; and what all benchmarks share.
+"""python -m tests.bench.rollout --parts decode batching: the engine alone, against transformers.
+
+The same weights on both sides. This file also holds what all benchmarks share.
 
     python -m tests.bench.rollout --parts decode batching
 

@@ -1,4 +1,4 @@
-"""How fast the environments answer, in process and over HTTP. By hand, from the root:
+"""python -m tests.bench.envs: how fast the environments answer, in process and over HTTP.
 
     python -m tests.bench.envs                        every environment; a few minutes
     python -m tests.bench.envs babyai textcraft --quick

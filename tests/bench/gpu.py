@@ -1,4 +1,4 @@
-"""The engine on a CUDA device, against what the device itself can do. By hand, from the root:
+"""python -m tests.bench.gpu: the engine on a CUDA device, against what the device can do.
 
     python -m tests.bench.gpu                                     all shapes; about 15 minutes
     python -m tests.bench.gpu --models 3B --parts decode --quick

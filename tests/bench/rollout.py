@@ -1,4 +1,4 @@
-"""How fast `collect` is, against other ways to play the same episodes. By hand, from the root:
+"""python -m tests.bench.rollout: `collect` against other ways to play the same episodes.
 
     python -m tests.bench.rollout                           shapes S and M; about 10 minutes
     python -m tests.bench.rollout --quick --parts turns --shapes S

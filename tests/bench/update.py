@@ -1,4 +1,4 @@
-"""How fast an update is, against the padded way and against TRL. By hand, from the root:
+"""python -m tests.bench.update: an update against the padded way and against TRL.
 
     python -m tests.bench.update                      both parts, shapes S and M; about 5 minutes
     python -m tests.bench.update --quick --parts update --shapes S
