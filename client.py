@@ -40,7 +40,7 @@ class Reply:
 
 @contextmanager
 def connected(env_url, name, success, workers=1, batched=True):
-    """An EnvClient at these addresses (comma-separated), or at `workers` local ones it starts."""
+    """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends."""
     with ExitStack() as stack:
         try:
             urls = env_url.split(",") if env_url else \
@@ -148,7 +148,7 @@ def find_server(url, name, success, http):
                 raise EnvError(f"{root} serves {', '.join(health['environments'])}, not {name}; "
                                f"start: python env_server.py {name}")
             return OurServer(f"{root}/{name}", http)
-        for base in (f"{root}/{name}", root):   # an original: maze and wordle, or all others
+        for base in (f"{root}/{name}", root):   # most originals are at the root
             greeting = http.exchange("GET", f"{base}/")[1]
             if isinstance(greeting, str) and (greeting.lower().startswith("this is environment")
                                               or greeting == "ok"):
@@ -211,7 +211,7 @@ class OriginalServer:
 
 
 class Http(threading.local):
-    """Connections that are kept alive; each thread has its own, as requests.Session needs it."""
+    """Connections that are kept alive; each thread has its own: requests.Session is for one."""
 
     def __init__(self, timeout, retries):
         self.timeout, self.retries = (min(10, timeout), timeout), retries   # to connect, to answer
