@@ -1,7 +1,4 @@
-"""README's recipes, followed word for word in a copy of this checkout.
-
-Run alone: pytest tests/test_readme.py
-"""
+"""pytest tests/test_readme.py: README's recipes, followed word for word in a copy of the code."""
 import json
 import re
 import shutil
