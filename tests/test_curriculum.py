@@ -5,7 +5,7 @@ import types
 import pytest
 
 import curriculum
-from curriculum import choose_tasks, horizon_at, next_stage
+from curriculum import choose_tasks, horizon_at, next_stage, stage_after
 from envs import maze, textcraft_small
 
 TOY = types.SimpleNamespace(
@@ -80,6 +80,20 @@ def test_next_stage_refuses():
     for stage, window in ((3, 10), (-1, 10), (0, 1)):
         with pytest.raises(ValueError):
             curriculum.next_stage(stage, [], 3, window=window)
+
+
+def test_stage_after_replays_next_stage():
+    """Flat at first, so that stage 0 ends after 30 steps; then a rise that lasts 40 steps."""
+    successes = [0.5] * 30 + [0.1 + 0.02 * i for i in range(40)] + [0.9] * 40
+    stage, since, stages = 0, [], []
+    for success in successes:                   # what a loop with a memory of its own would do
+        since.append(success)
+        later = next_stage(stage, since, 3)
+        stage, since = later, since if later == stage else []
+        stages.append(stage)
+    assert stages == [stage_after(successes[:i + 1], 3) for i in range(len(successes))]
+    assert stages[28:30] == [0, 1] and stages[69] == 1 and stages[-1] == 2
+    assert stage_after([], 3) == 0
 
 
 def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():

@@ -7,6 +7,7 @@ import threading
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from transformers import AutoTokenizer
@@ -19,7 +20,7 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer, open_env
 from envs import maze, textcraft_small, wordle
-from eval import Config, parse_flags, run, summarise
+from eval import Config, model_defaults, parse_flags, run, summarise
 from metrics import builtin_rate, mean_and_error, play_builtin
 from rollout import Agent
 
@@ -252,6 +253,39 @@ def test_parse_flags_refuses(flags, sentence, capsys):
     with pytest.raises(SystemExit) as error:
         parse_flags(Flags, flags.split())
     assert error.value.code == 2 and sentence in capsys.readouterr().err
+
+
+@dataclass
+class Choices:
+    way: Literal["up", "down"] = "up"
+    turns: tuple[int, ...] = (6, 10)          # of each stage
+
+
+def test_parse_flags_reads_choices_and_whole_numbers(capsys):
+    assert parse_flags(Choices, []) == Choices("up", (6, 10))
+    assert parse_flags(Choices, "--way down --turns 3,4,5".split()) == Choices("down", (3, 4, 5))
+    saved = parse_flags(Choices, [], preset=lambda given: dict(way="down", turns=[7]))   # of JSON
+    assert saved == Choices("down", (7,))
+    with pytest.raises(ValueError, match="way='left'; known: up, down"):
+        parse_flags(Choices, ["--way", "left"])
+    with pytest.raises(ValueError, match="turns='3,x': expected whole numbers"):
+        parse_flags(Choices, ["--turns", "3,x"])
+    with pytest.raises(SystemExit):
+        parse_flags(Choices, ["--help"])
+    assert "--turns INT,INT,...  of each stage (6,10)" in capsys.readouterr().out
+
+
+def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path, monkeypatch):
+    assert model_defaults(model) == dict(format="react", max_turn_tokens=512, max_context=8192)
+    seen = []
+    monkeypatch.setattr(evaluation, "run", seen.append)
+    (tmp_path / "clone.json").write_text(json.dumps(dict(
+        env="maze", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
+    for flags in ([model], [str(tmp_path)], [str(tmp_path), "--format", "act"]):
+        monkeypatch.setattr(sys, "argv", ["eval.py", "--env", "maze", "--model", *flags])
+        evaluation.main()
+    assert [(c.format, c.max_turn_tokens, c.max_context) for c in seen] == [
+        ("react", 512, 8192), ("think", 30, 600), ("act", 30, 600)]
 
 
 def test_parse_flags_explains_itself(capsys):

@@ -147,6 +147,10 @@ def weights_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
+def lines_of_all(folder):
+    return [json.loads(line) for line in open(os.path.join(folder, "metrics.jsonl"))]
+
+
 def lines_of(folder):
     """metrics.jsonl but for what a clock measured."""
     clocks = ("seconds", "tokens_per_second", "_share")
@@ -511,6 +515,34 @@ def test_a_preset_says_what_differs_and_flags_say_more():
         train.check(train.parse_flags(Config, ["--algo", algo], "", train.preset))
 
 
+def flags_chosen(command):
+    return train.parse_flags(Config, command.split(), "", train.preset)
+
+
+def test_defaults_follow_the_model(model, tmp_path):
+    """A tiny policy never meets a chat model's defaults, nor the reverse; flags win over both."""
+    tiny = flags_chosen("")
+    assert (tiny.lr, tiny.max_turn_tokens, tiny.max_context, tiny.format) == (6e-4, 24, 512, "act")
+    chat = flags_chosen(f"--model {model}")
+    assert (chat.lr, chat.max_turn_tokens, chat.max_context, chat.format) == (
+        1e-6, 512, 8192, "react")
+    assert flags_chosen("--model Qwen/Qwen2.5-3B-Instruct --lr 5e-6 --format act") == replace(
+        chat, model="Qwen/Qwen2.5-3B-Instruct", lr=5e-6, format="act")
+    (tmp_path / "clone.json").write_text(json.dumps(dict(
+        format="think", context="window", max_turn_tokens=99, max_context=700, lr=4e-3)))
+    own = flags_chosen(f"--model {tmp_path}")
+    assert (own.format, own.context, own.max_turn_tokens, own.max_context, own.lr) == (
+        "think", "window", 99, 700, 6e-4)               # not the learning rate of cloning
+    assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
+
+
+def test_an_environment_says_what_its_tiny_policy_needs(model):
+    tiny, chat = flags_chosen("--env babyai"), flags_chosen(f"--env babyai --model {model}")
+    assert (tiny.horizons, tiny.max_context, tiny.clone_width) == ((3, 6), 2048, 96)
+    assert (chat.horizons, chat.families) == (Config.horizons, "")
+    assert flags_chosen("--env babyai --horizons 4").horizons == (4,)
+
+
 def test_without_a_kl_there_is_no_reference(url, model):
     run = started(url, config(model))
     assert run.reference is None and batch_of(run).ref_logprobs is None
@@ -841,6 +873,10 @@ def test_main_clones_trains_and_reports(url, capsys):
     out = capsys.readouterr().out
     for row in ("before RL", "after RL", "control: ", "random player", "expert player", "held out"):
         assert row in out
+    assert re.search(r"^about \d+\.\d minutes on this machine", out, re.MULTILINE)
+    assert "policy cloned by us: format act, replies of at most 4 tokens, context 200" in out
+    kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
+    assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
     shutil.rmtree("runs/all/step_2")
     with pytest.raises(SystemExit, match="^train.py: --resume: no checkpoint in runs/all"):
         train.main(["--resume", "--name", "all"])
@@ -927,6 +963,35 @@ def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
     run = started(url, config(model))
     with pytest.raises(ValueError, match="toy: no task 777"):
         parallel.play_tasks(run, run.policy, run.agent, [3, 777], 2, 2, (0,))
+
+
+def test_a_run_does_not_move_its_own_input_away(model, tmp_path):
+    shutil.copytree(model, tmp_path / "runs" / "x" / "clone")
+    with pytest.raises(SystemExit, match="--model runs/x/clone lies in this run's own folder"):
+        train.main("--env toy --name x --model runs/x/clone".split())
+    assert os.listdir("runs/x") == ["clone"]
+
+
+def test_a_control_needs_a_policy_that_was_cloned(url, model):
+    with pytest.raises(SystemExit, match="--control clones on, in one process, .* leave it out"):
+        train.main(["--env", "toy", "--control", "--model", model])
+
+
+def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
+    reports, report = [], metrics.report
+    monkeypatch.setattr(metrics, "report", lambda run, seconds: (
+        reports.append(run.notes.control) or report(run, seconds)))
+    cloned = []
+    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
+        cloned.append((folder, seconds)) or load_policy(folder)))
+    flags = {k: v for k, v in SMALL.items() if k != "control"}
+    train.main(["--control", *flags_of(**flags | dict(
+        name="c", clone_steps=3, clone_episodes=20, clone_width=32, env_url=url))])
+    assert reports[0] is None and reports[1]["sampled"]["n"] == 8
+    lines = lines_of_all("runs/c")
+    assert cloned == [("runs/c/clone", pytest.approx(sum(line["seconds"] for line in lines)))]
+    result = json.load(open("runs/c/result.json"))
+    assert result["control"]["sampled"] == result["before"]["sampled"]     # the very same policy
 
 
 def test_an_unknown_flag_is_an_error(capsys):
