@@ -21,6 +21,7 @@ import sys
 
 
 class Base:
+    """`reset` and `step` around an environment's own `start` and `act`."""
     done = None         # is the episode over? None: none has begun
 
     def reset(self, task_id, stream=None):
@@ -48,6 +49,7 @@ class Base:
         """Give back what is held: here nothing."""
 
     def last_task(self):
+        """The largest task id; the smallest is 0."""
         return max(self.module.TRAIN[-1], self.module.TEST[-1])
 
     @property

@@ -568,6 +568,16 @@ def test_load_env_knows_its_names():
             env_server.load_env(name)
 
 
+def test_open_env_tells_that_an_engine_is_missing(toy):
+    assert env_server.open_env("toy") is toy and toy.closed == [None]
+
+    def no_engine(env):
+        raise RuntimeError("toy: its engine needs Java")
+    toy.Env.__init__ = no_engine
+    with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
+        env_server.open_env("toy")
+
+
 @contextmanager
 def running(*arguments):
     """A Python process, ended in any case."""
