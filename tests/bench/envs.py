@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 import engine  # noqa: F401  before torch, which client's neighbours load: see there
 import requests
 from client import EnvClient, EnvError
+from curriculum import choose_tasks
 from env_server import known_envs, load_env, local_server
-from eval import choose_tasks
 
 ORIGINAL = dict(babyai=158, textcraft=434, sciworld=12, maze=575, wordle=456)     # steps/s
 TARGET = dict(babyai=5, textcraft=8, sciworld=10)                                 # times these

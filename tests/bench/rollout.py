@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentevol import make_tokenizer
 from client import EnvClient, EnvError, Reply
+from curriculum import choose_tasks
 from env_server import load_env, local_server
-from eval import choose_tasks
 from rollout import Agent, Episode, Scheduler, Slot, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)

@@ -29,6 +29,7 @@ import engine  # noqa: F401  before torch: see there
 import numpy as np
 import torch
 
+import parallel
 import train
 from engine import token_logprobs
 from rollout import Trajectory, to_batch
@@ -107,12 +108,12 @@ def our_step(shape, prompt, observation, action, horizon):
     model, _ = make_models(shape)
     agent, client = make_agent(shape, prompt, observation, action, horizon)
     cfg = train.Config(group_size=GROUP, mini_batches=1, filter="none", lr=1e-6)
-    run = train.Run(cfg, None, client, agent, model,
+    run = train.Run(cfg, None, client, tasks=[], eval_tasks=[], agent=agent, policy=model,
                     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6))
 
     def step(number):
         tasks = range(8 * number, 8 * number + 8)
-        trajectories, _ = train.play_tasks(run, tasks, GROUP, horizon, (number,))
+        trajectories, _ = parallel.play_tasks(run, model, agent, tasks, GROUP, horizon, (number,))
         batch = to_batch(trajectories)
         train.credit(run, batch)
         train.update(run, batch)
