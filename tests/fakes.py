@@ -1,5 +1,6 @@
-"""What the tests of the engine and of the rollout play with: tiny random models beside their stock
-twins, tokenizers with three kinds of template, a toy world, a client without a network."""
+"""What the tests of the engine and of the rollout use: tiny random models and the same models under
+transformers' own attention, tokenizers with three kinds of template, a toy environment, a client
+without a network."""
 import copy
 import hashlib
 import inspect
@@ -20,7 +21,7 @@ CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
 def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
     """(the model under our engine, the same under transformers' own sdpa): d 64, 4 heads sharing 2
-    of keys and values, every weight and bias random. loud: tokens that are said often."""
+    of keys and values, every weight and bias random. loud: tokens that are sampled often."""
     torch.manual_seed(seed)
     config = CONFIGS[kind](
         vocab_size=vocabulary, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
@@ -75,8 +76,8 @@ def chat_tokenizer(kind="tiny", template=None):
 # ---- a world and its client ---------------------------------------------------------------------
 
 class Toy:
-    """A world in which every answer depends on every character said before: one token sampled
-    otherwise, and the episode goes elsewhere. It ends by itself at one answer in nine."""
+    """An environment whose every answer depends on every character it was sent: one other token,
+    and all that follows is different. One answer in nine ends the episode."""
 
     def reset(self, task_id, stream=0):
         self.heard = f"{task_id} {stream}"
@@ -94,8 +95,8 @@ class Toy:
 
 
 class LocalClient:
-    """The face of EnvClient around environments in this process. before(session, kind, argument):
-    called first, in the client's thread; it may wait, raise, or return an EnvError to answer."""
+    """EnvClient's interface around environments in this process. before(session, kind, argument)
+    is called first, in the client's thread; it may wait, raise, or return an EnvError to answer."""
 
     def __init__(self, make_env=Toy, batched=True, connections=8, before=None):
         self.make_env, self.batched, self.connections = make_env, batched, connections

@@ -126,9 +126,8 @@ def timed(way, *arguments, **more):
     figures = dict(seconds=seconds, success=sum(t.success for t in trajectories),
                    actions=sum(sum(t.response_mask) for t in trajectories))
     if stats:
-        figures |= stats.seconds | dict(decoded=stats.tokens["decode"],
-                                        read=stats.tokens["prefill"],
-                                        attention=IN_ATTENTION["seconds"])
+        figures |= dict(stats.seconds, decoded=stats.tokens["decode"],
+                        read=stats.tokens["prefill"], attention=IN_ATTENTION["seconds"])
     return figures
 
 
