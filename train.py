@@ -2,7 +2,7 @@
 
     python train.py                            a tiny policy from nothing: minutes on two CPU cores
     python train.py --env babyai --algo ppo    another world, another learning rule
-    torchrun --nproc_per_node 8 train.py --algo grpo --env textcraft --model Qwen/Qwen2.5-3B
+    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft
 
 The loop is `train`, below: AgentGym-RL's algorithm box (arXiv:2509.08755) with GRPO's advantages by
 default. How the default differs from GRPO as published (arXiv:2402.03300):
@@ -11,7 +11,8 @@ default. How the default differs from GRPO as published (arXiv:2402.03300):
 3. There is no KL penalty, and so no reference model, unless --kl-coef is given.
 4. The horizon, the number of turns an episode may take, grows during training (ScalingInter-RL).
 
-A run is a function of its flags and its seed. runs/<name>/ holds config.json, metrics.jsonl (a line
+A run is a function of its flags and its seed, except in sciworld, whose engine does not repeat
+itself, and to the last digit with --no-env-batched, where answers come in any order. runs/<name>/ holds config.json, metrics.jsonl (a line
 a step), samples.txt (episodes as text), curve.png, result.json and step_<n>/ (an ordinary Hugging
 Face folder; --resume goes on from the last one as if nothing had happened).
 """
@@ -35,22 +36,22 @@ import metrics
 import parallel
 from agentevol import Clone, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
-from curriculum import check_horizons, choose_tasks, horizon_at, sample_tasks, stage_after
+from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
 from engine import action_logprobs, action_values, check_folder, token_values
 from env_server import load_env, open_env
 from eval import cloned_settings, model_defaults, parse_flags
 from metrics import Notes
-from rollout import Agent, Stats, progress, to_batch
+from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
 
 
 @dataclass
 class Run:
-    """A run's parts, made by `setup`, and its memory, which `train` writes."""
+    """The parts of a run, made by `setup`, and what `train` remembers from step to step."""
     cfg: "Config"
-    module: object                # of the environment: envs/<name>.py
+    module: object                # the environment's: envs/<name>.py
     client: EnvClient
-    tasks: list                   # ids: of training
-    eval_tasks: list              # and held out
+    tasks: list                   # ids of the training tasks
+    eval_tasks: list              # ids of the held-out tasks
     start_model: str = ""         # folder or hub id of the policy before any RL
     agent: Agent = None
     policy: object = None
@@ -79,11 +80,12 @@ def train(run):
         horizon = current_horizon(run)                 # 1. turns allowed
         played, stats = play_step(run, horizon)        # 2. x ~ D, tau ~ pi_old
         kept = keep_groups(played, cfg)                #    groups that teach something
-        batch, figures = None, Figures(entropy=sampled_entropy(played))
         if kept:
             batch = to_batch(kept, run.device)         #    below here: arithmetic on (B, T)
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
+        else:                                          #    nothing is learned in this step
+            batch, figures = None, Figures(entropy=sampled_entropy(played))
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, batch, stats, figures, seconds)
         run.step += 1
@@ -92,7 +94,7 @@ def train(run):
 
 
 def set_learning_rate(run):
-    """A line from lr, at the first step, towards lr_end * lr. The critic's rate stays."""
+    """Linear decay from lr, at the first step, towards lr_end * lr. The critic's rate stays."""
     for group in run.optimizer.param_groups:
         group["lr"] = run.cfg.lr * (1 - (1 - run.cfg.lr_end) * run.step / run.cfg.steps)
 
@@ -232,13 +234,22 @@ def train_on_everything(run, batch):
 class Figures:
     """An update in numbers: means over its trained tokens, unless said."""
     entropy: float = 0.0          # nats
-    kl: float = 0.0               # k3, to the policy that sampled
-    clipped: float = 0.0          # share of tokens whose ratio the loss clips: the sum of
-    clipped_high: float = 0.0     # those above 1 + clip_high
-    clipped_low: float = 0.0      # and those below 1 - clip_low
+    kl: float = 0.0               # KL(pi_old || pi), k3; pi_old is the policy that sampled
+    clipped: float = 0.0          # share of tokens whose ratio the loss clips, on either side
+    clipped_high: float = 0.0     # share of tokens clipped above 1 + clip_high
+    clipped_low: float = 0.0      # share of tokens clipped below 1 - clip_low
     value_loss: float = 0.0       # mean over the updates
     grad_norm: float = 0.0        # before clipping; mean over the updates
     skipped: int = 0              # updates that were not finite
+
+    @classmethod
+    def of(cls, sums, norms):
+        """From the sums of `part_figures` and the gradient norm of each update (NaN: skipped)."""
+        tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
+        high, low = sums["clipped_high"] / tokens, sums["clipped_low"] / tokens
+        return cls(sums["entropy"] / tokens, sums["kl"] / tokens, high + low, high, low,
+                   sums["value_loss"] / len(norms), sum(finite) / max(len(finite), 1),
+                   skipped=len(norms) - len(finite))
 
 
 def update(run, batch):
@@ -255,20 +266,15 @@ def update(run, batch):
             mini.weights = mini.weights * loss_weights(mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
-            for part_rows, counts in parallel.micro_batches(mini, cfg.micro_tokens):
+            for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
                 loss, part_sums = part_loss(run, mini.rows(part_rows))
-                (loss * parallel.world() * counts).backward()   # FSDP takes the mean over the ranks
-                total += loss.detach() * counts
+                (loss * real * parallel.world()).backward()     # FSDP takes the mean over the ranks
+                total += loss.detach() * real
                 for name, x in part_sums.items():
-                    sums[name] = sums[name] + x * counts
+                    sums[name] = sums[name] + x * real
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
-    tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
-    high, low = sums["clipped_high"] / tokens, sums["clipped_low"] / tokens
-    return Figures(entropy=sums["entropy"] / tokens, kl=sums["kl"] / tokens,
-                   clipped=high + low, clipped_high=high, clipped_low=low,
-                   value_loss=sums["value_loss"] / len(norms),
-                   grad_norm=sum(finite) / max(len(finite), 1), skipped=len(norms) - len(finite))
+    return Figures.of(sums, norms)
 
 
 def loss_weights(mask, cfg):
@@ -288,7 +294,7 @@ def part_loss(run, part):
     """-> (a micro-batch's loss, sums over its tokens for Figures).
 
     From here on tensors are flat, (A,): a number for each sampled token and none for the others.
-    The loss is a sum, because its weights are those of the mini-batch.
+    The weights are those of the whole mini-batch, so the losses of its parts are summed.
     """
     cfg, mask = run.cfg, part.response_mask
     where = part.token_ids, mask, part.position_ids
@@ -308,16 +314,20 @@ def part_loss(run, part):
                                           cfg.value_clip)
         value_loss = (losses * part.value_weights[mask]).sum()
         total = total + (1.0 if run.critic else cfg.value_coef) * value_loss
-    with torch.no_grad():
-        ratio = (logprobs - old).exp()
-        if cfg.surrogate == "sequence":
-            ratio = algos.row_mean(logprobs - old, rows).exp()
-        sums = dict(
-            tokens=torch.tensor(float(len(old)), device=old.device), entropy=entropy.sum(),
-            kl=algos.kl_k3(old, logprobs).sum(), value_loss=value_loss.detach(),
-            clipped_high=((ratio > 1 + cfg.clip_high) & (advantages > 0)).sum().float(),
-            clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
-    return total, sums
+    sums = part_figures(logprobs, old, advantages, rows, cfg)
+    return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach())
+
+
+@torch.no_grad()
+def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
+    """What is watched of a micro-batch: {name: sum over its tokens}."""
+    log_ratio = logprobs - old_logprobs
+    if cfg.surrogate == "sequence":
+        log_ratio = algos.row_mean(log_ratio, rows)
+    ratio = log_ratio.exp()
+    return dict(tokens=torch.ones_like(ratio).sum(), kl=algos.kl_k3(old_logprobs, logprobs).sum(),
+                clipped_high=((ratio > 1 + cfg.clip_high) & (advantages > 0)).sum().float(),
+                clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
 
 
 def token_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
@@ -336,8 +346,11 @@ SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
 
 
 def optimizer_step(run, loss):
-    """Clip and step -> the gradient's norm before. A loss or gradient that is not finite changes
-    nothing and counts as skipped (NaN); five in a row end the run: FloatingPointError."""
+    """Clip the gradients and step -> the policy's gradient norm before clipping.
+
+    A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
+    FloatingPointError.
+    """
     norm = clip_gradient(run.policy, run.cfg.max_grad_norm)
     norms, optimizers = [norm, loss], [run.optimizer]
     if run.critic:
@@ -363,8 +376,7 @@ def clip_gradient(model, limit):
 
 
 def sampled_entropy(trajectories):
-    """The policy's entropy estimated from what it sampled, mean of -log pi: for a step in which no
-    group taught anything."""
+    """The policy's entropy estimated from its samples: the mean of -log pi, in nats."""
     logprobs = [p for t in trajectories for p, sampled in zip(t.old_logprobs, t.response_mask)
                 if sampled]
     return -sum(logprobs) / max(len(logprobs), 1)
@@ -373,7 +385,7 @@ def sampled_entropy(trajectories):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """What is due after a step: held-out success, a checkpoint; -> "stop" if the run shall end."""
+    """After a step, if due: evaluate, save; -> "stop" if the run is to end."""
     cfg, last = run.cfg, run.step == run.cfg.steps
     if cfg.eval_every and run.step % cfg.eval_every == 0 and not last:
         success = metrics.held_out(run, temperature=1.0)["success"]
@@ -390,7 +402,7 @@ def evaluate_and_save(run):
 
 
 def add_control(run):
-    """The control of an RL curve: its seconds spent on more cloning instead, evaluated alike."""
+    """Baseline: clone for as many seconds as RL took, then evaluate the same way."""
     seconds = metrics.seconds_of_rl(run)
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
     run.notes.control = metrics.sampled_and_greedy(run, continue_cloning(run.start_model, seconds))
@@ -407,8 +419,7 @@ def setup(cfg, module, client):
 
     def load(path, **options):
         return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
-    torch.manual_seed(cfg.seed)         # only the critic's head is drawn from it
-    if last or cfg.model:               # it may be refused: before the run's folder is touched
+    if last or cfg.model:               # if it is refused, the run's folder is still untouched
         run.policy = load(last or cfg.model, value_head=cfg.critic == "shared")
     parallel.prepare_folder(cfg)
     parallel.say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
@@ -476,7 +487,8 @@ def expected_minutes(cfg, clone_step):
 
 
 # ---- learning rules -----------------------------------------------------------------------------
-# A preset is what a paper ran (docs/algorithms.md); what it leaves out stays as in Config.
+# A preset sets a paper's estimator; docs/algorithms.md lists what else the paper does.
+# What it leaves out stays as in Config.
 
 PPO = dict(advantage="gae", critic="own", weights="token", filter="none", clip_high=0.2)
 ALGOS = {
@@ -502,7 +514,7 @@ ALGOS = {
 @dataclass
 class Config:
     # what is learned, and from what
-    env: str = "textcraft_small"
+    env: str = "textcraft_small"  # a file of envs/
     families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
@@ -510,20 +522,20 @@ class Config:
     env_batched: bool = True      # many episodes a request; no: one each, for slow environments
     algo: str = "grpo"            # a preset of the fields from `advantage` on: see ALGOS
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
-    seed: int = 0
+    seed: int = 0                 # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is one
+    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
 
     # one step
-    steps: int = 80
-    tasks_per_step: int = 32
+    steps: int = 80               # steps of RL: play, then learn
+    tasks_per_step: int = 32      # groups played in a step
     group_size: int = 8           # trajectories per task, G
     mini_batches: int = 4         # optimizer steps per pass over a step's trajectories
-    epochs: int = 1               # passes over them
-    lr: float = 6e-4              # of the first step; falls in a line (1e-6 for a chat model)
-    lr_end: float = 0.2           # to this share of it at the last
-    max_grad_norm: float = 1.0
+    epochs: int = 1               # passes over a step's trajectories
+    lr: float = 6e-4              # initial learning rate, decays linearly; chat models: 1e-6
+    lr_end: float = 0.2           # final learning rate, as a share of lr
+    max_grad_norm: float = 1.0    # a longer gradient is clipped to this norm
     micro_tokens: int = 8192      # tokens whose activations are in memory at a time
     checkpointing: bool = False   # recompute activations in the backward pass
     max_concurrent: int = 256     # episodes in play at a time
@@ -533,58 +545,58 @@ class Config:
     switch_every: tuple[int, ...] = (20,)     # steps per horizon, or the steps of the switches
     curriculum: Literal["scaling", "adaptive"] = "scaling"  # adaptive: on when success is flat
 
-    # how the agent speaks; for a chat model: react, 512, 8192
-    format: Literal["act", "react", "think", "plan", "reflect"] = "act"
-    context: Literal["full", "window", "memory"] = "full"   # what stays in view
-    max_turn_tokens: int = 24     # a longer reply is cut
-    max_context: int = 512        # tokens in view; an episode that would not fit is truncated
+    # how the agent speaks
+    format: FormatName = "act"                # form of a reply; chat models: react
+    context: ContextMode = "full"             # what stays in view
+    max_turn_tokens: int = 24     # a longer reply is cut; chat models: 512
+    max_context: int = 512        # tokens in view, else the episode is truncated; chat models: 8192
     temperature: float = 1.0      # of the sampler; the trainer divides its logits by it as well
 
     # the learning rule: set by --algo, each also by its own flag
     advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp", "reinforce_pp_baseline",
                        "gigpo", "mt_grpo"] = "grpo"
     surrogate: str = "token"      # a key of SURROGATES: token, or sequence (GSPO)
-    weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"
+    weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
-    keep: float = 0.25            # of the groups (uncertain), of their summed std (top_p)
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    keep: float = 0.25            # share of groups (uncertain) or of summed std (top_p) to keep
+    clip_low: float = 0.2         # the ratio is clipped below 1 - clip_low
+    clip_high: float = 0.28       # the ratio is clipped above 1 + clip_high
     dual_clip: float = 0.0        # > 1: bound of the loss where the advantage is negative; 0: none
     kl_coef: float = 0.0          # against the starting policy; 0: no reference model is loaded
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
     kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
-    entropy_coef: float = 0.0
-    gamma: float = 1.0            # per action token
-    lam: float = 1.0
-    turn_gamma: float = 0.95      # per turn (turn_gae, gigpo)
+    entropy_coef: float = 0.0     # bonus for entropy, per nat
+    gamma: float = 1.0            # discount per action token
+    lam: float = 1.0              # GAE's lambda
+    turn_gamma: float = 0.95      # discount per turn (turn_gae, gigpo)
     turn_level: bool = False      # PPO: rewards stay at their turns' ends, bi-level GAE
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
-    critic_lr: float = 1e-3
+    critic_lr: float = 1e-3       # the critic's learning rate, constant
     critic_warmup: int = 0        # first steps in which only the critic learns
-    value_clip: float = 0.5
-    value_coef: float = 0.5       # of the value loss where the trunk is shared
+    value_clip: float = 0.5       # values move at most so far from the old ones
+    value_coef: float = 0.5       # weight of the value loss where the trunk is shared
     reuse: int = 1                # Online-k: updates made from the same trajectories
     importance_cap: float = 0.0   # > 0: tokens weigh pi_old / pi_sampler, at most this; 0: off
     overlong_buffer: int = 0      # DAPO: action tokens before the limit over which a penalty rises
-    train_env_tokens: bool = False   # the upstream fault: observations are trained on as well
+    train_env_tokens: bool = False   # a fault of RAGEN's first code: observations are trained on
 
     # what is watched
-    eval_every: int = 20          # steps
-    eval_tasks: int = 256
-    save_every: int = 20
+    eval_every: int = 20          # steps between held-out evaluations; 0: only first and last
+    eval_tasks: int = 256         # held-out tasks of an evaluation; 0: all
+    save_every: int = 20          # steps between checkpoints
     sample_every: int = 10        # steps between episodes in samples.txt
     probe_every: int = 20         # steps between measures of how far thoughts depend on prompts
-    stop_on_collapse: bool = False
+    stop_on_collapse: bool = False   # save and end at the first warning
     control: bool = False         # afterwards spend RL's seconds on more cloning, as a comparison
 
     # the tiny policy, when there is no model yet
-    clone_steps: int = 800
-    clone_episodes: int = 8000
+    clone_steps: int = 800        # optimizer steps of cloning
+    clone_episodes: int = 8000    # demonstrations, as far as there are training tasks
     clone_skill: float = 0.6      # the imitated player takes the expert's action this often
-    clone_lr: float = 4e-3        # at its peak
+    clone_lr: float = 4e-3        # learning rate of cloning at its peak
     clone_width: int = 64         # hidden size
-    clone_layers: int = 2
-    clone_heads: int = 4
+    clone_layers: int = 2         # decoder layers
+    clone_heads: int = 4          # attention heads
 
     @property
     def folder(self):
@@ -601,8 +613,7 @@ def check(cfg):
         raise ValueError(f"surrogate={cfg.surrogate!r}; known: {', '.join(SURROGATES)}")
     if cfg.model:
         check_folder(cfg.model)
-    check_horizons(cfg.horizons)
-    horizon_at(0, cfg.horizons, cfg.switches)
+    horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
