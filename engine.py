@@ -9,8 +9,7 @@ which token belongs to which sequence.
     Decode   one new token for each sequence, over its pages
     Flash    all three by flash-attn (CUDA, 16 bit); the others use torch alone
 
-class Pages says who owns a page, and who frees it and when. The order of the file is that of a
-forward pass: the model, attention, pages, the engine; then the training forward.
+Who owns a page, who frees it and when: see class Pages.
 
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
@@ -116,11 +115,10 @@ def choose_kernel(attention, device, dtype):
         try:
             flash_function(kernel)
             return kernel, "asked for" if attention != "auto" else "installed"
-        except ImportError as e:
-            missing = e
-    if attention != "auto":
-        raise ValueError(f"attention={attention}: not installed ({missing}); "
-                         "pip install flash-attn (flash2) or flash-attn-4 (flash4)")
+        except ImportError as missing:
+            if attention != "auto":
+                raise ValueError(f"attention={attention}: not installed ({missing}); pip install "
+                                 "flash-attn (flash2) or flash-attn-4 (flash4)") from None
     return "torch", "no flash-attn installed"
 
 
@@ -303,8 +301,7 @@ def walk_pages(query, runs, readers, scale):
     weights = scores.sub_(top.index_select(0, readers).view(-1, 1)).exp2_()
     total = torch.zeros_like(top).index_add_(0, readers, weights.sum(-1).view(-1, G))
     # 3. partial outputs, page by page, and their sum for each reader
-    weights = weights.to(q.dtype)
-    for (_, values, _, _), shape, x, out in zip(runs, shapes, weights.split(sizes),
+    for (_, values, _, _), shape, x, out in zip(runs, shapes, weights.to(q.dtype).split(sizes),
                                                 parts.split(sizes)):
         torch.bmm(x.view(shape), values.flatten(0, 1), out=out.view(shape))
     summed = q.new_zeros((B + 1) * KH, G * D).index_add_(0, readers, parts.view(-1, G * D))
@@ -432,10 +429,9 @@ class Memory:
     """What the pages hold: keys, values (layers, pages, KH, S, D), head-major."""
 
     def __init__(self, config, count, page_size, device, dtype):
-        layers, kv_heads, head = kv_shape(config)
-        shape = layers, count, kv_heads, page_size, head
-        self.keys, self.values = zeros(shape, device, dtype), zeros(shape, device, dtype)
-        self.page_size, self.pools = page_size, (self.keys, self.values)
+        (layers, KH, D), self.page_size = kv_shape(config), page_size
+        shape = layers, count, KH, page_size, D
+        self.keys, self.values = self.pools = [zeros(shape, device, dtype) for _ in range(2)]
         self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
 
     def slots(self, table, row, position):
@@ -452,9 +448,8 @@ class Memory:
             pool[layer].view(-1, x.shape[2]).index_copy_(0, slots, x.reshape(-1, x.shape[2]))
 
     def choose(self, layer, chosen):
-        """keys, values (P, KH, S, D) of some pages: of a slice, views; of indices, copies, made by
-        index_select because indexing takes five times as long."""
-        if isinstance(chosen, slice):
+        """keys, values (P, KH, S, D) of some pages: of a slice, views; of indices, copies."""
+        if isinstance(chosen, slice):              # index_select: five times as fast as indexing
             return [pool[layer, chosen] for pool in self.pools]
         return [pool[layer].index_select(0, chosen) for pool in self.pools]
 
@@ -638,9 +633,8 @@ def graph_shape(token_ids, table, starts, spare):
     steps. A padding row is a sequence of one token in the page `spare`."""
     batch, width = (1 << (n - 1).bit_length() for n in table.shape)
     more = batch - len(table)
-    padded = np.full((batch, width), spare)
-    padded[:len(table), :table.shape[1]] = table
-    return F.pad(token_ids, (0, more)), padded, np.pad(starts, (0, more))
+    table = np.pad(table, ((0, more), (0, width - table.shape[1])), constant_values=spare)
+    return F.pad(token_ids, (0, more)), table, np.pad(starts, (0, more))
 
 
 class DecodeGraph:
@@ -668,7 +662,7 @@ class DecodeGraph:
 
 @contextlib.contextmanager
 def on_threads(count):
-    """torch computes on `count` threads inside, and as before behind it, whatever happened."""
+    """Inside, torch computes on `count` threads; afterwards, even after an error, as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -692,7 +686,7 @@ def sample(logits, uniforms, temperature):
         ids = scaled.argmax(-1, keepdim=True)
     else:
         cumulative = torch.cumsum(probabilities, dim=-1, out=probabilities)
-        total = cumulative[:, -1:]     # a uniform that rounds to 1 must not lead behind it
+        total = cumulative[:, -1:]     # a uniform that rounds to 1 must not pick past the end
         target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
     logprobs = scaled.gather(1, ids).float() - top.float() + best.log()
@@ -701,7 +695,7 @@ def sample(logits, uniforms, temperature):
 
 def machine_rates(device, dtype):
     """(FLOP/s of a large matrix product, bytes/s read and written by a large copy), measured now:
-    the peaks that a run's own figures are held against."""
+    the peaks with which a run's own figures are compared."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def seconds(work):                          # of four runs, the first warms up
@@ -732,8 +726,7 @@ def action_values(model, token_ids, response_mask, position_ids):
 
 
 def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
-    """`action_logprobs` as (B, T), aligned with token_ids, 0 where no token was sampled; with
-    entropy=True a pair of them."""
+    """`action_logprobs` as (B, T), aligned with token_ids, else 0; a pair with entropy=True."""
     found = action_logprobs(model, token_ids, response_mask, position_ids, temperature, entropy)
     return tuple(aligned(x, token_ids, response_mask) for x in found) if entropy \
         else aligned(found, token_ids, response_mask)

@@ -20,10 +20,13 @@ of the matmul rate; graphs: 2 times eager at batch 64.
 import argparse
 import functools
 import importlib.metadata
+import math
 import sys
 import time
 
-from engine import Decode, Engine, flash, machine_rates, prepare, token_logprobs
+from engine import (Decode, Engine, Flash, kv_shape, machine_rates, prepare,     # before torch
+                    token_logprobs)
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -69,10 +72,8 @@ def weights_of(model):
 
 
 def kv_bytes(model):
-    """Bytes of keys and values of one token."""
-    config = model.config
-    head = config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head * 2
+    """Bytes of keys and values of one token, in bfloat16."""
+    return 2 * math.prod(kv_shape(model.config)) * 2
 
 
 def forward_flop(model, tokens, length, headed):
@@ -96,13 +97,11 @@ def decoding(model, B, context, graphs=False):
     """An engine in which B sequences decode, `context` random tokens cached of each; or None."""
     engine = make_engine(model, B, context + 64, graphs)
     if engine is not None:
-        for pool in (engine.pages.keys, engine.pages.values):
+        for pool in engine.memory.pools:
             pool.normal_()
         for _ in range(B):
-            sequence = engine.start()
-            engine._grow(sequence, context)
-            sequence.length = context
-            engine.bias[sequence.pages] = 0.0
+            sequence = engine.start(context)
+            engine.pages.grow(sequence.row, context)
             engine.join(sequence)
     return engine
 
@@ -163,27 +162,27 @@ def bench_attention(name, model, limits, B, context):
     if engine is None:
         return f"attention {name:5}{model.kernel:8} batch {B:4}, context {context:5}: no memory"
     config, device = model.config, model.device
-    KH, D = engine.pages.keys.shape[2], engine.pages.keys.shape[4]
-    query = torch.randn(B, config.num_attention_heads, D, device=device, dtype=torch.bfloat16)
-    table = torch.tensor([s.pages for s in engine.active], device=device, dtype=torch.int32)
-    lengths = torch.full((B,), context, device=device, dtype=torch.int32)
-    ends = torch.arange(B + 1, device=device, dtype=torch.int32)
-    keys, values = engine.pages.for_flash(0)
+    _, KH, D = kv_shape(config)
+    query, key = (torch.randn(B, heads, D, device=device, dtype=torch.bfloat16)
+                  for heads in (config.num_attention_heads, KH))
+    table, starts = engine._cached(engine.active)
+    starts -= 1                                       # the token that is decoded is the last one
     if model.kernel == "torch":
-        last = (context - 1) % engine.pages.page_size
-        slots = engine.pages.slots(table[:, -1].long(), torch.full((B,), last, device=device))
-        layout = Decode(torch.arange(B, device=device), B, engine.pages, slots, engine._runs())
-        key = torch.randn(B, KH, D, device=device, dtype=torch.bfloat16)
-        ways = {"torch": functools.partial(layout.attend, 0, query, key, key, D**-0.5)}
+        layout = Decode(engine.memory, table, starts)
     else:
-        ways = {model.kernel: functools.partial(
-            flash, model.kernel, query, keys, values, D**-0.5, ends, 1,
-            cu_seqlens_k=ends * context, longest_k=context, table=table, seqused=lengths)}
+        layout = Flash(model.kernel, np.ones(B, int), device, engine.memory, table, starts)
+
+    def attention():
+        engine.memory.write(0, layout.slots, key, key)
+        return layout.attend(0, query, key, key, D**-0.5)
+    ways = {model.kernel: attention}
     if model.kernel == "flash2":
         from flash_attn import flash_attn_with_kvcache
         ways["its kvcache function"] = functools.partial(
-            flash_attn_with_kvcache, query[:, None], keys, values, cache_seqlens=lengths,
-            block_table=table, softmax_scale=D**-0.5, causal=True)
+            flash_attn_with_kvcache, query[:, None],
+            *(pool[0].transpose(1, 2) for pool in engine.memory.pools),
+            cache_seqlens=layout.seq_lens, block_table=layout.table, softmax_scale=D**-0.5,
+            causal=True)
     read = B * context * kv_bytes(model) / config.num_hidden_layers
     row = f"attention {name:5}{model.kernel:8} batch {B:4}, context {context:5}:"
     for way, function in ways.items():
