@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
@@ -26,7 +25,8 @@ from curriculum import choose_tasks
 from engine import action_logprobs, load_policy, prepare
 from env_server import load_env, open_env
 from eval import cloned_settings, parse_flags
-from rollout import FORMATS, Agent, Episode, Trajectory, progress, to_batch
+from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
+                     to_batch)
 
 TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>\
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -41,10 +41,10 @@ class Clone:
     families: str = ""            # task families to imitate, comma-separated; empty: all
     episodes: int = 8000          # demonstrations, as far as there are training tasks
     skill: float = 0.6            # probability of the expert's action; else a random legal one
-    format: Literal["act", "react", "think", "plan", "reflect"] = "act"   # form of the replies
-    context: Literal["full", "window", "memory"] = "full"                # what stays in view
-    max_turn_tokens: int = 24     # not used in cloning: what the policy is given when it plays,
-    max_context: int = 512        # unless flags say otherwise
+    format: FormatName = "act"    # form of the replies
+    context: ContextMode = "full"      # what stays in view
+    max_turn_tokens: int = 24     # kept for playing, not used in cloning: a longer reply is cut
+    max_context: int = 512        # kept for playing, not used in cloning: tokens in view
     steps: int = 800              # optimizer steps
     batch: int = 32               # episodes per step
     lr: float = 4e-3              # at its peak, after 5% of the steps; falls to a tenth by a cosine
@@ -57,12 +57,13 @@ class Clone:
 
 # ---- demonstrations -----------------------------------------------------------------------------
 
-PATIENCE = 10        # seconds of work that are not yet worth the start of further processes
+PATIENCE = 10        # below so many seconds of work one process does it all
 
 
 def record(module, task_id, skill, seed):
     """One episode of a player of mixed skill, as text: {"task_id", "turns": [[observation, thought,
-    action, reward, done, info], ...], "success"}. All of its actions will be imitated."""
+    action, reward, done, info], ...], "last": the observation after them, "success"}. All of its
+    actions will be imitated."""
     env, rng = module.Env(), random.Random(f"{seed} {task_id}")
     observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
     while not done and len(turns) < module.HORIZON:
@@ -225,8 +226,7 @@ def seconds_per_step(cfg, tokens):
 
 
 def continue_cloning(folder, seconds, say=print):
-    """The control of every RL curve: the cloned policy of `folder`, cloned on with the same
-    demonstrations for `seconds` -> policy."""
+    """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     cfg = Clone(**cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
                                    AutoTokenizer.from_pretrained(folder), cfg)

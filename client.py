@@ -216,7 +216,7 @@ class Http(threading.local):
     def __init__(self, timeout, retries):
         self.timeout, self.retries = (min(10, timeout), timeout), retries   # to connect, to answer
         self.session = requests.Session()
-        self.session.trust_env = False           # no proxy between us and our own machine
+        self.session.trust_env = False           # never through a proxy of the environment's
 
     def exchange(self, method, url, body=None):
         """Send once -> (status, JSON or None if it is none); else requests.RequestException."""

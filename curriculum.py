@@ -70,7 +70,7 @@ def next_stage(stage, successes, stages, window=10, min_steps=30):
 def stage_after(successes, stages):
     """The stage to which next_stage leads after these success rates, one for each step so far.
 
-    It is told from the history alone, so a resumed run has nothing else to remember.
+    It is computed from the history alone, so a resumed run has nothing else to remember.
     """
     stage, since = 0, 0
     for step in range(len(successes)):

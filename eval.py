@@ -27,22 +27,22 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import open_env
 from metrics import builtin_rate, mean_and_error, play_builtin
-from rollout import Agent, collect, progress
+from rollout import Agent, ContextMode, FormatName, collect, progress
 
 
 @dataclass
 class Config:
     env: str = "textcraft_small"
-    model: str = ""               # folder or hub id of a policy, or
-    policy: str = ""              # random | expert: a built-in player
+    model: str = ""               # folder or hub id of a policy
+    policy: str = ""              # random | expert: a built-in player instead of a model
     split: str = "test"           # test | train
     families: str = ""            # comma-separated; empty: all
     n: int = 200                  # tasks, a fixed sample of the split (0: all of them)
     k: int = 1                    # samples of each task
     horizon: int = 0              # most turns; 0: the environment's own
     temperature: float = 1.0      # 0: greedy
-    format: Literal["act", "react", "think", "plan", "reflect"] = "act"   # chat models: react
-    context: Literal["full", "window", "memory"] = "full"                # what stays in view
+    format: FormatName = "act"    # form of a reply; chat models: react
+    context: ContextMode = "full"      # what stays in view
     max_turn_tokens: int = 32     # a longer reply is cut (chat models: 512)
     max_context: int = 1024       # tokens in view (chat models: 8192)
     max_concurrent: int = 256     # episodes at a time

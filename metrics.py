@@ -18,13 +18,13 @@ from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
 from rollout import Trajectory, to_batch
 
-EVALUATION = 987_654_321      # stands in the key of held-out episodes where training has its step
+EVALUATION = 987_654_321      # takes the place of the step in the key of a held-out episode
 
 
 @dataclass
 class Notes:
     """What the final table and the curve show; kept in every checkpoint."""
-    before: dict = None       # {"sampled": rate, "greedy": rate}, see train.held_out
+    before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
     after: dict = None
     control: dict = None
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
@@ -150,22 +150,22 @@ def speeds(run, played, batch, stats, seconds):
     update_flop_share: FLOP, 6 per weight and trained token + 6 * layers * width * length^2 of each
     row for causal attention, over seconds, over the rate of a large matrix product.
     """
-    config, kind = run.policy.config, run.policy.compute_dtype.itemsize
+    config, number_bytes = run.policy.config, run.policy.compute_dtype.itemsize
     weights = sum(p.numel() for p in run.policy.parameters())
     layers, kv_heads, head_dim = kv_shape(config)
     flops, bandwidth = rates(run.device, run.policy.compute_dtype)
     updating = seconds - stats.seconds["rollout"]
-    read = kind * (stats.tokens["decode_steps"] * weights
-                   + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
+    read = number_bytes * (stats.tokens["decode_steps"] * weights
+                           + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
     decoding = stats.seconds["decode"] + stats.seconds["sampling"]
     figures = {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
                for phase in ("prefill", "decode", "sampling", "environment")}
     figures |= dict(
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
-        rollout_tokens=stats.tokens["prefill"] + stats.tokens["decode"],
+        rollout_tokens=stats.forward_tokens,
         decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth)
-    figures["rollout_tokens_per_second"] = figures["rollout_tokens"] / stats.seconds["rollout"]
+    figures["rollout_tokens_per_second"] = stats.forward_tokens / stats.seconds["rollout"]
     if batch:
         lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
         flop = passes * (6 * weights * lengths.sum()

@@ -94,9 +94,7 @@ def load(path, device, attention="auto", checkpointing=False, value_head=False):
     if value_head:
         add_value_head(model)
     if checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or \
-            model.gradient_checkpointing_enable                       # its name before 5.23
-        enable(dict(use_reentrant=False))
+        model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     if dist.is_initialized():
         shard(model, compute)
@@ -156,10 +154,10 @@ def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
 
 
 def micro_batches(batch, max_tokens):
-    """This rank's share of a batch: (row indices, counts) for each micro-batch of about max_tokens.
+    """This rank's share of a batch: (row indices, real) for each micro-batch of about max_tokens.
 
-    Every rank gets the same number of them, because FSDP gathers the weights together; a rank that
-    runs out repeats a part with counts = 0, the weight of its loss.
+    Every rank gets the same number of them, because FSDP gathers the weights together. A rank that
+    runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
     """
     total = int((batch.token_ids >= 0).sum())
     parts = batch.parts(min(max_tokens, -(-total // world())))
@@ -172,9 +170,9 @@ def micro_batches(batch, max_tokens):
 def on_all_rows(function, batch, max_tokens):
     """function(micro-batch) -> (b, t), computed by the ranks together -> (B, T) on all of them."""
     out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-    for rows, counts in micro_batches(batch, max_tokens):
+    for rows, real in micro_batches(batch, max_tokens):
         part = function(batch.rows(rows))
-        if counts:
+        if real:
             out[rows, :part.shape[1]] = part
     return summed(out)
 

@@ -45,14 +45,14 @@ class Turn:
 class Trajectory:
     """One episode as the policy saw it: three parallel lists, one entry per token."""
     task_id: int = 0
-    key: tuple[int, ...] = ()  # of its random numbers: see Episode
+    key: tuple[int, ...] = ()  # seeds the episode: see Episode
     token_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)   # 1: the policy sampled this token
     old_logprobs: list[float] = field(default_factory=list)  # log pi_old(token | context), or 0
     contexts: list[int] = field(default_factory=list)        # where each begins: [0], or more
     turns: list[Turn] = field(default_factory=list)
-    done: bool = False         # the environment ended the episode;
-    truncated: str = ""        # otherwise what did: "horizon" or "context"
+    done: bool = False         # the environment ended the episode
+    truncated: str = ""        # what else ended it: "horizon" or "context"
     score: float = 0.0         # the environment's own, at the end
     success: bool = False
 
@@ -125,7 +125,7 @@ class Chat:
         stop_ids = self.encode(ending)[:1]
         stop = tokenizer.decode(stop_ids)
         between = whole.removeprefix(opening + first + stop).partition(second)[0]
-        self.before, _, self.after = between.partition("Q2Q")       # of the user's message
+        self.before, _, self.after = between.partition("Q2Q")  # around a user message
         if whole != "".join([opening, first, stop, self.before, "Q2Q", self.after,
                              second, stop, self.before, "Q3Q", self.after]):
             raise ValueError(f"{name}: its chat template rewrites earlier messages when later ones "
@@ -482,8 +482,9 @@ def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=
 
     tasks: task ids; each is played by group_size members, adjacent in the result. A group with a
     member whose environment failed `retries` + 1 times is left out whole: it is no reward of 0.
-    An episode's key is (*key, place, member), place being that of its task in `places` (0, 1, ..).
-    EnvError when no group could be played.
+    An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole step
+    (i by default), so that a rank draws the numbers that one process would. EnvError when no group
+    could be played.
     """
     engine = engine or make_engine(policy, agent, len(tasks) * group_size, max_concurrent)
     slots = [Slot(Episode(agent, task_id, (*key, place, member), horizon), group)
@@ -598,8 +599,8 @@ class Scheduler:
             self.slots.move(slot, "asking")
 
     def send(self, pool):
-        """To a batched client one request for all, once an eighth of those in play have something
-        to ask or nobody decodes. Otherwise a request each, sent by threads."""
+        """A batched client gets one request, sent when an eighth of the playing slots ask or nobody
+        decodes. Otherwise each slot has its own request, sent by a thread."""
         asking, batched = list(self.slots["asking"]), self.client.batched
         few = len(asking) < self.slots.playing // 8
         if not asking or batched and few and self.slots["decoding"]:
@@ -640,7 +641,8 @@ class Scheduler:
         self.slots.move(slot, "ready")
 
     def fail(self, slot, error):
-        """The environment broke: play the episode again from its start, or give the group up."""
+        """The environment or its server failed, after the client's own attempts: play the episode
+        again from its start, in a new session; after `retries` such failures give its group up."""
         self.stats.failures.append(str(error))
         slot.failures += 1
         if slot.failures > self.retries:
@@ -672,8 +674,9 @@ class Sampler:
         self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """The slots to prefill now: the ready ones, but the first prompts of a group together, and
-        while others decode not before an eighth of those in play, as it is a whole forward pass."""
+        """Slots to prefill now. First prompts wait until their whole group has one, so that it is
+        read once. While others decode, all wait until at least an eighth of the playing slots are
+        ready, because each prefill is a whole forward pass."""
         awaited = self.slots["ready"] and {
             slot.group for state in ("asking", "in flight") for slot in self.slots[state]
             if not slot.episode.trajectory.contexts}
@@ -694,7 +697,7 @@ class Sampler:
         with self.stats.clock("prefill"):
             logits = self.engine.prefill([s.sequence for s in readers],
                                          [s.seen[s.sequence.length:] for s in readers])
-        row = {slot: i for i, slot in enumerate(readers)}             # of the logits
+        row = {slot: i for i, slot in enumerate(readers)}      # slot -> its row of the logits
         for slot in admitted:
             if not slot.sequence:
                 reader = first[tuple(slot.seen)]

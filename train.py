@@ -12,9 +12,10 @@ default. How the default differs from GRPO as published (arXiv:2402.03300):
 4. The horizon, the number of turns an episode may take, grows during training (ScalingInter-RL).
 
 A run is a function of its flags and its seed, except in sciworld, whose engine does not repeat
-itself, and to the last digit with --no-env-batched, where answers come in any order. runs/<name>/ holds config.json, metrics.jsonl (a line
-a step), samples.txt (episodes as text), curve.png, result.json and step_<n>/ (an ordinary Hugging
-Face folder; --resume goes on from the last one as if nothing had happened).
+itself, and to the last digit with --no-env-batched, where answers come in any order. runs/<name>/
+holds config.json, metrics.jsonl (a line a step), samples.txt (episodes as text), curve.png,
+result.json and step_<n>/ (an ordinary Hugging Face folder; --resume goes on from the last one as if
+nothing had happened).
 """
 import json
 import math
