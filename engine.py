@@ -369,9 +369,9 @@ class Pages:
 
     table (rows, width): the pages of each row's sequence, in the order of its tokens, then -1. A
     row owns the pages it names; after a `fork` two rows own the full pages together. `grow` and
-    `fork` take pages; only `clear` frees, and only what no other row names.
-    The lowest free page is taken first, so that the pages in use are a dense beginning of the
-    memory, which a decode step multiplies in place.
+    `fork` take pages. Only `clear` frees, when a sequence is forgotten or released, and only pages
+    that no other row names. The lowest free page is taken first, so that the pages in use are a
+    dense beginning of the memory, which a decode step multiplies in place.
     """
 
     def __init__(self, count, page_size, rows):
