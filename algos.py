@@ -18,7 +18,7 @@ prompts, observations and padding; turn_ids is the turn of each action token. Co
 2. Masks select (torch.where) and never multiply, because 0 * NaN is NaN. Off the mask an input may
    be anything, NaN too, and every (B, T) result made with a mask is 0.
 3. A group of equal rewards, or of one trajectory, has advantage exactly 0: nothing to compare.
-4. Means, stds and denominators are those of the whole batch, never of a micro-batch.
+4. Means, stds and denominators are those of the whole batch that is given, never of a micro-batch.
 """
 import math
 import statistics
@@ -378,8 +378,8 @@ def check_aligned(*tensors):
 
 
 # ---- weights: how much each token counts in the loss, (B, T) -> (B, T), 0 off the mask -----------
-# Computed for the whole batch, then split with it: the losses of micro-batches add up to the
-# batch's (a mean of their means would not). S: rows that have an action token. The papers differ:
+# Computed for the whole mini-batch, then split with it: the losses of micro-batches add up to its
+# loss (a mean of their means would not). S: rows that have an action token. The papers differ:
 
 def token_weights(response_mask):
     """1 / (tokens in the batch): every sampled token alike. DAPO (arXiv:2503.14476)."""

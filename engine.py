@@ -1,15 +1,15 @@
 """The engine: one transformers model, our attention, and the memory its keys and values live in.
 
-The module that is trained is the module that samples: there is no copy and no weight transfer. Its
-attention layers call `attend` below, which passes the work to a *layout*: the object that knows
-which token belongs to which sequence.
+The module that is trained is the module that samples: there is no copy and no weight transfer
+(parallel.py gathers the shards of a distributed one). Its attention layers call `attend` below,
+which passes the work to a *layout*: the object that knows which token belongs to which sequence.
 
     Packed   whole sequences side by side in one row: the training forward and a first prefill
     Extend   new tokens of sequences whose past is in pages: the observation of a later turn
     Decode   one new token for each sequence, over its pages
     Flash    all three by flash-attn (CUDA, 16 bit); the others use torch alone
 
-Who owns a page, who frees it and when: see class Pages.
+Who owns a page, and who frees it: see class Pages; when: class Engine.
 
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
@@ -32,7 +32,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
-NEVER = -1e30        # score of a hidden slot; finite, so that a row without any other is not NaN
+NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
@@ -491,9 +491,9 @@ class Sequence:
 class Engine:
     """Prefill, fork and decode sequences of one model over one memory of pages.
 
-    A sequence has a row from `start` or `fork` to `release`, and keeps its pages until `forget` or
-    `release`. It decodes from `join` to `leave`, that is, not while it waits for its environment.
-    seconds, tokens: Counters over "prefill" and "decode" (`collect` adds "sampling").
+    A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
+    pages until then, or until `forget`: its context is made anew, or another needs the pages. It
+    decodes from `join` to `leave`: not while it waits for its environment. tokens: a Counter.
     """
 
     def __init__(self, model, rows, pages, page_size=None, prefill_tokens=4096, graphs=True):
@@ -503,7 +503,7 @@ class Engine:
         self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
         self.prefill_tokens, self.active = prefill_tokens, []      # active: those that decode
-        self.seconds, self.tokens = Counter(), Counter()
+        self.tokens = Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
         self.graphs = {} if graphs and self.kernel != "torch" else None

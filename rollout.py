@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from client import EnvError
-from engine import Engine, Sequence, kv_shape, layout_for, sample
+from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -427,9 +427,7 @@ def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
             token_ids, logprobs = [], []
             for uniform in torch.tensor(episode.uniforms()):
                 seen = torch.tensor(episode.trajectory.context + token_ids, device=policy.device)
-                layout = layout_for(policy, [len(seen)])
-                logits = policy(seen[None], position_ids=layout.position[None], use_cache=False,
-                                logits_to_keep=1, layout=layout).logits[0]
+                logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
                 token, logprob = sample(logits, uniform[None], agent.temperature)
                 token_ids.append(token.item())
                 logprobs.append(logprob.item())
