@@ -21,6 +21,7 @@ import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from transformers import AutoTokenizer
 
+import parallel
 from curriculum import choose_tasks
 from engine import action_logprobs, load_policy, prepare
 from env_server import load_env, open_env
@@ -144,7 +145,7 @@ def make_policy(vocabulary, width, layers, heads, seed):
     return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
-def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=print):
+def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=parallel.say):
     """Cross-entropy on the replies' tokens, AdamW, a cosine after a short rise -> steps made.
     Stops early after `seconds`, then as if that had been the plan: the schedule follows the clock.
     """
@@ -175,7 +176,7 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
     return steps
 
 
-def lesson(cfg, say=print):
+def lesson(cfg, say=parallel.say):
     """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
     if cfg.format not in FORMATS:
         raise ValueError(f"format={cfg.format!r}; known: {', '.join(FORMATS)}")
@@ -197,7 +198,7 @@ def trajectories_of(demos, tokenizer, cfg):
     return [imitated(agent, d) for d in demos]
 
 
-def clone(cfg, out, say=print):
+def clone(cfg, out, say=parallel.say):
     """Demonstrations -> tokenizer -> tiny policy -> folder `out`."""
     demos, texts = lesson(cfg, say)
     tokenizer = make_tokenizer(texts, cfg.vocabulary)
@@ -225,7 +226,7 @@ def seconds_per_step(cfg, tokens):
     return (time.perf_counter() - began) / steps
 
 
-def continue_cloning(folder, seconds, say=print):
+def continue_cloning(folder, seconds, say=parallel.say):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     cfg = Clone(**cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],

@@ -6,7 +6,8 @@
 
 prints success and score with n and standard error, per family of tasks, beside the random player
 and the expert on the very same tasks. Success: the final score reaches the environment's threshold.
-Avg@k is the mean over k samples of a task; Pass@k the share of tasks with a success among them.
+Success is the mean over the k samples of each task (Avg@k); Pass@k the share of tasks with a
+success among them.
 """
 import argparse
 import inspect
@@ -47,7 +48,7 @@ class Config:
     max_context: int = 1024       # tokens in view (chat models: 8192)
     max_concurrent: int = 256     # episodes at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"          # auto | cpu | cuda | cuda:1
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"
     seed: int = 0
     json: str = ""                # also write the figures to this file
@@ -86,7 +87,9 @@ def play_model(cfg, module, tasks, horizon):
     device = cfg.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
+          f"most {cfg.max_turn_tokens}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
     agent = Agent(AutoTokenizer.from_pretrained(cfg.model), module.PROMPT, cfg.format, cfg.context,
                   max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context,

@@ -27,6 +27,7 @@ class Notes:
     before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
     after: dict = None
     control: dict = None
+    players: dict = None      # {"random": (rate, standard error), "expert": ...}
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
 
@@ -112,8 +113,9 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     named = {signal for _, signal, _ in run.notes.warnings}
     for signal, sentence in algos.collapse_warnings(run.history):
         if signal not in named:
-            parallel.say(f"WARNING at step {run.step}: {sentence}")
+            named.add(signal)
             run.notes.warnings.append((run.step, signal, sentence))
+            parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -278,8 +280,9 @@ def report(run, seconds):
     rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
     if notes.control:
         rows["control"] = f"control: {rl_seconds:.0f} s more cloning", notes.control
-    players = {who: builtin_rate(run.module, who, run.eval_tasks, cfg.horizons[-1])
-               for who in ("random", "expert")}
+    notes.players = notes.players or {
+        who: builtin_rate(run.module, who, run.eval_tasks, cfg.horizons[-1])
+        for who in ("random", "expert")}
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
                   steps=run.step, rl_seconds=round(rl_seconds, 1))
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
@@ -296,7 +299,7 @@ def report(run, seconds):
             unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
         lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
                      f"{s['n']:4d}   {unseen}")
-    for who, (rate, error) in players.items():
+    for who, (rate, error) in notes.players.items():
         result[who] = rate
         lines.append(f"{who + ' player':32} {rate:7.1%} {error:6.1%} {'':7} "
                      f"{len(run.eval_tasks):4d}")

@@ -8,6 +8,7 @@ to share, and every function here does the plain thing.
 import json
 import os
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -33,9 +34,10 @@ def world():
 
 
 def say(text):
-    """Print, once for all ranks, above a progress bar if there is one."""
+    """Print at once, by one rank for all, above a progress bar if there is one."""
     if rank() == 0:
         tqdm.write(text)
+        sys.stdout.flush()
 
 
 def start(device="auto"):
@@ -49,7 +51,7 @@ def start(device="auto"):
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
-    backend = "gloo" if device == "cpu" else "nccl"
+    backend = "nccl" if device.startswith("cuda") else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     elif backend == "nccl":

@@ -509,7 +509,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
         if policy.device.type == "cuda":
             torch.cuda.empty_cache()                # what the update held and no longer needs
             memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
-    each = -(-agent.max_context // size)
+    each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
     pages = max(each, min(rows * each, int(memory / page_bytes)))
     return Engine(policy, rows, pages, size)
 

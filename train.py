@@ -471,9 +471,9 @@ def cloned(cfg):
             heads=cfg.clone_heads, format=cfg.format, context=cfg.context, seed=cfg.seed,
             max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context)
         minutes = expected_minutes(cfg, seconds_per_step(settings, cfg.max_context // 4))
-        parallel.say(f"about {minutes:.1f} minutes on this machine. No --model: a tiny policy is "
-                     f"cloned from {cfg.env}'s expert, then trained by RL")
-        clone(settings, out, parallel.say)
+        parallel.say(f"about {minutes:.0f} minutes on this machine, the control not counted\n"
+                     f"no --model: a tiny policy is cloned from {cfg.env}'s expert")
+        clone(settings, out)
     parallel.wait_for_all()
     return out
 
@@ -525,7 +525,7 @@ class Config:
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
     seed: int = 0                 # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is one
+    device: str = "auto"          # auto | cpu | cuda | cuda:1; auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
 
     # one step
