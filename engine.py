@@ -756,7 +756,7 @@ def forward_logprobs(self, token_ids, response_mask, position_ids, temperature, 
 
 def forward_values(self, token_ids, response_mask, position_ids):
     hidden, _ = hidden_before(self, token_ids, response_mask, position_ids)
-    return self.value_head(hidden)[:, 0].float()
+    return self.value_head(hidden)[:, 0].float().clone()     # FSDP warns of a view
 
 
 def hidden_before(model, token_ids, response_mask, position_ids):
