@@ -290,8 +290,9 @@ class Episode:
     `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
     action). While it is None the policy must reply, unless the episode is `over`.
 
-    key: a tuple of ints. numpy's generator of (*key, n) gives the random numbers of turn n, that of
-    (*key, 2**32 - 1) the environment's luck. Keys have one length: (5,) and (5, 0) seed alike.
+    key: the ints from which its random numbers follow, (seed, step, wave, place, member) in
+    training. numpy's generator of (*key, n) gives those of turn n, that of (*key, 2**32 - 1) the
+    environment's luck. Keys of one run have one length, as short ones seed alike: (5,) and (5, 0).
     """
 
     def __init__(self, agent, task_id, key, horizon):
@@ -301,14 +302,13 @@ class Episode:
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
-        self.seed = (*key[:-2], task_id, key[-1])
-        luck = np.random.default_rng((*self.seed, 2**32 - 1)).integers(2**31)
+        luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
         self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
 
     def uniforms(self):
         """A number in [0, 1) for each token that this turn's reply may have."""
-        generator = np.random.default_rng((*self.seed, len(self.trajectory.turns)))
+        generator = np.random.default_rng((*self.trajectory.key, len(self.trajectory.turns)))
         return generator.random(self.agent.max_turn_tokens)
 
     def reply(self, token_ids, logprobs):
