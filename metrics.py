@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import time
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -90,6 +91,24 @@ def held_out(run, temperature, policy=None):
 def sampled_and_greedy(run, policy=None):
     """held_out at T=1 and at T=0."""
     return dict(sampled=held_out(run, 1.0, policy), greedy=held_out(run, 0.0, policy))
+
+
+def evaluate_before(run):
+    """The first row of the final table; and how long RL will take, as this has shown."""
+    began = time.perf_counter()
+    run.notes.before = sampled_and_greedy(run)
+    sampled, greedy = run.notes.before["sampled"], run.notes.before["greedy"]
+    minutes = expected_minutes(run.cfg, (time.perf_counter() - began) / (2 * sampled["n"]))
+    parallel.say(f"before RL: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy; "
+                 f"{sampled['n']} held-out tasks; RL takes about {minutes:.0f} minutes")
+
+
+def expected_minutes(cfg, played):
+    """Of RL with its evaluations, a guess from the seconds in which one episode is played; learning
+    from it takes half as long again, as measured on the default run."""
+    evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
+    episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size + evaluations * cfg.eval_tasks
+    return played * episodes / 60
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -181,6 +200,19 @@ def speeds(run, played, batch, stats, seconds):
 def rates(device, dtype):
     """(FLOP/s, bytes/s) of this machine, measured when the first step is recorded."""
     return machine_rates(device, dtype)
+
+
+def describe(run):
+    """Say what is trained where, and which settings were chosen for it."""
+    cfg, policy = run.cfg, run.policy
+    cloned = os.path.exists(os.path.join(run.start_model, "clone.json"))
+    kind = "cloned by us" if cloned else "a pretrained model"
+    size = sum(p.numel() for p in policy.parameters()) / 1e6
+    parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
+                 f"attention {policy.kernel} ({policy.kernel_reason})"
+                 + f", going on at step {run.step}" * (run.step > 0))
+    parallel.say(f"policy {kind}: format {cfg.format}, replies of at most {cfg.max_turn_tokens} "
+                 f"tokens, context {cfg.max_context}, learning rate {cfg.lr:g}")
 
 
 def log_line(m):

@@ -441,20 +441,8 @@ def setup(cfg, module, client):
         run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
         run.notes = Notes(**memory["notes"])
         run.history = metrics.history_until(cfg.folder, run.step)
-    describe(run)
+    metrics.describe(run)
     return run
-
-
-def describe(run):
-    """Say what is trained where, and which settings were chosen for it."""
-    cfg, policy = run.cfg, run.policy
-    kind = "cloned by us" if cloned_settings(run.start_model) else "a pretrained model"
-    size = sum(p.numel() for p in policy.parameters()) / 1e6
-    parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
-                 f"attention {policy.kernel} ({policy.kernel_reason})"
-                 + f", going on at step {run.step}" * (run.step > 0))
-    parallel.say(f"policy {kind}: format {cfg.format}, replies of at most {cfg.max_turn_tokens} "
-                 f"tokens, context {cfg.max_context}, learning rate {cfg.lr:g}")
 
 
 def adamw(model, lr):
@@ -470,21 +458,14 @@ def cloned(cfg):
             steps=cfg.clone_steps, lr=cfg.clone_lr, width=cfg.clone_width, layers=cfg.clone_layers,
             heads=cfg.clone_heads, format=cfg.format, context=cfg.context, seed=cfg.seed,
             max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context)
-        minutes = expected_minutes(cfg, seconds_per_step(settings, cfg.max_context // 4))
+        seconds = seconds_per_step(settings, cfg.max_context // 4)
+        minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
+            cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
         parallel.say(f"about {minutes:.0f} minutes on this machine, the control not counted\n"
                      f"no --model: a tiny policy is cloned from {cfg.env}'s expert")
         clone(settings, out)
     parallel.wait_for_all()
     return out
-
-
-def expected_minutes(cfg, clone_step):
-    """Of the whole run, guessed from the seconds of one step of cloning (32 episodes). In the
-    default run an episode of RL, played and trained on, took 1.4 times as long as one of cloning,
-    and one of evaluation 0.9 times."""
-    episodes = cfg.steps * cfg.tasks_per_step * cfg.group_size
-    evaluated = (4 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 4) * cfg.eval_tasks
-    return clone_step * (cfg.clone_steps + (1.4 * episodes + 0.9 * evaluated) / 32) / 60
 
 
 # ---- learning rules -----------------------------------------------------------------------------
@@ -677,10 +658,7 @@ def main(argv=None):
                        cfg.env_batched) as client:                # a local server for each rank
             run = setup(cfg, module, client)
             if not run.notes.before:
-                run.notes.before = metrics.sampled_and_greedy(run)
-                sampled, greedy = run.notes.before["sampled"], run.notes.before["greedy"]
-                parallel.say(f"before RL: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} "
-                             f"greedy; {sampled['n']} held-out tasks")
+                metrics.evaluate_before(run)
             train(run)
             run.notes.after = metrics.sampled_and_greedy(run)
             metrics.report(run, time.perf_counter() - began)
