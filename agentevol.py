@@ -58,7 +58,7 @@ class Clone:
 
 # ---- demonstrations -----------------------------------------------------------------------------
 
-PATIENCE = 10        # below so many seconds of work one process does it all
+PATIENCE = 10        # seconds: below this estimate one process does the work
 
 
 def record(module, task_id, skill, seed):

@@ -17,7 +17,7 @@ prompts, observations and padding; turn_ids is the turn of each action token. Co
 1. A turn's reward sits on its last action token; observation tokens cost no gamma and no lambda.
 2. Masks select (torch.where) and never multiply, because 0 * NaN is NaN. Off the mask an input may
    be anything, NaN too, and every (B, T) result made with a mask is 0.
-3. A group of equal rewards, or of one trajectory, has advantage exactly 0: nothing to compare.
+3. A group of equal rewards, or of one trajectory, has baseline-subtracted rewards of exactly 0.
 4. Means, stds and denominators are those of the whole batch that is given, never of a micro-batch.
 """
 import math

@@ -50,10 +50,10 @@ def next_stage(stage, successes, stages, window=10, min_steps=30):
     """This stage, or the next one if success has stopped rising. An adaptive schedule of our own.
 
     successes: the success rate of every step of the CURRENT stage, oldest first. With min_steps of
-    them (and two windows), compare the last k = `window` with the k before: the stage goes on only
-    if the mean rose by more than one standard error of the difference, sqrt(s1^2 / k + s2^2 / k).
-    A rise no larger than the noise does not prolong the stage, so a curve that is flat or falling,
-    or stays at 0 or 1, ends it. The last of the `stages` stages never ends.
+    them (and two windows), compare the last k = `window` with the k before: the schedule stays in
+    this stage only if the mean rose by more than one standard error of the difference, sqrt(s1^2 /
+    k + s2^2 / k). So a curve that is flat or falling, or stays at 0 or 1, ends the stage. The last
+    of the `stages` stages never ends.
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage={stage}: expected 0..{stages - 1}")

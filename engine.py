@@ -7,7 +7,8 @@ which passes the work to a *layout*: the object that knows which token belongs t
     Packed   whole sequences side by side in one row: the training forward and a first prefill
     Extend   new tokens of sequences whose past is in pages: the observation of a later turn
     Decode   one new token for each sequence, over its pages
-    Flash    all three by flash-attn (CUDA, 16 bit); the others use torch alone
+    Flash    all three by flash-attn, on CUDA in 16 bit; without flash-attn, torch's variable-length
+             attention where no page is read. The others use plain torch
 
 Who owns a page, and who frees it: see class Pages; when: class Engine.
 

@@ -19,7 +19,7 @@ from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
 from rollout import Trajectory, to_batch
 
-EVALUATION = 987_654_321      # takes the place of the step in the key of a held-out episode
+EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
 
 @dataclass
@@ -163,8 +163,8 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
 
 
 def speeds(run, played, batch, stats, seconds):
-    """Seconds by phase (mean over the ranks), tokens/s of all ranks, and shares of what the machine
-    can do (`machine_rates`).
+    """Seconds (of a phase: mean over the ranks), tokens/s of all ranks, and shares of what the
+    machine can do (`machine_rates`).
 
     decode_bandwidth_share: bytes read, (weights once a decode step + keys and values of all cached
     tokens), over seconds of decoding and sampling, over the rate of a large copy.

@@ -2,8 +2,8 @@
 
 Under torchrun each rank (a process, with a GPU of its own) holds a shard of the weights (FSDP2),
 plays its share of the tasks and computes its share of every mini-batch. The sums over ranks are
-those of one process, so 1, 2, 4 or 8 ranks take the same steps. With one process there is nothing
-to share, and every function here does the plain thing.
+those of one process, so 1, 2, 4 or 8 ranks take the same steps. One process on a CPU shares
+nothing, and every function here does the plain thing.
 """
 import json
 import os
@@ -104,7 +104,7 @@ def load(path, device, attention="auto", checkpointing=False, value_head=False):
 
 
 def shard(model, compute):
-    """FSDP2: a unit for each decoder layer, one for the rest; gradients are summed in float32."""
+    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32."""
     from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
                                         register_fsdp_forward_method)
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)

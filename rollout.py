@@ -4,8 +4,8 @@
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
-`play` is the definition: one episode, one forward pass over the whole context for each token.
-`collect` plays many at once on the engine's pages, and the tests require the very same tokens.
+`play` is the reference, simple and slow: one episode, one forward pass over the whole context for
+each token. `collect` plays many at once on the engine's pages and must give the very same tokens.
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import hashlib
@@ -34,7 +34,7 @@ from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 @dataclass
 class Turn:
     """One reply of the policy: where its tokens lie, and what came of it."""
-    start: int                 # token_ids[start:end] were sampled, the stop token included
+    start: int                 # token_ids[start:end] were sampled, the stop token too
     end: int
     reward: float = 0.0
     valid: bool = True         # the environment understood the action
@@ -68,7 +68,8 @@ class Trajectory:
         self.old_logprobs += [0.0] * len(token_ids)
 
     def add_action(self, token_ids, logprobs):
-        """Append what the policy sampled, its stop token included: exactly this is trained on."""
+        """Append what the policy sampled, with its stop token if the reply was not cut: exactly
+        this is trained on."""
         self.turns.append(Turn(len(self.token_ids), len(self.token_ids) + len(token_ids)))
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
@@ -290,9 +291,9 @@ class Episode:
     `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
     action). While it is None the policy must reply, unless the episode is `over`.
 
-    key: the ints from which its random numbers follow, (seed, step, wave, place, member) in
-    training. numpy's generator of (*key, n) gives those of turn n, that of (*key, 2**32 - 1) the
-    environment's luck. Keys of one run have one length, as short ones seed alike: (5,) and (5, 0).
+    key: the seed of the episode, a tuple of ints; in training (seed, step, wave, place, member).
+    numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
+    environment's luck.
     """
 
     def __init__(self, agent, task_id, key, horizon):
@@ -562,7 +563,7 @@ class Slots(dict):
 
 
 class Scheduler:
-    """One loop in which environments answer, what they said is prefilled, and replies are sampled.
+    """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
     def __init__(self, slots, engine, agent, client, retries):
@@ -597,8 +598,8 @@ class Scheduler:
             self.slots.move(slot, "asking")
 
     def send(self, pool):
-        """A batched client gets one request, sent when an eighth of the playing slots ask or nobody
-        decodes. Otherwise each slot has its own request, sent by a thread."""
+        """A batched client gets all requests in one call, when an eighth of the playing slots ask
+        or nobody decodes. Otherwise each slot's request is a call of its own, in a thread."""
         asking, batched = list(self.slots["asking"]), self.client.batched
         few = len(asking) < self.slots.playing // 8
         if not asking or batched and few and self.slots["decoding"]:
@@ -672,9 +673,9 @@ class Sampler:
         self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """Slots to prefill now. First prompts wait until their whole group has one, so that it is
-        read once. While others decode, all wait until at least an eighth of the playing slots are
-        ready, because each prefill is a whole forward pass."""
+        """Slots to prefill now. A first prompt waits for the group's other members in play, so that
+        it is prefilled once. While others decode, all wait until at least an eighth of the playing
+        slots are ready, because each prefill is a whole forward pass."""
         awaited = self.slots["ready"] and {
             slot.group for state in ("asking", "in flight") for slot in self.slots[state]
             if not slot.episode.trajectory.contexts}

@@ -4,7 +4,7 @@
     python train.py --env babyai --algo ppo    another world, another learning rule
     torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft
 
-The loop is `train`, below: AgentGym-RL's algorithm box (arXiv:2509.08755) with GRPO's advantages by
+The loop is `train`, below: AgentGym-RL's algorithm (arXiv:2509.08755) with GRPO's advantages by
 default. How the default differs from GRPO as published (arXiv:2402.03300):
 1. Groups whose members all earned the same are left out; DAPO (2503.14476) does so too.
 2. The clip range is asymmetric (0.2, 0.28), again from DAPO.
@@ -73,7 +73,7 @@ class Run:
 # ---- the algorithm ------------------------------------------------------------------------------
 
 def train(run):
-    """AgentGym-RL's algorithm box (arXiv:2509.08755); `run` is changed in place."""
+    """AgentGym-RL's algorithm (arXiv:2509.08755); `run` is changed in place."""
     cfg = run.cfg
     for _ in progress(range(run.step, cfg.steps), "RL, steps"):
         began = time.perf_counter()
@@ -95,7 +95,8 @@ def train(run):
 
 
 def set_learning_rate(run):
-    """Linear decay from lr, at the first step, towards lr_end * lr. The critic's rate stays."""
+    """Linear decay from lr, at the first step, towards lr_end * lr. A critic of its own keeps its
+    rate."""
     for group in run.optimizer.param_groups:
         group["lr"] = run.cfg.lr * (1 - (1 - run.cfg.lr_end) * run.step / run.cfg.steps)
 
@@ -112,7 +113,7 @@ def current_horizon(run):
 def play_step(run, horizon):
     """The step's trajectories, whole groups with their members adjacent, and Stats.
 
-    With --filter refill (DAPO's dynamic sampling) up to three waves of further tasks are played, as
+    With --filter refill (DAPO's dynamic sampling) up to three more waves of tasks are played, as
     long as too few groups teach something.
     """
     cfg, played, stats, began = run.cfg, [], Stats(), time.perf_counter()
@@ -143,9 +144,8 @@ def keep_groups(played, cfg):
 
 
 def credit(run, batch):
-    """Fill in batch.weights and .advantages, and .values and .returns where a critic learns.
-
-    Everything here is (B, T), no gradient. Rewards are corrected first (length, KL), then compared.
+    """Fill in batch.advantages and .weights, .ref_logprobs with a KL, .values and .returns with a
+    critic. No gradient. Rewards are corrected first (length, KL), then compared.
     """
     cfg = run.cfg
     if cfg.train_env_tokens:
@@ -233,7 +233,7 @@ def train_on_everything(run, batch):
 
 @dataclass
 class Figures:
-    """An update in numbers: means over its trained tokens, unless said."""
+    """Statistics of one update: means over its trained tokens, unless said."""
     entropy: float = 0.0          # nats
     kl: float = 0.0               # KL(pi_old || pi), k3; pi_old is the policy that sampled
     clipped: float = 0.0          # share of tokens whose ratio the loss clips, on either side
@@ -525,7 +525,7 @@ class Config:
     # how long an episode may be: ScalingInter-RL
     horizons: tuple[int, ...] = (6, 10)       # turns; rises through these
     switch_every: tuple[int, ...] = (20,)     # steps per horizon, or the steps of the switches
-    curriculum: Literal["scaling", "adaptive"] = "scaling"  # adaptive: on when success is flat
+    curriculum: Literal["scaling", "adaptive"] = "scaling"  # adaptive: advance when success is flat
 
     # how the agent speaks
     format: FormatName = "act"                # form of a reply; chat models: react
@@ -553,8 +553,8 @@ class Config:
     turn_gamma: float = 0.95      # discount per turn (turn_gae, gigpo)
     turn_level: bool = False      # PPO: rewards stay at their turns' ends, bi-level GAE
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
-    critic_lr: float = 1e-3       # the critic's learning rate, constant
-    critic_warmup: int = 0        # first steps in which only the critic learns
+    critic_lr: float = 1e-3       # constant learning rate of a critic of its own
+    critic_warmup: int = 0        # first steps without a policy loss
     value_clip: float = 0.5       # values move at most so far from the old ones
     value_coef: float = 0.5       # weight of the value loss where the trunk is shared
     reuse: int = 1                # Online-k: updates made from the same trajectories
