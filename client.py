@@ -53,10 +53,6 @@ def connected(env_url, name, success, workers=1, batched=True):
 class EnvClient:
     """Episodes of one environment on one or several servers, all ours or all the original's.
 
-    answer([(session or None, "reset", task_id) | (session, "step", action)]) -> one Reply or
-    EnvError each, in order; ValueError when a server refuses one as wrong (no such task). None
-    opens a session. A task may be (task_id, stream): stream is a number that seeds the episode's
-    luck where an environment has some (bandit, frozenlake).
     A request without an answer in `timeout` seconds is sent again, `retries` times: our server
     sees by the turn's number whether it has acted already; to an original a step is never sent
     twice. `success`: the score that counts as success on an original. `batched`: many episodes in
@@ -79,6 +75,10 @@ class EnvClient:
         self.connections = 2 if self.batched else 32
 
     def answer(self, items):
+        """[(session or None, "reset", task_id) | (session, "step", action)] -> one Reply or EnvError
+        each, in order; ValueError when a server refuses one as wrong (no such task). None opens a
+        session. A task may be (task_id, stream): stream is a number that seeds the episode's luck
+        where an environment has some (bandit, frozenlake)."""
         bodies = defaultdict(list)              # (server, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
             server = session[0] if session else next(self.opened) % len(self.servers)

@@ -216,6 +216,7 @@ def describe(run):
 
 
 def log_line(m):
+    """The line of metrics `m` as one aligned line of text, for a person."""
     return (f"step {m['step']:4d} | horizon {m['horizon']:2d} | reward {m['reward']:5.2f} | "
             f"success {m['success']:4.0%} (random {m['random']:.0%}) | std {m['reward_std']:.2f} | "
             f"turns {m['turns']:4.1f} | valid {m['valid']:4.0%} | entropy {m['entropy']:.2f} | "
@@ -225,6 +226,7 @@ def log_line(m):
 
 
 def where_time_went(run, m):
+    """Shares of the step's seconds by phase, and speeds beside what this machine can do, as text."""
     flops, bandwidth = rates(run.device, run.policy.compute_dtype)
     shares = "  ".join(f"{phase} {m[f'seconds_{phase}'] / m['seconds']:.0%}" for phase in
                        ("prefill", "decode", "sampling", "environment", "update"))

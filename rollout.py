@@ -625,6 +625,7 @@ class Scheduler:
                 wait = False
 
     def take(self, slot, answer):
+        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`."""
         episode, broken = slot.episode, isinstance(answer, EnvError)
         slot.session = None if broken else answer.session
         if slot.group in self.lost:
