@@ -75,10 +75,10 @@ class EnvClient:
         self.connections = 2 if self.batched else 32
 
     def answer(self, items):
-        """[(session or None, "reset", task_id) | (session, "step", action)] -> one Reply or EnvError
-        each, in order; ValueError when a server refuses one as wrong (no such task). None opens a
-        session. A task may be (task_id, stream): stream is a number that seeds the episode's luck
-        where an environment has some (bandit, frozenlake)."""
+        """[(session or None, "reset", task_id) | (session, "step", action)] -> one Reply or
+        EnvError each, in order; ValueError when a server refuses one as wrong (no such task). None
+        opens a session. A task may be (task_id, stream): stream is a number that seeds the
+        episode's luck where an environment has some (bandit, frozenlake)."""
         bodies = defaultdict(list)              # (server, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
             server = session[0] if session else next(self.opened) % len(self.servers)

@@ -226,7 +226,7 @@ def log_line(m):
 
 
 def where_time_went(run, m):
-    """Shares of the step's seconds by phase, and speeds beside what this machine can do, as text."""
+    """Shares of the step's seconds, and speeds beside what this machine can do, as text."""
     flops, bandwidth = rates(run.device, run.policy.compute_dtype)
     shares = "  ".join(f"{phase} {m[f'seconds_{phase}'] / m['seconds']:.0%}" for phase in
                        ("prefill", "decode", "sampling", "environment", "update"))
