@@ -84,9 +84,9 @@ def test_own_learning_rule_is_trained_with(checkout):
     rule = block("Learning rules")
     assert len(rule.split('if __name__')[0].splitlines()) <= 20
     (checkout / "cispo.py").write_text(rule)
-    run(checkout, "cispo.py", "--algo", "cispo", "--clone-steps", "20", "--steps", "2", "--filter",
-        "none", "--tasks-per-step", "4", "--eval-tasks", "16")
-    folder = checkout / "runs" / "textcraft_small-cispo-0"
+    run(checkout, "cispo.py", "--algo", "cispo", "--env", "corridor", "--clone-steps", "80",
+        "--steps", "2", "--tasks-per-step", "8", "--eval-tasks", "16")
+    folder = checkout / "runs" / "corridor-cispo-0"
     config = json.loads((folder / "config.json").read_text())
     assert (config["surrogate"], config["weights"], config["clip_low"]) == ("cispo", "token", 1.0)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]

@@ -458,8 +458,8 @@ def test_resume_takes_the_runs_own_flags(url, model):
 # ---- two ranks ----------------------------------------------------------------------------------
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
-SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=1e-3),
-          "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=1e-3, critic_lr=1e-3)}
+SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4),
+          "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
 
 
 def a_rank(rank, url, model, port):
