@@ -100,12 +100,12 @@ def evaluate_before(run):
     sampled, greedy = run.notes.before["sampled"], run.notes.before["greedy"]
     minutes = expected_minutes(run.cfg, (time.perf_counter() - began) / (2 * sampled["n"]))
     parallel.say(f"before RL: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy; "
-                 f"{sampled['n']} held-out tasks; RL takes about {minutes:.0f} minutes")
+                 f"{sampled['n']} held-out tasks; RL takes about {minutes:.1f} minutes")
 
 
 def expected_minutes(cfg, played):
-    """Of RL with its evaluations, a guess from the seconds in which one episode is played; learning
-    from it takes half as long again, as measured on the default run."""
+    """Minutes of RL with its evaluations, guessed from the seconds in which one episode is played;
+    learning from it takes half as long again, as measured on the default run."""
     evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
     episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size + evaluations * cfg.eval_tasks
     return played * episodes / 60

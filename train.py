@@ -461,7 +461,7 @@ def cloned(cfg):
         seconds = seconds_per_step(settings, cfg.max_context // 4)
         minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
             cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
-        parallel.say(f"about {minutes:.0f} minutes on this machine, the control not counted\n"
+        parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
                      f"no --model: a tiny policy is cloned from {cfg.env}'s expert")
         clone(settings, out)
     parallel.wait_for_all()

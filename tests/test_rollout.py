@@ -852,6 +852,11 @@ def test_collect_shows_a_client_that_answers_too_little():
         within(20, collect, policy(), agent(), Mute(), [1], 2, 2)
 
 
+def test_progress_gives_the_items_and_says_nothing_without_a_terminal(capfd):
+    assert list(rollout.progress(iter("abc"), "letters", delay=0, total=3)) == ["a", "b", "c"]
+    assert capfd.readouterr() == ("", "")
+
+
 def test_collect_of_no_tasks_is_nothing():
     assert collect(policy(), agent(), LocalClient(), [], 4, 3) == ([], Stats())
 

@@ -873,8 +873,8 @@ def test_main_clones_trains_and_reports(url, capsys):
     out = capsys.readouterr().out
     for row in ("before RL", "after RL", "control: ", "random player", "expert player", "held out"):
         assert row in out
-    assert re.search(r"^about \d+ minutes on this machine", out, re.MULTILINE)
-    assert re.search(r"before RL: .*; 8 held-out tasks; RL takes about \d+ minutes", out)
+    assert re.search(r"^about \d+\.\d minutes on this machine", out, re.MULTILINE)
+    assert re.search(r"before RL: .*; 8 held-out tasks; RL takes about \d+\.\d minutes", out)
     assert "policy cloned by us: format act, replies of at most 4 tokens, context 200" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
     assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
