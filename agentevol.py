@@ -25,7 +25,7 @@ import parallel
 from curriculum import choose_tasks
 from engine import action_logprobs, load_policy, prepare
 from env_server import load_env, open_env
-from eval import cloned_settings, parse_flags
+from eval import parse_flags
 from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
                      to_batch)
 
@@ -38,7 +38,7 @@ TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.
 class Clone:
     """Settings of behavioural cloning."""
     out: str = "runs/clone"       # the policy's folder
-    env: str = "textcraft_small"
+    env: str = "textcraft_small"  # a file of envs/
     families: str = ""            # task families to imitate, comma-separated; empty: all
     episodes: int = 8000          # demonstrations, as far as there are training tasks
     skill: float = 0.6            # probability of the expert's action; else a random legal one
@@ -51,9 +51,9 @@ class Clone:
     lr: float = 4e-3              # at its peak, after 5% of the steps; falls to a tenth by a cosine
     vocabulary: int = 600         # tokens, the 256 bytes included
     width: int = 64               # of the model: hidden size
-    layers: int = 2
+    layers: int = 2               # of the model: decoder layers
     heads: int = 4                # query heads; half as many for keys and values
-    seed: int = 0
+    seed: int = 0                 # of the demonstrations, the weights and the order of episodes
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def seconds_per_step(cfg, tokens):
 
 def continue_cloning(folder, seconds, say=parallel.say):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
-    cfg = Clone(**cloned_settings(folder))
+    cfg = Clone(**parallel.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
                                    AutoTokenizer.from_pretrained(folder), cfg)
     policy = load_policy(folder)

@@ -12,7 +12,6 @@ success among them.
 import argparse
 import inspect
 import json
-import os
 import re
 import sys
 from collections import defaultdict
@@ -28,12 +27,13 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import open_env
 from metrics import builtin_rate, mean_and_error, play_builtin
+from parallel import cloned_settings
 from rollout import Agent, ContextMode, FormatName, collect, progress
 
 
 @dataclass
 class Config:
-    env: str = "textcraft_small"
+    env: str = "textcraft_small"  # a file of envs/
     model: str = ""               # folder or hub id of a policy
     policy: str = ""              # random | expert: a built-in player instead of a model
     split: str = "test"           # test | train
@@ -49,8 +49,8 @@ class Config:
     max_concurrent: int = 256     # episodes at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     device: str = "auto"          # auto | cpu | cuda | cuda:1
-    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"
-    seed: int = 0
+    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    seed: int = 0                 # of the policy's samples and the random player
     json: str = ""                # also write the figures to this file
 
 
@@ -154,16 +154,6 @@ def table(module, figures, n, k):
 # ---- flags: eval.py's, agentevol.py's and train.py's --------------------------------------------
 
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
-
-
-def cloned_settings(model):
-    """The settings with which a folder's policy was cloned by agentevol.py (its clone.json, which
-    is handed on to the checkpoints trained from it); {} of any other checkpoint."""
-    path = os.path.join(model, "clone.json")
-    if not os.path.exists(path):
-        return {}
-    with open(path) as file:
-        return json.load(file)
 
 
 def model_defaults(model):

@@ -205,8 +205,7 @@ def rates(device, dtype):
 def describe(run):
     """Say what is trained where, and which settings were chosen for it."""
     cfg, policy = run.cfg, run.policy
-    cloned = os.path.exists(os.path.join(run.start_model, "clone.json"))
-    kind = "cloned by us" if cloned else "a pretrained model"
+    kind = "cloned by us" if parallel.cloned_settings(run.start_model) else "a pretrained model"
     size = sum(p.numel() for p in policy.parameters()) / 1e6
     parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
                  f"attention {policy.kernel} ({policy.kernel_reason})"

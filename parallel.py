@@ -205,6 +205,16 @@ def prepare_folder(cfg):
     wait_for_all()
 
 
+def cloned_settings(model):
+    """The settings with which a folder's policy was cloned by agentevol.py (its clone.json, which
+    is handed on to the checkpoints trained from it); {} of any other checkpoint."""
+    path = os.path.join(model, "clone.json")
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return json.load(file)
+
+
 def last_checkpoint(folder):
     """The newest whole checkpoint of a run's folder. ValueError if there is none."""
     found = [name for name in os.listdir(folder) if name.startswith("step_") and
@@ -232,9 +242,8 @@ def save(run, folder, memory):
         run.policy.save_pretrained(
             aside, state_dict={k: v for k, v in weights.items() if k not in heads})
         run.agent.tokenizer.save_pretrained(aside)
-        clone = os.path.join(run.start_model, "clone.json")
-        if os.path.exists(clone):               # how a tiny policy speaks goes with its weights
-            shutil.copy(clone, aside)
+        if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
+            shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         torch.save(dict(optimizer=optimizer, value_head=heads, critic=critic, memory=memory),
                    os.path.join(aside, "trainer.pt"))
         os.replace(aside, folder)

@@ -40,8 +40,9 @@ from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
 from engine import action_logprobs, action_values, check_folder, token_values
 from env_server import load_env, open_env
-from eval import cloned_settings, model_defaults, parse_flags
+from eval import model_defaults, parse_flags
 from metrics import Notes
+from parallel import cloned_settings
 from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
 
 
@@ -535,8 +536,8 @@ class Config:
     temperature: float = 1.0      # of the sampler; the trainer divides its logits by it as well
 
     # the learning rule: set by --algo, each also by its own flag
-    advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp", "reinforce_pp_baseline",
-                       "gigpo", "mt_grpo"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp",  # how it is estimated
+                       "reinforce_pp_baseline", "gigpo", "mt_grpo"] = "grpo"
     surrogate: str = "token"      # a key of SURROGATES: token, or sequence (GSPO)
     weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep

@@ -17,8 +17,9 @@ import sys
 import threading
 import types
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -28,10 +29,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import algos
 import curriculum
+import eval as evaluation
 import metrics
 import parallel
 import train
-from agentevol import make_policy, make_tokenizer
+from agentevol import Clone, make_policy, make_tokenizer
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy
@@ -993,6 +995,20 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     assert cloned == [("runs/c/clone", pytest.approx(sum(line["seconds"] for line in lines)))]
     result = json.load(open("runs/c/result.json"))
     assert result["control"]["sampled"] == result["before"]["sampled"]     # the very same policy
+
+
+@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone], ids=lambda k: k.__module__)
+def test_every_flag_has_a_help_line(kind, capsys):
+    with pytest.raises(SystemExit):
+        train.parse_flags(kind, ["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for field in fields(kind):
+        flag = "--" + field.name.replace("_", "-")
+        entry = words.split(f" {flag} ")[-1].split(f" {flag}, ")[-1].split(" --")[0]
+        choices = " | ".join(get_args(field.type)) if get_origin(field.type) is Literal else ""
+        metavar = choices or entry.split()[0]               # INT, or a bool's --no-flag
+        help_text = re.sub(r"\([^()]*\)$", "", entry.removeprefix(metavar))     # and no default
+        assert len(help_text.split()) >= 2, (flag, entry)
 
 
 def test_an_unknown_flag_is_an_error(capsys):
