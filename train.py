@@ -96,10 +96,11 @@ def train(run):
 
 
 def set_learning_rate(run):
-    """Linear decay from lr, at the first step, towards lr_end * lr. A critic of its own keeps its
-    rate."""
+    """Linear decay from lr, at the first step, to lr_end * lr, at the last. A critic of its own
+    keeps its rate."""
+    cfg = run.cfg
     for group in run.optimizer.param_groups:
-        group["lr"] = run.cfg.lr * (1 - (1 - run.cfg.lr_end) * run.step / run.cfg.steps)
+        group["lr"] = cfg.lr * (1 - (1 - cfg.lr_end) * run.step / max(cfg.steps - 1, 1))
 
 
 def current_horizon(run):
