@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from tqdm import tqdm
 
 from client import EnvError
@@ -111,6 +112,9 @@ class Chat:
         self.tokenizer = tokenizer
         self.render = partial(tokenizer.apply_chat_template, tokenize=False)
         self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
+        self.special = {token.content: number for number, token
+                        in tokenizer.added_tokens_decoder.items() if token.special}
+        self.is_special = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
@@ -120,9 +124,13 @@ class Chat:
         first, second = "<think>T1T</think>R1R", "<think>T2T</think>R2R"
         messages = said("system", "S1S") + said("user", "Q1Q") + said("assistant", first) \
             + said("user", "Q2Q") + said("assistant", second) + said("user", "Q3Q")
-        opening = self.render(messages[:2], add_generation_prompt=True)
-        whole = self.render(messages, add_generation_prompt=True)
-        ending = self.render(messages[:3]).removeprefix(opening + first)
+        try:
+            opening = self.render(messages[:2], add_generation_prompt=True)
+            whole = self.render(messages, add_generation_prompt=True)
+            ending = self.render(messages[:3]).removeprefix(opening + first)
+        except TemplateError as refusal:
+            raise ValueError(f"{name}: its chat template refuses a system message, then user and "
+                             f"assistant in turn ({refusal}); use another template") from None
         stop_ids = self.encode(ending)[:1]
         stop = tokenizer.decode(stop_ids)
         between = whole.removeprefix(opening + first + stop).partition(second)[0]
@@ -138,10 +146,31 @@ class Chat:
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id} - {None}
 
     def opening(self, messages):
-        return list(self.encode(self.render(messages, add_generation_prompt=True)))
+        plain = [m | {"content": self.is_special.sub(as_text, m["content"])} for m in messages]
+        return self.ids(self.render(plain, add_generation_prompt=True))
 
     def between_replies(self, text):
-        return list(self.encode(self.before + text + self.after))
+        return self.ids(self.before + self.is_special.sub(as_text, text) + self.after)
+
+    def ids(self, text):
+        """The template's special tokens are tokens; one that an observation or an agent quotes is
+        ordinary text, or it could write messages of its own into the conversation."""
+        if QUOTED not in text:
+            return list(self.encode(text))
+        ids, at = [], 0
+        for found in self.is_special.finditer(text):
+            ids += self.encode(text[at:found.start()].replace(QUOTED, ""),
+                               split_special_tokens=True)
+            ids.append(self.special[found[0]])
+            at = found.end()
+        return ids + self.encode(text[at:].replace(QUOTED, ""), split_special_tokens=True)
+
+
+QUOTED = "\ue000"      # of Unicode's private use: marks a special token that is quoted
+
+
+def as_text(found):
+    return found[0][0] + QUOTED + found[0][1:]
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------

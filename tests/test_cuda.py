@@ -17,7 +17,8 @@ from torch.nn.attention.varlen import varlen_attn
 import engine as engine_module
 from engine import (DecodeGraph, Engine, Flash, OutOfPages, choose_kernel, flash_function, forward,
                     prepare, sample, token_logprobs)
-from fakes import twins
+from fakes import LocalClient, chat_tokenizer, twins
+from rollout import Agent, collect, make_engine
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
 
@@ -230,6 +231,29 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
             for e, s in zip(engines, pairs.pop(rng.randrange(len(pairs)))):
                 e.release(s)
     assert decoded > 9
+
+
+def test_a_lone_episode_of_many_pages_fits_beside_the_spare_page(kernel):
+    """1,000 tokens are four pages of 256, and graphs hold a fifth as spare."""
+    model = twins(vocabulary=len(chat_tokenizer()), loud=[0])[0]
+    agent = Agent(chat_tokenizer(), "", max_turn_tokens=8, max_context=1000)
+    (episode,), stats = collect(model, agent, LocalClient(Long), [0], 1, 5)
+    assert len(episode.token_ids) > 3 * 256 and len(episode.turns) > 1
+    assert stats.pages == 5 and stats.preempted == 0
+    assert make_engine(model, agent, 1, memory=1).pages.count == 5     # where memory is scarce
+
+
+class Long:
+    """Says 400 letters, every turn."""
+
+    def reset(self, task_id):
+        return 400 * "a"
+
+    def step(self, action):
+        return 400 * "b", 0.0, False, {"success": False, "valid": True, "score": 0.0}
+
+    def close(self):
+        pass
 
 
 def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
