@@ -452,13 +452,14 @@ def collapse_warnings(history, window=5):
     distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
     (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
     Means over `window` steps are compared; the thresholds are ours. A policy that solves its tasks
-    loses reward std and entropy too: these count only while success is neither near 1 nor rising.
+    loses reward std and entropy too: these count only while success neither rises nor has gone
+    half of the way from its first window to 1, unless it falls again.
     """
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)
-    solved = success[-1] >= 0.9
-    falling = success[-1] < max(success) - 0.1
+    falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
+    solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
     rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
     signals = echo_trap_signals(history, window, solved, falling, rising)
     if not solved:
@@ -477,14 +478,17 @@ def echo_trap_signals(history, window, solved, falling, rising):
     Its usual order: reward std falls, entropy leaves its smooth decay, gradients spike, texts
     repeat. What was not measured is NaN, and no comparison with NaN is true.
     """
-    std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in (
-        "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
+    success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
+        ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
+    # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
+    room = [math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1])]
+    expected = std[0] * (min(1, room[1] / room[0]) if success[-1] > success[0] else 1)
     before, low, last = entropy[-1 - window], min(entropy[:-window]), entropy[-1]
     usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
     norm = mean_of(history[-window:], "grad_norm")
     stuck = not solved and not rising
     return [
-        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.25) * std[0],
+        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
          "echo trap: all tries at a task earn the same, noise is left to learn from", KEEP),
         ("entropy", before, last, stuck and last < 0.5 * before,
          "echo trap: entropy leaves its smooth decay downwards",

@@ -645,6 +645,32 @@ def test_collapse_warnings_name_the_echo_trap_before_success_has_halved():
                                             "distinct_3gram", "response_length"}
 
 
+def played_history(seed, success, alike, steps=60):
+    """32 groups of 8 tries with returns of 0 or 1 a step. success(step): their mean. alike(step):
+    the share of the tasks whose tries all end the same way; at the others each try is a draw."""
+    rng, history = random.Random(seed), []
+    for step in range(steps):
+        p, rewards = success(step), []
+        for _ in range(32):
+            same = rng.random() < alike(step)
+            rewards += 8 * [float(rng.random() < p)] if same else [
+                float(rng.random() < p) for _ in range(8)]
+        history.append({"success": sum(rewards) / len(rewards), "reward_std":
+                        algos.group_std(torch.tensor(rewards), 8).mean().item()})
+    return history
+
+
+def test_collapse_warnings_judge_the_spread_by_what_this_success_allows():
+    """At 87% returns of 0 or 1 spread by at most 0.34, at 55% by 0.5: the same std is healthy in a
+    run that has learned and a sign in one that has not."""
+    for seed in range(10):
+        learned = played_history(seed, lambda s: min(0.5 + s / 80, 0.87), lambda s: 0.3 + s / 150)
+        stuck = played_history(seed, lambda s: min(0.40 + s / 99, 0.55), lambda s: 0.3 + s / 100)
+        assert learned[-1]["reward_std"] < 0.2
+        assert signals_at_any_time(learned) == set()
+        assert signals_at_any_time(stuck) == {"reward_std"}
+
+
 def test_collapse_warnings_name_a_run_that_dies_from_the_start():
     # success 0.6 -> 0.08 in 40 steps while the groups with any spread go from 3/4 to almost none
     history = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
