@@ -301,7 +301,7 @@ def start_episode(service, session, body):
         task_id = service.module.TRAIN[0]
     session.env = session.env or service.module.Env()
     if service.wire.task_wraps:
-        task_id %= session.env.last_task() + 1
+        task_id %= 1 + max(service.module.TRAIN[-1], service.module.TEST[-1])
     observation = session.env.reset(task_id, body.get("stream"))
     session.turns, session.broken = 0, ""
     return session.keep(observation, 0, False, {

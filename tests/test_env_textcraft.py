@@ -498,6 +498,7 @@ def minecraft(folder):
           bone_meal=shapeless("bone_meal", "bone_block", count=9),
           pillar=shaped("pillar", ["#", "#"], {"#": {"item": "minecraft:quartz_block"}}),
           charm=shaped("charm", ["#"], {"#": {"tag": "minecraft:no_such_class"}}),
+          big=shapeless("big_no_such_class", "coal", "coal"),
           glass={"type": "minecraft:smelting", "ingredient": {"item": "minecraft:sand"},
                  "result": "minecraft:glass"})
     write(folder / "tags" / "items", oak_logs={"values": [
@@ -525,6 +526,7 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
         "iron block": ["craft 1 iron block using 9 iron ingot"],
         "iron ingot": ["craft 1 iron ingot using 9 iron nugget"],     # the way back is cut
         "charm": ["craft 1 charm using 1 no such class"],
+        "big no such class": ["craft 1 big no such class using 2 coal"],
     }
     assert world.classes == {
         "planks": ["acacia planks", "birch planks", "oak planks"],     # by their recipes' group
