@@ -105,10 +105,12 @@ class Java:
             from scienceworld.constants import JAR_PATH
         except ImportError:
             raise RuntimeError("sciworld: pip install scienceworld==1.2.3") from None
-        try:    # 900 MB: a game takes about one, but the search for some solutions takes hundreds
+        # 2.5 GB at most: 0.6 MB for each of 4096 games, and the search for some solutions takes
+        # hundreds. At a heap nearly full of games, resets take six times as long: it collects.
+        try:
             self.folder = tempfile.TemporaryDirectory()     # the engine writes a file where it runs
             port, token, self.process = launch_gateway(
-                classpath=os.path.abspath(JAR_PATH), javaopts=["-Xmx900m", "-XX:+UseSerialGC"],
+                classpath=os.path.abspath(JAR_PATH), javaopts=["-Xmx2500m", "-XX:+UseSerialGC"],
                 java_path=None, die_on_exit=True, enable_auth=True, return_proc=True,
                 cwd=self.folder.name)
         except (OSError, ValueError):
