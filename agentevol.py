@@ -39,6 +39,7 @@ class Clone:
     """Settings of behavioural cloning."""
     out: str = "runs/clone"       # the policy's folder
     env: str = "textcraft_small"  # a file of envs/
+    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     families: str = ""            # task families to imitate, comma-separated; empty: all
     episodes: int = 8000          # demonstrations, as far as there are training tasks
     skill: float = 0.6            # probability of the expert's action; else a random legal one
@@ -182,7 +183,7 @@ def lesson(cfg, say=parallel.say):
         raise ValueError(f"format={cfg.format!r}; known: {', '.join(FORMATS)}")
     if cfg.episodes < 1 or cfg.batch < 1:
         raise ValueError(f"episodes={cfg.episodes}, batch={cfg.batch}: expected 1 or more")
-    tasks = choose_tasks(open_env(cfg.env), "train", 0, cfg.families)[:cfg.episodes]
+    tasks = choose_tasks(open_env(cfg.env, cfg.recipes), "train", 0, cfg.families)[:cfg.episodes]
     began = time.perf_counter()
     demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
     say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "

@@ -73,6 +73,7 @@ class Wire:
     id_key: str = "id"
     task_key: str = "data_idx"
     task_required: bool = True      # if not, a reset without it plays TRAIN[0]
+    task_wraps: bool = False        # whether ids beyond the last count on from the first
     create: str = "{id}"            # with an observation in it, create also resets
     reset: str = "{id observation reward done}"
     step: str = "{observation reward done}"
@@ -94,7 +95,7 @@ WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
                      step="{observation reward available_actions done}",
                      look={"available_actions": "available_actions"}),
     "maze": Wire(task_key="game", reset="{observation}", look={"available_actions": "ACTIONS"}),
-    "wordle": Wire(task_key="seed", reset="{id observation}",
+    "wordle": Wire(task_key="seed", task_wraps=True, reset="{id observation}",
                    look={"filtered_vocab": "filtered_vocab"}),
     "webshop": Wire(**B, task_key="session_id", task_required=False, reset="[observation null]",
                     step="{state reward done}", look={
@@ -181,9 +182,15 @@ def load_env(name):
                          + ", ".join(known_envs())) from missing
 
 
-def open_env(name):
-    """The module of an environment whose engine is here. ValueError: the sentence why not."""
+def open_env(name, recipes=""):
+    """The module of an environment whose engine is here. ValueError: the sentence why not.
+    recipes: a folder of Minecraft recipe files that textcraft plays by, here and in the servers
+    that are started from here."""
     module = load_env(name)
+    if recipes:
+        if not hasattr(module, "use"):
+            raise ValueError(f"recipes={recipes!r}: {name} has none; they are for textcraft")
+        module.use(recipes)
     try:
         module.Env().close()
     except RuntimeError as missing:
@@ -293,9 +300,12 @@ def start_episode(service, session, body):
     if task_id is None:
         task_id = service.module.TRAIN[0]
     session.env = session.env or service.module.Env()
+    if service.wire.task_wraps:
+        task_id %= 1 + max(service.module.TRAIN[-1], service.module.TEST[-1])
     observation = session.env.reset(task_id, body.get("stream"))
     session.turns, session.broken = 0, ""
-    return session.keep(observation, 0, False, {"success": False, "valid": True, "score": 0})
+    return session.keep(observation, 0, False, {
+        "success": False, "valid": True, "score": getattr(session.env, "score", 0)})
 
 
 def play_turn(session, body):
@@ -328,13 +338,16 @@ def create(service, body):
 
 
 def reset(service, body):
-    """The reply keeps sciworld's task and room apart, since its client joins them itself."""
+    """The reply keeps apart what the original's clients join themselves, sciworld's task and room
+    and alfworld's room and commands. sciworld's start score comes as a reward, too."""
     with service.hold(field_of(body, service.wire.id_key, int)) as session:
         start_episode(service, session, body)
         reply = shaped(service.wire.reset, session)
         if "task_description" in service.wire.reset:
             room = reply["observation"].removeprefix(reply["task_description"])
-            reply["observation"] = room.lstrip()
+            reply["observation"], reply["reward"] = room.lstrip(), reply["score"]
+        if "available_actions" in service.wire.reset:
+            reply["observation"] = reply["observation"].partition("\nAVAILABLE ACTIONS: ")[0]
         return reply
 
 
@@ -561,6 +574,8 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
+    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of textcraft: Minecraft "
+                        "recipe files, in place of our own world")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
@@ -575,6 +590,8 @@ def main():
     os.dup2(2, 1)
     with contextlib.ExitStack() as stack:
         try:
+            for name in args.names if args.recipes else ():
+                open_env(name, args.recipes)
             if args.workers > 1:
                 urls = stack.enter_context(
                     local_server(args.names, args.workers, args.host, args.port, **limits))

@@ -34,6 +34,7 @@ from rollout import Agent, ContextMode, FormatName, collect, progress
 @dataclass
 class Config:
     env: str = "textcraft_small"  # a file of envs/
+    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     model: str = ""               # folder or hub id of a policy
     policy: str = ""              # random | expert: a built-in player instead of a model
     split: str = "test"           # test | train
@@ -108,7 +109,7 @@ def run(cfg):
     if cfg.policy not in ("random", "expert") and (cfg.policy or not cfg.model):
         raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
                          "or --policy random or expert")
-    module, dropped = open_env(cfg.env), 0
+    module, dropped = open_env(cfg.env, cfg.recipes), 0
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
     if cfg.policy:

@@ -456,7 +456,8 @@ def cloned(cfg):
     out = os.path.join(cfg.folder, "clone")
     if parallel.rank() == 0 and not cloned_settings(out):
         settings = Clone(
-            env=cfg.env, families=cfg.families, episodes=cfg.clone_episodes, skill=cfg.clone_skill,
+            env=cfg.env, recipes=cfg.recipes, families=cfg.families,
+            episodes=cfg.clone_episodes, skill=cfg.clone_skill,
             steps=cfg.clone_steps, lr=cfg.clone_lr, width=cfg.clone_width, layers=cfg.clone_layers,
             heads=cfg.clone_heads, format=cfg.format, context=cfg.context, seed=cfg.seed,
             max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context)
@@ -499,6 +500,7 @@ ALGOS = {
 class Config:
     # what is learned, and from what
     env: str = "textcraft_small"  # a file of envs/
+    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
@@ -655,7 +657,7 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
-        module = open_env(cfg.env)
+        module = open_env(cfg.env, cfg.recipes)
         with connected(cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers,       # under torchrun
                        cfg.env_batched) as client:                # a local server for each rank
             run = setup(cfg, module, client)

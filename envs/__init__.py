@@ -13,6 +13,9 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
     random_action(rng)      an action that looks legal, drawn with rng
     close()                 only where something is held: a process, a file
 
+ORIGINAL, a constant, holds the task ids that the original AgentGym's server has as well; without
+it that server takes all of them.
+
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
 """

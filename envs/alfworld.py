@@ -2,10 +2,10 @@
 
     env:    You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a
             cabinet 2, [...] a shelf 1, a sinkbasin 1, [...] and a toaster 1.
-
-            Your task is to: bring a winebottle to a cabinet.                          (task 44)
+            Your task is to: put a winebottle in cabinet.                              (task 44)
+            AVAILABLE ACTIONS: examine [...],go to fridge 1,[...],help,inventory,look
     agent:  go to fridge 1
-    env:    You arrive at fridge 1. The fridge 1 is closed.
+    env:    The fridge 1 is closed.
     agent:  take winebottle 1 from fridge 1
     env:    Nothing happens.
     agent:  open fridge 1
@@ -17,13 +17,14 @@
     agent:  put winebottle 1 in/on cabinet 1
     env:    You put the winebottle 1 in/on the cabinet 1.                        reward 1, done
 
-Rules, commands and replies are those of ALFWorld (arXiv:2010.03768) as AgentGym serves it; "move X
-to Y" of its newer versions is understood too. The houses are our own: 12 to 25 receptacles, six
-families of tasks in AgentGym's numbers. Reward 1 on the turn that fulfils the task, else 0; the
-episode ends then or after 50 turns. A random player fulfils 0.1% of the train tasks in 30 turns;
-`expert`, who looks into likely places first, all of them, in 9 turns on average and 29 at most.
-`Env(backend="alfworld")` plays the same houses on the genuine engine (`pip install alfworld`) and
-gets the same replies, but the engine also lets one slice things behind a closed door.
+Rules, commands, replies and task sentences are those of ALFWorld 0.3.3 (arXiv:2010.03768), with the
+first observation put together as AgentGym's client shows it; "move X to Y" of newer versions is
+understood too. The houses are our own: 12 to 25 receptacles, six families of tasks in AgentGym's
+numbers. Reward 1 on the turn that fulfils the task, else 0; the episode ends then or after 50
+turns. A random player fulfils 0.1% of the train tasks in 30 turns; `expert`, who looks into likely
+places first, all of them, in 9 turns on average and 29 at most. `Env(backend="alfworld")` plays the
+same houses on the genuine engine (`pip install alfworld`) and gets the same replies, but the engine
+also lets one slice things behind a closed door.
 """
 import os
 import random
@@ -115,13 +116,13 @@ TREATMENTS = {   # verb -> the receptacle it takes, the state it gives, the thin
     "cool": ("fridge", "cool", "apple bowl bread cup egg lettuce mug pan plate pot potato tomato "
              "winebottle".split())}
 VERB = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
-SENTENCES = {
-    SIMPLE: ("bring a {o} to a {r}", "find a {o} and leave it in/on a {r}"),
-    LIGHT: ("look at a {o} by the light of a {r}", "hold a {o} next to a lit {r}"),
-    CLEAN: ("leave a clean {o} in/on a {r}", "clean a {o} and bring it to a {r}"),
-    HEAT: ("leave a hot {o} in/on a {r}", "heat a {o} and bring it to a {r}"),
-    COOL: ("leave a cool {o} in/on a {r}", "cool a {o} and bring it to a {r}"),
-    TWO: ("leave a {o} and another {o} in/on one {r}", "bring two of kind {o} to one {r}")}
+SENTENCES = {   # ALFWorld's (table 7 of its paper)
+    SIMPLE: ("put a {o} in {r}", "put some {o} on {r}"),
+    LIGHT: ("look at {o} under the {r}", "examine the {o} with the {r}"),
+    CLEAN: ("put a clean {o} in {r}", "clean some {o} and put it in {r}"),
+    HEAT: ("put a hot {o} in {r}", "heat some {o} and put it in {r}"),
+    COOL: ("put a cool {o} in {r}", "cool some {o} and put it in {r}"),
+    TWO: ("put two {o} in {r}", "find two {o} and put them in {r}")}
 
 
 def family(task_id):
@@ -222,9 +223,9 @@ class Env(envs.Base):
         self.at, self.opened = None, set()
         self.states = set()                                 # ("mug 1", "hot"), ("desklamp 1", "on")
         self.seen = set()                                   # receptacles the agent has looked into
-        if self.engine:
-            return self.engine.enter(house)
-        return f"{self._look()}\n\nYour task is to: {house.sentence}."
+        look = self.engine.enter(house) if self.engine else self._look()
+        return (f"{look}\nYour task is to: {house.sentence}.\n"
+                f"AVAILABLE ACTIONS: {','.join(self.available_actions())}")
 
     def act(self, action):
         self.turns += 1
@@ -263,7 +264,7 @@ class Env(envs.Base):
         match [verb, *names]:
             case ["go", r]:
                 self.at = r
-                return f"You arrive at {r}. {self._describe(r)}"
+                return self._describe(r)
             case ["open", r]:
                 self.opened.add(r)
                 return f"You open the {r}. {self._describe(r)}"
@@ -305,6 +306,7 @@ class Env(envs.Base):
         if name in self.where:
             looks = " and ".join(w for w in ("hot", "cool", "clean") if (name, w) in self.states)
             looks += " sliced" * ((name, "sliced") in self.states)
+            looks = "cold" if looks == "cool" else looks        # as the engine says it
             if not looks:
                 return f"There's nothing special about {name}."
             return f"This is a {looks.strip()} {name}."
@@ -422,12 +424,13 @@ class Engine:
                             "grammar": grammar.replace("UNKNOWN GOAL", house.sentence)})
             for entity in self.game._entity_infos.values():
                 entity.name = entity.id.replace("_", " ")
-            return self.game.reset().feedback.split("\n\n", 1)[1]   # after the engine's title
+            return self.game.reset().feedback.split("\n\n")[1]   # between title and task
 
     def step(self, command):
         with ENGINE_LOCK:   # since version 0.4 the engine says "move"
             state = self.game.step(re.sub(r"^put (\w+ \d+) in/on ", r"move \1 to ", command))[0]
-        return state.feedback.strip(), state["won"]
+        # AgentGym drops where one arrives: a number in the version that it uses
+        return re.sub(r"^You arrive at [^.]*\. ", "", state.feedback.strip()), state["won"]
 
     def close(self):
         with ENGINE_LOCK:

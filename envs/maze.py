@@ -30,6 +30,7 @@ import envs
 NAME, HORIZON = "maze", 15
 LEFT, RIGHT = (*range(0, 5), *range(10, 19)), (*range(5, 10), *range(19, 25))
 TRAIN, TEST = LEFT + tuple(range(26, 826)), RIGHT + tuple(range(826, 1026))
+ORIGINAL = range(25)    # the tasks that AgentGym's server has, too
 SUCCESS = 1.0
 FAMILIES = ("double-t", "random")
 TINY = dict(horizons="8,15", max_context=1024)

@@ -50,6 +50,7 @@ LONG_FAMILIES = tuple(name for name in FAMILIES if not name.startswith(   # all 
     ("use-", "power-", "find-", "lifespan-", "identify-life-stages-2")))
 TINY = dict(families=",".join(name for name in FAMILIES if name not in LONG_FAMILIES),
             horizons="15,30", max_context=2048, clone_episodes=500)
+ORIGINAL = range(4639)      # the tasks that AgentGym's server has, too: those of its 23
 NAME, HORIZON, SUCCESS, MOVE_LIMIT = "sciworld", 30, 100.0, 100
 DETERMINISTIC = False
 PARALLEL = True     # a step runs in Java, outside Python's lock: threads step several games at once
@@ -104,10 +105,12 @@ class Java:
             from scienceworld.constants import JAR_PATH
         except ImportError:
             raise RuntimeError("sciworld: pip install scienceworld==1.2.3") from None
-        try:    # 900 MB: a game takes about one, but the search for some solutions takes hundreds
+        # 2.5 GB at most: 0.6 MB for each of 4096 games, and the search for some solutions takes
+        # hundreds. At a heap nearly full of games, resets take six times as long: it collects.
+        try:
             self.folder = tempfile.TemporaryDirectory()     # the engine writes a file where it runs
             port, token, self.process = launch_gateway(
-                classpath=os.path.abspath(JAR_PATH), javaopts=["-Xmx900m", "-XX:+UseSerialGC"],
+                classpath=os.path.abspath(JAR_PATH), javaopts=["-Xmx2500m", "-XX:+UseSerialGC"],
                 java_path=None, die_on_exit=True, enable_auth=True, return_proc=True,
                 cwd=self.folder.name)
         except (OSError, ValueError):

@@ -27,13 +27,16 @@ player solves 5% of TEST, `expert` all (6.1 turns on average, 19 at most).
 
 Env(world=...): a number (0: the default) is a large world of 550 goals; "small" is for tiny models
 (one-word items, 2 distractors: see textcraft_small.py), "deep" the same with depth 4; or a folder
-of Minecraft 1.16.5 recipe files. A fifth of the goals (small worlds: a tenth) is only in TEST
-(`unseen_goal`); the other goals come there with distractors, or an order, that TRAIN does not have.
-Goals are numbered in an order of our own: the original's depends on how the disk lists its files.
+of Minecraft 1.16.5 recipe files, such as AgentGym's. `--recipes FOLDER` of the scripts makes such a
+folder the world of this module; its goals are all that the recipes make. A fifth of the goals
+(small worlds: a tenth) is only in TEST (`unseen_goal`); the other goals come there with
+distractors, or an order, that TRAIN does not have. Goals are numbered in an order of our own: the
+original's depends on how the disk lists its files.
 """
 import functools
 import itertools
 import json
+import os
 import random
 import re
 import zlib
@@ -45,6 +48,7 @@ from typing import NamedTuple
 import envs
 
 NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
+WORLD = 0       # what Env() plays; `use` changes it, and TRAIN and TEST with it
 TRAIN, TEST = range(0, 4400), range(4400, 4950)   # 10 draws of 440 goals; one of each of 550
 FAMILIES = ("depth 1", "depth 2", "depth 3", "depth 4")
 TINY = dict(horizons="10,20", max_context=1024, max_turn_tokens=32)
@@ -71,9 +75,9 @@ class World:
     """What never changes: recipes {item: [Recipe]}, classes {class: [members]}, goals, task ids."""
 
     def __init__(self, name, recipes, classes=None, distractors=10, draws=(10, 1),
-                 prefix="minecraft:", held_out=5):
+                 prefix="minecraft:", hint="", held_out=5):
         self.name, self.recipes, self.classes = name, recipes, classes or {}
-        self.distractors, self.prefix = distractors, prefix
+        self.distractors, self.prefix, self.hint = distractors, prefix, hint
         mentioned = {i for rs in recipes.values() for r in rs for i, _ in r.needs}
         self.raw = mentioned.union(*self.classes.values()) - set(recipes) - set(self.classes)
         self.depth = {}
@@ -167,7 +171,7 @@ def make(world, recipe, number, state):
         named.add(member)
         needs.append((member, n))
     stock, gets, crafts = state
-    stock = {**stock, recipe.item: stock.get(recipe.item, 0) + times * recipe.count - number}
+    stock = {**stock, recipe.item: times * recipe.count - number}   # more than none was not there
     return stock, gets, crafts + [(recipe, tuple(needs))] * times
 
 
@@ -249,33 +253,36 @@ def small_world(name, levels, limits):
     below = [SMALL_RAW.split(), [], [], [], []]
     goods = SMALL_GOODS.split()
     draw_recipes(rng, recipes, {}, below, goods, levels, limits, (1, 1, 2, 2, 3, 4), (0, 1, 1))
-    return World(name, recipes, distractors=2, draws=(250, 12), prefix="", held_out=10)
+    return World(name, recipes, distractors=2, draws=(250, 12), prefix="",
+                 hint=". Use get, craft or inventory.", held_out=10)
 
 
 def read_world(folder):
     """The World of a folder of Minecraft 1.16.5 recipe files (data/minecraft/recipes).
 
     Shaped and shapeless recipes count, in the order of their file names, except those that turn
-    one block back into items and those that would close a cycle. A class has the members that
-    ../tags/items gives it, or else the items whose name ends like it: oak log is one of logs.
+    blocks back into items and those that would close a cycle. A class has the members that
+    ../tags/items gives it. Without that file it has, as in TextCraft, what recipes make whose
+    "group" it is; if nothing is made so, it is itself a raw item: get 1 oak logs. Where a recipe
+    leaves a choice of items, TextCraft takes the first, and we all.
     """
     if not folder.is_dir():
         raise ValueError(f"{NAME}: {str(folder)!r} is neither a world nor a folder of recipe files")
     found = [pair for path in sorted(folder.glob("*.json")) for pair in read_recipes(path)]
-    items = {recipe.item for recipe, _ in found}
-    items |= {i for recipe, tags in found for i, _ in recipe.needs if i not in tags}
-    classes = {tag: read_tag(folder.parent / "tags" / "items", tag, items)
-               for _, tags in found for tag in tags if tag not in items}
-    recipes = {}
-    for recipe, _ in found:
+    items, groups, classes, recipes = set(), {}, {}, {}
+    for recipe, tags, group in found:
+        items |= {recipe.item, *(i for i, _ in recipe.needs if i not in tags)}
+        groups.setdefault(group, set()).add(recipe.item)
+    for tag in {tag for _, tags, _ in found for tag in tags} - items:
+        if members := read_tag(folder.parent / "tags" / "items", tag, groups):
+            classes[tag] = members
+    for recipe, _, _ in found:
         made_of = [i for i, _ in recipe.needs]
         for i in made_of:      # grows: what the ingredients are made of, and so on
             parts = [part for way in recipes.get(i, ()) for part, _ in way.needs]
             made_of += [part for part in classes.get(i, parts) if part not in made_of]
-        (first, number), *more = recipe.needs
-        one_block = first.endswith(" block") and number == 1 and not more
-        no_member = any(classes.get(i) == [] for i, _ in recipe.needs)
-        if recipe.item not in made_of and not one_block and not no_member:
+        unpacks = len(recipe.needs) == 1 and recipe.needs[0][0].endswith(" block")
+        if recipe.item not in made_of and not unpacks:
             recipes.setdefault(recipe.item, []).append(recipe)
     if sum(map(len, recipes.values())) < 6:
         raise ValueError(f"{NAME}: {str(folder)!r} holds fewer than 6 usable crafting recipes")
@@ -283,7 +290,7 @@ def read_world(folder):
 
 
 def read_recipes(path):
-    """The file's [(Recipe, its tags)]; several if a cell leaves a choice."""
+    """The file's [(Recipe, its tags, its group)]; several if a cell leaves a choice."""
     recipe, found = read_json(path, "type"), []
     try:
         if recipe["type"] == "minecraft:crafting_shaped":
@@ -302,21 +309,22 @@ def read_recipes(path):
             for cell, number in zip(choice, cells.values()):
                 needs[plain(cell["item"] if "item" in cell else cell["tag"])] += number
             tags = [plain(cell["tag"]) for cell in choice if "item" not in cell]
-            found.append((Recipe(made, count, tuple(needs.items())), tags))
+            found.append((Recipe(made, count, tuple(needs.items())), tags,
+                          plain(recipe.get("group", ""))))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise ValueError(f"{NAME}: {path.name} is no Minecraft recipe: {problem!r}") from problem
     return found
 
 
-def read_tag(folder, tag, items):
-    """The members of a class, those of the classes in it included."""
+def read_tag(folder, tag, groups):
+    """The members of a class, those of the classes in it included; groups: {group: items}."""
     path = folder / f"{tag.replace(' ', '_')}.json"
     if not path.is_file():
-        return sorted(i for i in items if i.endswith((f" {tag}", f" {tag.removesuffix('s')}")))
+        return sorted(groups.get(tag, ()))
     members = []
     for value in read_json(path, "values")["values"]:
         inner = value.startswith("#")
-        members += read_tag(folder, plain(value[1:]), items) if inner else [plain(value)]
+        members += read_tag(folder, plain(value[1:]), groups) if inner else [plain(value)]
     return members
 
 
@@ -347,14 +355,26 @@ def make_world(world=0):
     return read_world(Path(str(world)))
 
 
-def family(task_id, world=0):
-    world = make_world(world)
+def use(recipes):
+    """Play, from here on and in the processes started from here, by the recipes of this folder."""
+    global WORLD, TRAIN, TEST
+    world = make_world(os.path.abspath(recipes))
+    WORLD = os.environ["NANOAGENTGYM_RECIPES"] = os.path.abspath(recipes)
+    TRAIN, TEST = world.train, world.test
+
+
+if "NANOAGENTGYM_RECIPES" in os.environ:    # set by `use`, in the process that started this one
+    use(os.environ["NANOAGENTGYM_RECIPES"])
+
+
+def family(task_id, world=None):
+    world = make_world(WORLD if world is None else world)
     return FAMILIES[min(world.depth[world.goal(task_id)], 4) - 1]
 
 
-def unseen_goal(task_id, world=0):
+def unseen_goal(task_id, world=None):
     """Whether no TRAIN task asks for this task's goal."""
-    world = make_world(world)
+    world = make_world(WORLD if world is None else world)
     return world.goal(task_id) in world.unseen
 
 
@@ -365,8 +385,8 @@ def amount(text):
 
 
 class Env(envs.Base):
-    def __init__(self, world=0, recipes=None):
-        self.world = make_world(recipes or world)     # recipes: a folder of Minecraft recipe files
+    def __init__(self, world=None, recipes=None):     # recipes: a folder of Minecraft recipe files
+        self.world = make_world(recipes or (WORLD if world is None else world))
 
     def last_task(self):
         return self.world.test[-1]
@@ -381,7 +401,7 @@ class Env(envs.Base):
         text = " ".join(action.lower().split())
         verb, _, rest = text.partition(" ")
         output, _, using = rest.partition(" using ")
-        needs = [amount(part) for part in using.split(",")]
+        needs = [amount(part) for part in using.split(",", 9)]     # a recipe has 9 at most
         if text == "inventory":
             held = " ".join(f"[{item}] ({n})" for item, n in self.inventory.items() if n)
             observation = f"Inventory: {held or 'You are not carrying anything.'}"
@@ -390,7 +410,7 @@ class Env(envs.Base):
         elif verb == "craft" and all(needs):
             observation = self.craft(re.sub("^[0-9]+ ", "", output), needs)
         else:
-            observation = f"Could not execute {text[:80]}. Use get, craft or inventory."
+            observation = f"Could not execute {text[:80]}{self.world.hint}"
         done = self.goal in self.inventory
         info = {"success": done, "valid": not observation.startswith("Could not"),
                 "score": float(done)}

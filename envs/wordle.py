@@ -12,10 +12,13 @@ as in the newspapers; LMRL-Gym marks all of them.
 
 The hidden word of a task is WORDS[task_id]; every fifth is in TEST. In tasks 0..39 ("listed") the
 vocabulary is the first 40 words, all in PROMPT, as in AgentGym; from 40 on ("open") it is all of
-WORDS, and the first observation says so. Env(words=FILE) plays with the five-letter words of a file
-instead, one task a word. Env(adversarial=True) fixes no word, as in LMRL-Gym: each guess is
-answered for a word drawn from those that still fit. An answer is as likely as if one word had been
-drawn at the start (Bayes' rule), but the trajectories of a group no longer share a word.
+WORDS, and the first observation says so. AgentGym's client asks for the vocabulary once, before any
+reset, and tells it for every task; whoever does so gets WORDS, and plays all tasks with them. Its
+server takes any number as a task: over HTTP one beyond the last counts on from the first; an Env
+refuses it. Env(words=FILE) plays with the five-letter words of a file instead, one task a word.
+Env(adversarial=True) fixes no word, as in LMRL-Gym: each guess is answered for a word drawn from
+those that still fit. An answer is as likely as if one word had been drawn at the start (Bayes'
+rule), but the trajectories of a group no longer share a word.
 
 Success on TEST: random, each try a uniform word of the vocabulary, 2.0% ("listed" 14.1%, "open"
 1.1%); the expert 100%, in 2.9 guesses on average ("listed" 2.2, "open" 3.0), over all words in 5
@@ -134,15 +137,17 @@ def best_guess(words, fitting):
 
 class Env(envs.Base):
     def __init__(self, words=None, adversarial=False):
-        self.file_words = read_words(words) if words else None
+        self.all_words = read_words(words) if words else WORDS
+        self.one_vocabulary = bool(words)       # for every task, the listed ones too?
         self.adversarial = adversarial
-        self.fitting = self.file_words or LISTED      # what a client may ask for before any reset
+        self.fitting = self.all_words
 
     def last_task(self):
-        return len(self.file_words or WORDS) - 1
+        return len(self.all_words) - 1
 
     def start(self, task_id):
-        self.words = self.file_words or (LISTED if family(task_id) == "listed" else WORDS)
+        listed = family(task_id) == "listed" and not self.one_vocabulary
+        self.words = LISTED if listed else self.all_words
         self.hidden = self.words[task_id]
         self.draws = random.Random(f"wordle {task_id}")     # adversarial: of the answering words
         self.fitting, self.tries_left = self.words, TRIES
@@ -151,7 +156,8 @@ class Env(envs.Base):
         return f"Let's start Wordle! The vocabulary: {len(self.words)} English words."
 
     def act(self, action):
-        guess = "".join(action.lower().split())
+        guess = "".join(action.split())
+        guess = guess.lower() if guess.isascii() else ""    # the Kelvin sign's lower case is k
         valid, success, observation = guess in self.words, False, "invalid word"
         if valid:
             if self.adversarial:
@@ -164,7 +170,9 @@ class Env(envs.Base):
         return observation, float(success), success or not self.tries_left, info
 
     def filtered_vocab(self):
-        """The words that fit every answer so far."""
+        """The words that fit every answer so far. Before any reset: those of every task, and then
+        they are the vocabulary of every task, since AgentGym's client asks once and tells all."""
+        self.one_vocabulary |= self.done is None
         return list(self.fitting)
 
     def expert(self):

@@ -50,6 +50,15 @@ def test_record_is_a_function_of_task_and_seed():
     assert first != [record(textcraft_small, task, 0.5, seed=4) for task in range(6)]
 
 
+def test_record_draws_each_tasks_actions_from_a_stream_of_its_own(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(maze.Env, "random_action",
+                        lambda env, rng: drawn.append(rng.random()) or "stay")
+    for task_id in (18, 19):
+        record(maze, task_id, 0.0, seed=0)
+    assert len(drawn) == 2 * maze.HORIZON == len(set(drawn))
+
+
 def test_record_is_what_the_environment_answered():
     demo = record(maze, 18, 0.5, seed=0)
     env = maze.Env()

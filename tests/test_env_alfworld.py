@@ -4,6 +4,7 @@ A hand-made room for each rule, every family for the expert, and the genuine eng
 installed, as the judge of every reply and every list of commands."""
 
 import importlib.util
+import json
 import os
 import random
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from env_server import Service, respond
 from envs import alfworld
 from envs.alfworld import (CLEAN, COOL, FAMILIES, HEAT, LIGHT, PLACES, SIMPLE, TEST, TRAIN, TWO,
                            Env, House)
@@ -25,7 +27,7 @@ THINGS = {"apple 1": "fridge 1", "knife 1": "countertop 1", "mug 1": "countertop
 
 
 def house(family=SIMPLE, thing="mug", place="cabinet", **changes):
-    return House(family, thing, place, f"bring a {thing} to a {place}", ROOM, {**THINGS, **changes})
+    return House(family, thing, place, f"put a {thing} in {place}", ROOM, {**THINGS, **changes})
 
 
 def play(env, *actions):
@@ -40,13 +42,43 @@ def env():
     return env
 
 
-def test_reset_tells_receptacles_and_task():
+def test_reset_tells_receptacles_task_and_commands():
     env = Env()
     assert env.enter(house()) == (
         "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a "
-        "cabinet 2, a countertop 1, a desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.\n\n"
-        "Your task is to: bring a mug to a cabinet.")
+        "cabinet 2, a countertop 1, a desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.\n"
+        "Your task is to: put a mug in cabinet.\n"
+        "AVAILABLE ACTIONS: go to cabinet 1,go to cabinet 2,go to countertop 1,go to desk 1,"
+        "go to fridge 1,go to microwave 1,go to sinkbasin 1,help,inventory,look")
     assert env.task_type == SIMPLE
+
+
+def test_reset_over_http_leaves_joining_the_commands_to_the_originals_client():
+    services, text = {"alfworld": Service("alfworld")}, Env().reset(7)
+
+    def post(path, **body):
+        return json.loads(respond(services, "POST", path, json.dumps(body).encode())[1])
+    post("/create")
+    reply = post("/reset", id=0, game=7, world_type="Text")
+    look, task = reply["observation"].split("\n")
+    assert look.startswith("You are in the middle") and task.startswith("Your task is to: ")
+    joined = f"{reply['observation']}\nAVAILABLE ACTIONS: {','.join(reply['available_actions'])}"
+    assert joined == text       # so its agent reads what ours does, from our own client:
+    assert post("/resets", items=[{"game": 7}])["items"][0]["observation"] == text
+
+
+def test_sentences_are_those_of_alfworlds_paper(houses):
+    """Table 7 of arXiv:2010.03768; both of a family occur."""
+    templates = {
+        SIMPLE: ["put a O in R", "put some O on R"],
+        LIGHT: ["look at O under the R", "examine the O with the R"],
+        CLEAN: ["put a clean O in R", "clean some O and put it in R"],
+        HEAT: ["put a hot O in R", "heat some O and put it in R"],
+        COOL: ["put a cool O in R", "cool some O and put it in R"],
+        TWO: ["put two O in R", "find two O and put them in R"]}
+    found = {(family, re.sub(rf"\b{place}\b", "R", re.sub(rf"\b{thing}\b", "O", sentence)))
+             for family, thing, place, sentence, *_ in houses}
+    assert found == {(family, each) for family in templates for each in templates[family]}
 
 
 def test_reset_starts_from_anew(env):
@@ -56,14 +88,14 @@ def test_reset_starts_from_anew(env):
     env.enter(house(TWO))
     assert play(env, "inventory", "go to countertop 1") == [
         "You are not carrying anything.",
-        "You arrive at countertop 1. On the countertop 1, you see a knife 1, and a mug 1."]
+        "On the countertop 1, you see a knife 1, and a mug 1."]
     assert env.reset(7) == first
 
 
 def test_step_go_open_close_show_what_can_be_seen(env):
     assert play(env, "go to cabinet 1", "open cabinet 1", "open cabinet 1", "examine cabinet 1",
                 "close cabinet 1", "close cabinet 1", "examine cabinet 1", "go to cabinet 1") == [
-        "You arrive at cabinet 1. The cabinet 1 is closed.",
+        "The cabinet 1 is closed.",
         "You open the cabinet 1. The cabinet 1 is open. In it, you see a mug 2.",
         "Nothing happens.",
         "The cabinet 1 is open. In it, you see a mug 2.",
@@ -72,7 +104,7 @@ def test_step_go_open_close_show_what_can_be_seen(env):
         "The cabinet 1 is closed.",
         "Nothing happens."]
     assert play(env, "go to sinkbasin 1", "open sinkbasin 1", "go to cabinet 3") == [
-        "You arrive at sinkbasin 1. On the sinkbasin 1, you see nothing.",
+        "On the sinkbasin 1, you see nothing.",
         "Nothing happens.", "Nothing happens."]
 
 
@@ -81,13 +113,13 @@ def test_step_take_needs_open_door_and_empty_hand(env):
                 "open cabinet 1", "take mug 2 from cabinet 1", "inventory", "examine cabinet 1",
                 "go to countertop 1", "take mug 1 from countertop 1") == [
         "Nothing happens.",
-        "You arrive at cabinet 1. The cabinet 1 is closed.",
+        "The cabinet 1 is closed.",
         "Nothing happens.",
         "You open the cabinet 1. The cabinet 1 is open. In it, you see a mug 2.",
         "You pick up the mug 2 from the cabinet 1.",
         "You are carrying: a mug 2.",
         "The cabinet 1 is open. In it, you see nothing.",
-        "You arrive at countertop 1. On the countertop 1, you see a knife 1, and a mug 1.",
+        "On the countertop 1, you see a knife 1, and a mug 1.",
         "Nothing happens."]
 
 
@@ -136,6 +168,13 @@ def test_step_treatments_need_tool_and_thing_in_hand(env):
     assert play(env, "clean pen 1 with sinkbasin 1") == ["Nothing happens."]   # pens are not washed
 
 
+def test_examine_says_cold_of_what_is_cool_and_nothing_else(env):
+    play(env, *TAKE_MUG, "go to fridge 1")
+    assert play(env, "cool mug 1 with fridge 1", "examine mug 1", "go to sinkbasin 1",
+                "clean mug 1 with sinkbasin 1", "examine mug 1")[1::3] == [
+        "This is a cold mug 1.", "This is a cool and clean mug 1."]
+
+
 def test_step_take_leaves_the_lamp(env):
     assert play(env, "go to desk 1", "take desklamp 1 from desk 1",
                 "take pen 1 from desk 1")[1:] == [
@@ -168,7 +207,7 @@ def test_step_look_examine_inventory_help(env):
     assert play(env, "look", "go to desk 1", "look", "examine pen 1", "take pen 1 from desk 1",
                 "examine pen 1") == [
         "You are in the middle of a room. Looking quickly around you, you see nothing.",
-        "You arrive at desk 1. On the desk 1, you see a desklamp 1, and a pen 1.",
+        "On the desk 1, you see a desklamp 1, and a pen 1.",
         "You are facing the desk 1. Next to it, you see nothing.",
         "Nothing happens.",                     # like the engine: only what is in the hand
         "You pick up the pen 1 from the desk 1.",
@@ -382,7 +421,7 @@ def test_random_player_survives_200_turns():
 def test_docstring_shows_a_real_episode():
     env, shown = Env(), " ".join(alfworld.__doc__.split())
     env.reset(int(re.search(r"\(task (\d+)\)", shown)[1]))
-    assert f"Your task is to: {env.house.sentence}." in shown
+    assert f"and a toaster 1. Your task is to: {env.house.sentence}. (task 44) AVAILABLE" in shown
     *actions, last = re.findall(r"agent: +(.*)", alfworld.__doc__)
     for action in actions:
         assert f"{action} env: {env.step(action)[0]}" in shown

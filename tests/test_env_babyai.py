@@ -351,6 +351,16 @@ def test_situation_knows_whether_minigrid_would_count_a_drop(env):
     assert babyai.situation(env._engine) == turned
 
 
+def test_expert_plans_anew_after_a_reset(env, monkeypatch):
+    """A plan of another episode may pass where this one begins, on the way to another goal."""
+    plans, record = [], env._record
+    monkeypatch.setattr(env, "_record", lambda: plans.append(env.task_id) or record())
+    for task_id in (4, 4, 44, 4):
+        env.reset(task_id)
+        env.expert(), env.expert()
+    assert plans == [4, 4, 44, 4]
+
+
 def test_expert_says_what_it_is_after(env):
     env.reset(60 * 40 + 18)     # PickupLoc
     thought, action = env.expert()

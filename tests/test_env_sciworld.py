@@ -1,6 +1,7 @@
 """pytest tests/test_env_sciworld.py: text, split and house against the engine itself, one JVM."""
 
 import gc
+import json
 import os
 import random
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from env_server import Service, respond
 from envs import sciworld
 
 ROOT = Path(__file__).parent.parent
@@ -152,6 +154,24 @@ def test_reward_counts_from_the_score_of_the_start_room(env):
     env.reset(LONGEST + 3)      # starts outside, where the animals are: half of that task
     assert env.score == 50
     assert play(env, LONGEST + 3)[:2] == (100, 50)
+
+
+@pytest.mark.parametrize("task_id, score", [(LONGEST + 3, 50), (BOIL, 0)])
+def test_reset_over_http_sends_the_score_of_the_start_room_as_the_original_does(
+        machine, task_id, score):
+    services = {"sciworld": Service("sciworld")}
+
+    def post(path, **body):
+        return json.loads(respond(services, "POST", path, json.dumps(body).encode())[1])
+    post("/create")
+    reply = post("/reset", id=0, data_idx=task_id)
+    assert (reply["score"], reply["reward"]) == (score, score)
+    assert reply["task_description"].startswith("Your task is to ")
+    assert reply["observation"].startswith(("This room is", "This outside location"))
+    assert post("/step", id=0, action="inventory")["score"] == score
+    (item,) = post("/resets", items=[{"id": 0, "data_idx": task_id}])["items"]
+    assert (item["info"]["score"], item["reward"]) == (score, 0)    # 0: no action earned it
+    assert post("/close", id=0) is True
 
 
 def test_wrong_focus_costs_100_and_ends(env):

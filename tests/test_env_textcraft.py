@@ -5,10 +5,14 @@ import random
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
+import eval as agenteval
+from client import EnvClient
+from env_server import local_server, open_env
 from envs import textcraft, textcraft_small
 from envs.textcraft import Recipe, World, family, make_world, unseen_goal
 
@@ -222,6 +226,36 @@ def test_train_and_test_are_disjoint_and_some_goals_are_unseen(module, share):
                for recipe in env.world.recipes[goal])
 
 
+@pytest.mark.parametrize("module", [textcraft, textcraft_small])
+def test_test_has_the_fifth_of_the_pages_and_all_pages_of_unseen_goals(module):
+    env = module.Env()
+
+    def shares(split):
+        """{unseen goal?: share of the pages whose checksum is divisible by five}"""
+        fifth = {False: [], True: []}
+        for task_id in split:
+            page = env.reset(task_id).removeprefix("Crafting commands:\n").split("\n\nGoal")[0]
+            fifth[module.unseen_goal(task_id)].append(zlib.crc32(page.encode()) % 5 == 0)
+        return {unseen: sum(hits) / len(hits) for unseen, hits in fifth.items() if hits}
+    assert shares(module.TRAIN[:500]) == {False: 0}
+    test = shares(module.TEST)
+    assert test[False] == 1
+    assert 0.05 < test[True] < 0.45     # some 30 to 110 pages as they come, 0.2 expected
+
+
+@pytest.mark.parametrize("letters", ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op"])
+def test_an_unseen_goal_that_only_unseen_goals_need_is_not_chosen_first(letters):
+    """Two towers of one brick each; one tower and one brick are unseen. The brick must be that of
+    the other tower: so the agent makes it in training, on the way to a goal."""
+    recipes = {}
+    for letter in letters:
+        recipes[f"{letter} brick"] = [Recipe(f"{letter} brick", 1, (("clay", 1),))]
+        recipes[f"{letter} tower"] = [Recipe(f"{letter} tower", 1, ((f"{letter} brick", 1),))]
+    unseen = sorted(World("x", recipes, held_out=2).unseen)
+    assert {goal[2:] for goal in unseen} == {"brick", "tower"}
+    assert [goal[0] for goal in unseen] == list(letters)
+
+
 @pytest.mark.parametrize("world", ["small", "deep"])
 def test_unseen_goals_were_made_on_the_way_to_others_except_the_deepest(world):
     world = make_world(world)
@@ -314,13 +348,13 @@ def test_exchange_recorded_from_the_original_server(tmp_path):
     ("craft 4 stick using 2 elm plank, 1 elm log", "Could not find a valid recipe for stick"),
     ("craft 4 stick using 2 elm log", "Could not find a valid recipe for stick"),
     ("craft 1 unicorn using 1 elm log", "Could not find a valid recipe for unicorn"),
-    ("craft 4 stick", "Could not execute craft 4 stick. Use get, craft or inventory."),
-    ("craft 4 stick using plank", "Could not execute craft 4 stick using plank. Use get"),
-    ("get elm log", "Could not execute get elm log. Use get"),
-    ("get 0 elm log", "Could not execute get 0 elm log. Use get"),
-    ("get -1 elm log", "Could not execute get -1 elm log. Use get"),
-    ("dance", "Could not execute dance. Use get, craft or inventory."),
-    ("", "Could not execute . Use get, craft or inventory."),
+    ("craft 4 stick", "Could not execute craft 4 stick"),
+    ("craft 4 stick using plank", "Could not execute craft 4 stick using plank"),
+    ("get elm log", "Could not execute get elm log"),
+    ("get 0 elm log", "Could not execute get 0 elm log"),
+    ("get -1 elm log", "Could not execute get -1 elm log"),
+    ("dance", "Could not execute dance"),
+    ("", "Could not execute "),
 ])
 def test_step_answers_every_kind_of_action(action, answer):
     env = in_world(WOOD, "ladder", elm_log=2, elm_plank=4)
@@ -330,7 +364,25 @@ def test_step_answers_every_kind_of_action(action, answer):
     failed = answer.startswith("Could not")
     assert info == {"success": False, "valid": not failed, "score": 0}
     assert (held(env) == before) == (failed or action == "inventory")
-    assert not failed or "Use get" in answer or observation == answer
+    assert not failed or observation == answer
+
+
+def test_step_hints_at_the_actions_only_where_a_tiny_policy_plays():
+    env = textcraft_small.Env()         # the original and `textcraft` do not
+    env.reset(0)
+    assert env.step("dance")[0] == "Could not execute dance. Use get, craft or inventory."
+
+
+def test_step_reads_no_more_ingredients_than_a_recipe_can_have(monkeypatch):
+    read, amount = [], textcraft.amount
+    monkeypatch.setattr(textcraft, "amount", lambda text: read.append(text) or amount(text))
+    for part in ("", "1 elm log", "x"):     # a megabyte of each
+        action = "craft 4 elm plank using " + ",".join([part] * (10**6 // (len(part) + 1)))
+        env = in_world(WOOD, "ladder", elm_log=2)
+        assert not env.step(action)[3]["valid"] and held(env) == {"elm log": 2}
+    assert len(read) <= 3 * 11
+    nine = World("x", {"pie": [Recipe("pie", 1, tuple((f"{c} fruit", 1) for c in "abcdefghi"))]})
+    assert len(expert_actions(in_world(nine, "pie"))) == 10
 
 
 def test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed():
@@ -418,12 +470,17 @@ def shapeless(made, *items, **result):
 
 def minecraft(folder):
     """A folder laid out like the game's data; returns that of the recipes."""
-    planks = {"tag": "minecraft:planks"}
+    planks, logs = {"tag": "minecraft:planks"}, {"tag": "minecraft:acacia_logs"}
     coal = [{"item": "minecraft:coal"}, {"item": "minecraft:charcoal"}]
     write(folder / "recipes",
-          oak_planks={**shapeless("oak_planks", count=4),
+          oak_planks={**shapeless("oak_planks", count=4), "group": "planks",
                       "ingredients": [{"tag": "minecraft:oak_logs"}]},
-          birch_planks=shapeless("birch_planks", "birch_log", count=4),
+          acacia_planks={**shapeless("acacia_planks", count=4), "group": "planks",
+                         "ingredients": [logs]},
+          acacia_wood=shapeless("acacia_wood", *["acacia_log"] * 4, count=3),
+          bare_wood=shapeless("bare_wood", *["bare_acacia_log"] * 4, count=3),
+          dark_oak_wood=shapeless("dark_oak_wood", *["dark_oak_log"] * 4, count=3),
+          birch_planks={**shapeless("birch_planks", "birch_log", count=4), "group": "planks"},
           stick=shaped("stick", ["#", "#"], {"#": planks}, count=4),
           torch=shaped("torch", ["X", "#"], {"X": coal, "#": {"item": "minecraft:stick"}}, count=4),
           chest=shaped("chest", ["###", "# #", "###"], {"#": planks}),
@@ -439,7 +496,9 @@ def minecraft(folder):
               "iron_ingot", ["###"] * 3, {"#": {"item": "minecraft:iron_nugget"}}),
           iron_nugget=shapeless("iron_nugget", "iron_ingot", count=9),
           bone_meal=shapeless("bone_meal", "bone_block", count=9),
+          pillar=shaped("pillar", ["#", "#"], {"#": {"item": "minecraft:quartz_block"}}),
           charm=shaped("charm", ["#"], {"#": {"tag": "minecraft:no_such_class"}}),
+          big=shapeless("big_no_such_class", "coal", "coal"),
           glass={"type": "minecraft:smelting", "ingredient": {"item": "minecraft:sand"},
                  "result": "minecraft:glass"})
     write(folder / "tags" / "items", oak_logs={"values": [
@@ -451,6 +510,10 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
     world = make_world(minecraft(tmp_path))
     assert {item: list(map(str, ways)) for item, ways in world.recipes.items()} == {
         "oak planks": ["craft 4 oak planks using 1 oak logs"],
+        "acacia planks": ["craft 4 acacia planks using 1 acacia logs"],
+        "acacia wood": ["craft 3 acacia wood using 4 acacia log"],
+        "bare wood": ["craft 3 bare wood using 4 bare acacia log"],
+        "dark oak wood": ["craft 3 dark oak wood using 4 dark oak log"],
         "birch planks": ["craft 4 birch planks using 1 birch log"],
         "stick": ["craft 4 stick using 2 planks"],
         "torch": ["craft 4 torch using 1 coal, 1 stick",              # a list leaves the choice
@@ -462,12 +525,30 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
                            "craft 2 light blue dye using 1 blue dye, 1 white dye"],
         "iron block": ["craft 1 iron block using 9 iron ingot"],
         "iron ingot": ["craft 1 iron ingot using 9 iron nugget"],     # the way back is cut
+        "charm": ["craft 1 charm using 1 no such class"],
+        "big no such class": ["craft 1 big no such class using 2 coal"],
     }
-    assert world.classes["planks"] == ["birch planks", "oak planks"]       # by their names
-    assert world.classes["oak logs"] == ["oak log", "bare log"]            # by ../tags/items
+    assert world.classes == {
+        "planks": ["acacia planks", "birch planks", "oak planks"],     # by their recipes' group
+        "oak logs": ["oak log", "bare log"]}                           # by ../tags/items
     assert {"iron nugget", "bare log", "coal"} <= world.raw
     assert "sand" not in world.raw and "bone block" not in world.raw
     assert world.depth["chest"] == 2 and world.depth["light blue dye"] == 1
+
+
+def test_read_world_takes_a_class_without_members_for_a_raw_item_as_textcraft_does(tmp_path):
+    """Not for a class of what its name sounds like: acacia log, and oak logs also dark oak log."""
+    env = textcraft.Env(recipes=minecraft(tmp_path))
+    env.reset(next(i for i in env.world.test if env.world.goal(i) == "acacia planks"))
+    assert says(env, "get 4 acacia log") == "Got 4 acacia log"
+    assert says(env, "craft 4 acacia planks using 1 acacia log").startswith("Could not find a val")
+    assert says(env, "get 1 acacia logs") == "Got 1 acacia logs"
+    assert env.step("craft 4 acacia planks using 1 acacia logs")[1] == 1
+    env.reset(next(i for i in env.world.test if env.world.goal(i) == "oak planks"))
+    says(env, "get 9 dark oak log"), says(env, "get 1 oak log")
+    assert says(env, "get 1 oak logs") == "Could not find oak logs"         # it has a tag file
+    assert says(env, "craft 4 oak planks using 1 dark oak log").startswith("Could not find a val")
+    assert env.step("craft 4 oak planks using 1 oak log")[1] == 1
 
 
 def test_read_world_does_not_depend_on_the_order_of_the_folder(tmp_path, monkeypatch):
@@ -514,3 +595,59 @@ def test_read_world_refuses_what_is_no_folder_of_recipes(tmp_path):
             make_world(world)
     with pytest.raises(ValueError, match="fewer than 6 usable crafting recipes"):
         textcraft.Env(recipes=tmp_path)
+
+
+# ---- recipes given by a flag ----
+
+@pytest.fixture
+def recipes(tmp_path, monkeypatch):
+    """A folder of recipe files; what `use` changes is put back after the test."""
+    for name in ("WORLD", "TRAIN", "TEST"):
+        monkeypatch.setattr(textcraft, name, getattr(textcraft, name))
+    monkeypatch.setenv("NANOAGENTGYM_RECIPES", "")
+    monkeypatch.delenv("NANOAGENTGYM_RECIPES")
+    return minecraft(tmp_path)
+
+
+def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes):
+    module = open_env("textcraft", recipes)
+    world = make_world(recipes)
+    assert (module.TRAIN, module.TEST) == (world.train, world.test)
+    assert [module.unseen_goal(i) for i in module.TEST] == [unseen_goal(i, recipes)
+                                                            for i in world.test]
+    assert {module.family(i) for i in module.TEST} == {"depth 1", "depth 2", "depth 3"}
+    here = [textcraft.Env().reset(i) for i in module.TEST]
+    assert here == [textcraft.Env(recipes=recipes).reset(i) for i in world.test]
+    with local_server("textcraft") as urls:
+        client = EnvClient(urls, "textcraft")
+        replies = client.answer([(None, "reset", i) for i in module.TEST])
+        assert [reply.observation for reply in replies] == here
+    assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
+
+
+def test_eval_plays_by_the_recipes(recipes, capsys):
+    figures = agenteval.run(agenteval.parse_flags(agenteval.Config, [
+        "--env", "textcraft", "--recipes", str(recipes), "--policy", "expert", "--n", "0"]))
+    assert figures["all"]["success"] == 1
+    assert figures["all"]["n"] == len(make_world(recipes).recipes)      # each goal once in TEST
+
+
+@pytest.mark.parametrize("name, folder, sentence", [
+    ("textcraft", "nowhere", "'.*nowhere' is neither a world nor a folder of recipe files"),
+    ("textcraft", ".", "holds fewer than 6 usable crafting recipes"),
+    ("textcraft_small", "recipes", "textcraft_small has none; they are for textcraft"),
+    ("maze", "recipes", "maze has none; they are for textcraft")])
+def test_open_env_refuses_bad_recipes_and_stays_as_it_was(recipes, name, folder, sentence):
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        open_env(name, recipes.parent / folder)
+    assert "\n" not in str(refusal.value)
+    assert textcraft.WORLD == 0 and textcraft.TEST == make_world(0).test
+
+
+def test_env_server_refuses_bad_recipes_in_one_sentence(tmp_path):
+    for workers in ("1", "2"):
+        ended = subprocess.run(
+            [sys.executable, "env_server.py", "textcraft", "--port", "0", "--workers", workers,
+             "--recipes", str(tmp_path / "nowhere")], cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+        assert "neither a world nor a folder of recipe files" in ended.stderr

@@ -1,5 +1,6 @@
 """pytest tests/test_env_wordle.py: feedback by hand and counting, every word solved, dice."""
 
+import json
 import os
 import random
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from env_server import Service, respond
 from envs import wordle
 
 OPEN = range(len(wordle.LISTED), len(wordle.WORDS))
@@ -75,7 +77,6 @@ def test_words_are_five_letters_and_split_by_hidden_word():
 
 def test_step_answers_in_the_recorded_form_of_the_original_server():
     env = wordle.Env()      # the draws were the original's own; shire and queen, and crane by ours
-    assert env.filtered_vocab() == list(wordle.LISTED)             # also before any reset
     assert env.reset(wordle.WORDS.index("crane")) == "Let's start Wordle!"
     assert env.filtered_vocab() == list(wordle.LISTED) and len(env.filtered_vocab()) == 40
     nothing = {"success": False, "valid": True, "score": 0}
@@ -93,7 +94,46 @@ def test_reset_tells_when_the_vocabulary_is_not_the_listed_one():
                                     == wordle.feedback("queen", wordle.WORDS[OPEN[0]])]
 
 
+def test_vocabulary_asked_for_before_any_reset_is_that_of_every_task():
+    """AgentGym's client asks once and puts the answer into the prompt of every game."""
+    env = wordle.Env()
+    told = env.filtered_vocab()
+    for task_id in PARTS:
+        assert "557 English words" in env.reset(task_id)
+        hidden = wordle.WORDS[task_id]
+        assert hidden in told and env.filtered_vocab() == told
+        assert not env.step("zzzzz")[3]["valid"]
+        for guess in random.Random(task_id).sample(told, 3):
+            assert env.step(guess)[0] == counted_feedback(guess, hidden) + "\n"
+            if guess == hidden:
+                break
+    words = list(wordle.LISTED)         # whoever asks afterwards is told what this task has
+    assert started(0).filtered_vocab() == words
+
+
+def http(services, path, **body):
+    """The reply of a server to a POST, or to a GET where nothing is sent."""
+    raw = json.dumps(body).encode()
+    status, text = respond(services, "POST" if body else "GET", path, raw if body else b"")
+    assert status == 200, text
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("seed, word", [(0, 0), (556, 556), (557, 0), (980, 423), (-1, 556),
+                                        (10**12, 10**12 % 557)])
+def test_any_seed_is_a_game_over_http_as_on_the_original(seed, word):
+    services = {"wordle": Service("wordle")}
+    http(services, "/create", x=0)
+    told = http(services, "/filtered_vocab?id=0")
+    http(services, "/reset", id=0, seed=3)
+    assert "error" not in http(services, "/reset", id=0, seed=seed)
+    assert wordle.WORDS[word] in told
+    won = http(services, "/step", id=0, action=" ".join(wordle.WORDS[word]))
+    assert (won["reward"], won["done"]) == (1, True)
+
+
 @pytest.mark.parametrize("action", ["", "c r a n", "cranes", "crane crane", "зебра", "crane\x00",
+                                    "\u212anife",       # the Kelvin sign, whose lower case is k
                                     "qwert", "x" * 10_000])
 def test_step_answers_what_is_no_word_and_takes_a_try(action):
     env = started(0)

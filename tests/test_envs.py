@@ -270,6 +270,18 @@ def test_train_and_test_are_disjoint_in_content(world):
     assert not train & test
 
 
+def test_original_leaves_out_what_agentgyms_server_does_not_have(world):
+    """Maze: the 25 starts in the double T. Sciworld: all but the 7 longest tasks, which have 1280
+    and 648 ids. Elsewhere AgentGym takes any id, or ours are as many as its own."""
+    lacking = {"maze": (800, 200), "sciworld": (1280, 648)}.get(world.NAME)
+    assert hasattr(world, "ORIGINAL") == (lacking is not None)
+    if lacking:
+        assert tuple(len(set(ids) - set(world.ORIGINAL)) for ids in (world.TRAIN, world.TEST)) \
+            == lacking
+        families = {world.family(i) for i in (*world.TRAIN, *world.TEST) if i in world.ORIGINAL}
+        assert families == {"maze": {"double-t"}, "sciworld": set(world.FAMILIES[:23])}[world.NAME]
+
+
 def test_exact_success_is_a_probability_and_grows_with_the_horizon(world):
     if not hasattr(world, "exact_success"):
         pytest.skip("no exact baseline")

@@ -104,6 +104,30 @@ def test_play_builtin_plays_the_expert_and_the_random_player():
     assert all(turns <= 6 for _, _, turns in games) and len(set(games)) > 1
 
 
+def test_play_builtin_draws_each_tasks_actions_from_a_stream_of_its_own():
+    """With one stream for all tasks the players of all tasks would have the same luck."""
+    drawn = []
+
+    class Env:
+        def reset(self, task_id, stream=None):
+            return "go"
+
+        def random_action(self, rng):
+            drawn.append(rng.random())
+            return "x"
+
+        def step(self, action):
+            return "on", 0.0, False, {"success": False, "score": 0.0}
+
+        def close(self):
+            pass
+    for task_id, seed in ((1, 0), (2, 0), (1, 1), (1, 0)):
+        play_builtin(types.SimpleNamespace(Env=Env), "random", task_id, 3, seed)
+    first, other_task, other_seed, again = (drawn[i:i + 3] for i in range(0, 12, 3))
+    assert first == again
+    assert len({*first, *other_task, *other_seed}) == 9
+
+
 def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
     tasks = maze.TEST[:6]
     rate, error = builtin_rate(maze, "random", tasks, 15)
