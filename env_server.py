@@ -468,18 +468,15 @@ def respond(services, method, target, body, client=""):
 
 class HttpRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"       # keep-alive
-    wbufsize = -1                       # head and body leave in one packet, and without Nagle;
-    disable_nagle_algorithm = True      # otherwise each reply waits 40 ms for the client's ACK
-    timeout = 20.0                      # seconds of a connection on which nothing moves
+    disable_nagle_algorithm = True      # otherwise a reply may wait 40 ms for the client's ACK
+    timeout = 30.0                      # seconds to wait for a client that asks, or takes, no more
 
     def do_POST(self):
         """Read the body, if it is one we want to read, and reply."""
-        self.wfile.flush()              # the "100 Continue" that curl waits for
         size = ",".join(self.headers.get_all("Content-Length", ["0"]))
         if refusal := self.refusal(size):
             self.close_connection = True        # what follows on it is no request
             self.reply(refusal[0], encode({"error": refusal[1]}))
-            self.wfile.flush()
             self.discard(0 if refusal[0] == 411 else int(size))
         elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
             self.server.quiet_since[self.connection] = math.inf
@@ -489,15 +486,12 @@ class HttpRequest(BaseHTTPRequestHandler):
     do_GET = do_POST
 
     def reply(self, status, text):
-        """Send this JSON text."""
+        """Send this JSON text, in one packet with its head."""
         self.server.quiet_since[self.connection] = time.monotonic()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))      # the encoder writes ASCII
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(text.encode())
+        closing = "Connection: close\r\n" if self.close_connection else ""
+        self.wfile.write(f"HTTP/1.1 {status} {self.responses[status][0]}\r\n{closing}"
+                         "Content-Type: application/json\r\n"     # the encoder writes ASCII
+                         f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
     def refusal(self, size):
         """(status, sentence) if this is not to be answered, else None. No web page may act here. A
