@@ -544,6 +544,20 @@ def test_open_leaves_room_for_another_client():
         respond(services, "POST", "/create", b"", "10.0.0.1")[1])["error"]
 
 
+def test_http_tells_clients_apart_by_their_addresses():
+    with served(max_sessions=8) as server:
+        def create(address):
+            client = http.client.HTTPConnection(*server.server_address, timeout=5,
+                                                source_address=(address, 0))
+            return [exchange(client, "/create")[1] for _ in range(8)]
+        try:
+            other = create("127.0.0.2")
+        except OSError:
+            pytest.skip("this system has no second address of its own")
+        assert ["id" in reply for reply in other] == [True] * 6 + [False] * 2
+        assert "id" in create("127.0.0.1")[0]
+
+
 def test_idle_sessions_expire_and_busy_ones_do_not(toy):
     with served(idle_seconds=0.2) as server:
         services = server.services
@@ -711,6 +725,7 @@ def at_its_end(raw):
     b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 9\r\n\r\n{"])
 def test_http_closes_a_connection_that_falls_silent(monkeypatch, sent):
+    assert 5 <= env_server.HttpRequest.timeout <= 60        # seconds; here fewer
     monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.05)
     with served() as server, socket.create_connection(server.server_address, 10) as raw:
         raw.sendall(sent)
