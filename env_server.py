@@ -26,14 +26,15 @@ the same five keys in every environment, a bad one does not disturb its neighbou
     GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
 
 `turn` is the number of this episode's steps whose answers the client has seen: a step sent again
-because its answer got lost is answered again, and does not act twice. `stream`, an optional field
-of a reset, seeds the luck of the episode: see envs/__init__.py.
+because its answer got lost is answered again, and does not act twice. `episode`, a number that the
+client gives to a reset and its steps, keeps a late step out of the next episode. `stream`, optional
+too, seeds the luck of the episode that a reset begins: see envs/__init__.py.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
 (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
-reset), 503 too many sessions. In both dialects: 404 no such path, 413 body too large, 422 a field
-is missing or of the wrong type (with FastAPI's "detail").
+reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
+too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
 
 --workers N starts N processes on successive ports and prints their addresses: a session lives in
 the process that made it, so clients spread their sessions over the addresses; nothing is routed.
@@ -47,6 +48,7 @@ import math
 import os
 import re
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -59,6 +61,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 MAX_BODY = 2**20            # bytes of a request
+MAX_REPLY = 2**22           # bytes after which no further item of a request is executed
+MAX_ITEMS = 256             # of a request, and so the most sessions that it opens
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
 
@@ -141,9 +145,9 @@ class Refused(Exception):
 class Session:
     """One Env, made when first needed, and where its episode stands."""
 
-    def __init__(self, session_id):
-        self.id, self.env, self.lock = session_id, None, threading.Lock()
-        self.turns = None       # steps executed in this episode; None: never reset
+    def __init__(self, session_id, client):
+        self.id, self.client, self.env, self.lock = session_id, client, None, threading.Lock()
+        self.turns = self.episode = None    # steps of this episode (None: none began); its number
         self.broken = ""        # why it cannot step until its next reset
         self.used = time.monotonic()
         self.keep("", 0, False, {"success": False, "valid": True, "score": 0})
@@ -155,6 +159,8 @@ class Session:
         return self.answer
 
     def check_started(self):
+        if self.broken:
+            raise Refused(500, self.broken)
         if self.turns is None:
             raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
 
@@ -208,13 +214,15 @@ class Service:
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
 
-    def open(self):
-        """A new session; nothing is built for it yet."""
+    def open(self, client):
+        """A new session; nothing is built for it yet. One client, that is one address, may hold
+        three times what is left free: however much it asks for, there is room for another."""
         with self.lock:
-            if len(self.sessions) >= self.max_sessions:
-                raise Refused(503, f"{self.name}: {len(self.sessions)} sessions are open, the most "
-                                   "this server keeps; close some or raise --max-sessions")
-            session = self.sessions[self.next_id] = Session(self.next_id)
+            clients = [session.client for session in list(self.sessions.values())]
+            if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
+                raise Refused(503, f"{self.name}: {len(clients)} sessions are open, "
+                    f"{clients.count(client)} of them yours; close some or raise --max-sessions")
+            session = self.sessions[self.next_id] = Session(self.next_id, client)
             self.next_id += 1
         return session
 
@@ -251,9 +259,9 @@ class Service:
                 session.used = time.monotonic()
 
     @contextlib.contextmanager
-    def hold_new(self):
+    def hold_new(self, client):
         """A new session, locked; when its first request fails it is gone again."""
-        session = self.open()
+        session = self.open(client)
         try:
             with self.hold(session.id):
                 yield session
@@ -276,7 +284,7 @@ class Service:
                 self.close(session.id)
 
 
-# ---- One function per verb: (service, body) -> JSON value ----
+# ---- One function per verb: (service, body, address of the client) -> JSON value ----
 
 def field_of(body, key, kind, required=True):
     """body[key] of exactly this type, or a 422 in the words the original's clients know."""
@@ -296,6 +304,8 @@ def field_of(body, key, kind, required=True):
 
 def start_episode(service, session, body):
     """Reset the session to the task that the body names; -> its first answer."""
+    session.turns = None        # even if this fails, the episode before it is over
+    session.episode = field_of(body, "episode", int, required=False)
     task_id = field_of(body, service.wire.task_key, int, service.wire.task_required)
     if task_id is None:
         task_id = service.module.TRAIN[0]
@@ -310,10 +320,11 @@ def start_episode(service, session, body):
 
 def play_turn(session, body):
     """Execute the body's action, unless `turn` says that this was done before; -> the answer."""
-    action, turn = field_of(body, "action", str), field_of(body, "turn", int, required=False)
+    action = field_of(body, "action", str)
+    turn, episode = (field_of(body, key, int, required=False) for key in ("turn", "episode"))
     session.check_started()
-    if session.broken:
-        raise Refused(500, session.broken)
+    if episode not in (None, session.episode):
+        raise Refused(409, f"Id {session.id} is in episode {session.episode}, not {episode}.")
     if turn is not None and turn != session.turns:
         if 0 <= turn == session.turns - 1:
             return session.answer       # that step was executed, and its answer got lost
@@ -328,16 +339,16 @@ def play_turn(session, body):
     return session.keep(observation, reward, done, info)
 
 
-def create(service, body):
+def create(service, body, client):
     if "observation" not in service.wire.create:
-        return shaped(service.wire.create, service.open())
-    with service.hold_new() as session:
+        return shaped(service.wire.create, service.open(client))
+    with service.hold_new(client) as session:
         train = service.module.TRAIN
         start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
         return shaped(service.wire.create, session)
 
 
-def reset(service, body):
+def reset(service, body, client):
     """The reply keeps apart what the original's clients join themselves, sciworld's task and room
     and alfworld's room and commands. sciworld's start score comes as a reward, too."""
     with service.hold(field_of(body, service.wire.id_key, int)) as session:
@@ -351,25 +362,25 @@ def reset(service, body):
         return reply
 
 
-def step(service, body):
+def step(service, body, client):
     with service.hold(field_of(body, service.wire.id_key, int)) as session:
         play_turn(session, body)
         return {**shaped(service.wire.step, session), "info": session.answer["info"]}
 
 
-def close(service, body):
+def close(service, body, client):
     return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
 
 
-def resets(service, body):
+def resets(service, body, client):
     def reset_one(item):
-        session_id = field_of(item, service.wire.id_key, int, required=False)
-        with service.hold_new() if session_id is None else service.hold(session_id) as session:
+        number = field_of(item, service.wire.id_key, int, required=False)
+        with service.hold_new(client) if number is None else service.hold(number) as session:
             return start_episode(service, session, item)
     return for_each(service, body, reset_one)
 
 
-def steps(service, body):
+def steps(service, body, client):
     def step_one(item):
         with service.hold(field_of(item, service.wire.id_key, int)) as session:
             return play_turn(session, item)
@@ -377,17 +388,30 @@ def steps(service, body):
 
 
 def for_each(service, body, verb):
-    """Answers in the order of the items; threads only where the engine frees Python's lock."""
-    def answer_or_error(item):
-        try:
-            return verb(item)
-        except Refused as refusal:
-            return {"error": str(refusal), "status": refusal.status}
-    run = service.pool.map if service.pool else map
-    return {"items": list(run(answer_or_error, field_of(body, "items", list)))}
+    """Answers in the order of the items. Those of one session are executed one after the other; the
+    sessions side by side in threads, but only where the engine frees Python's lock."""
+    items = field_of(body, "items", list)
+    if len(items) > MAX_ITEMS:
+        raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
+    answers, sizes, queues = [None] * len(items), [], {}    # queues: of places in items
+    for place, item in enumerate(items):
+        number = isinstance(item, dict) and item.get(service.wire.id_key)
+        queues.setdefault(number if type(number) is int else (place,), []).append(place)
+
+    def answer_queue(places):
+        for place in places:
+            try:
+                if sum(sizes) > MAX_REPLY:
+                    raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
+                answers[place] = verb(items[place])
+            except Refused as refusal:
+                answers[place] = {"error": str(refusal), "status": refusal.status}
+            sizes.append(len(encode(answers[place])))
+    list((service.pool.map if service.pool else map)(answer_queue, queues.values()))
+    return {"items": answers}
 
 
-def closes(service, body):
+def closes(service, body, client):
     return {"items": [type(session_id) is int and service.close(session_id)
                       for session_id in field_of(body, "ids", list)]}
 
@@ -406,7 +430,7 @@ def look(service, path, query):
         return list(getattr(service.module, shape))
     number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
     with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
-        if "observation" in shape:
+        if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
             session.check_started()
         session.env = session.env or service.module.Env()
         return shaped(shape, session)
@@ -426,7 +450,7 @@ def parsed(body):
             {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
 
 
-def respond(services, method, target, body):
+def respond(services, method, target, body, client=""):
     """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
     path, _, query = target.partition("?")
     name, _, verb = path.strip("/").partition("/")
@@ -444,7 +468,7 @@ def respond(services, method, target, body):
             return 200, encode(look(service, verb, query))
         if verb not in VERBS:
             raise Refused(404, f"there is no POST /{name}/{verb}", "Not Found")
-        return 200, encode(VERBS[verb](service, parsed(body)))
+        return 200, encode(VERBS[verb](service, parsed(body), client))
     except Refused as refusal:
         if refusal.detail:      # what FastAPI itself answers has its status in both dialects
             return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
@@ -457,38 +481,48 @@ def respond(services, method, target, body):
 
 class HttpRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"       # keep-alive
-    wbufsize = -1                       # head and body leave in one packet, and without Nagle;
-    disable_nagle_algorithm = True      # otherwise each reply waits 40 ms for the client's ACK
-    timeout = IDLE_SECONDS              # of a connection that says nothing
+    disable_nagle_algorithm = True      # otherwise a reply may wait 40 ms for the client's ACK
+    timeout = 30.0                      # seconds to wait for a client that asks, or takes, no more
 
     def do_POST(self):
         """Read the body, if it is one we want to read, and reply."""
-        self.wfile.flush()              # the "100 Continue" that curl waits for
-        size = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,18}", size):
-            self.refuse(411, "send the body's size in bytes as Content-Length")
-        elif int(size) > MAX_BODY:
-            self.refuse(413, f"a body of {size} bytes; {MAX_BODY} are the most")
-            self.discard(int(size))
+        size = ",".join(self.headers.get_all("Content-Length", ["0"]))
+        if refusal := self.refusal(size):
+            self.close_connection = True        # what follows on it is no request
+            self.reply(refusal[0], encode({"error": refusal[1]}))
+            self.discard(0 if refusal[0] == 411 else int(size))
         elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
-            self.reply(*respond(self.server.services, self.command, self.path, body))
+            self.server.quiet_since[self.connection] = math.inf
+            self.reply(*respond(self.server.services, self.command, self.path, body,
+                                self.client_address[0]))
 
     do_GET = do_POST
 
     def reply(self, status, text):
-        """Send this JSON text."""
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))      # the encoder writes ASCII
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(text.encode())
+        """Send this JSON text, in one packet with its head."""
+        self.server.quiet_since[self.connection] = time.monotonic()
+        closing = "Connection: close\r\n" if self.close_connection else ""
+        self.wfile.write(f"HTTP/1.1 {status} {self.responses[status][0]}\r\n{closing}"
+                         "Content-Type: application/json\r\n"     # the encoder writes ASCII
+                         f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
-    def refuse(self, status, sentence):
-        self.close_connection = True    # what follows on it is no request
-        self.reply(status, encode({"error": sentence}))
-        self.wfile.flush()
+    def refusal(self, size):
+        """(status, sentence) if this is not to be answered, else None. No web page may act here. A
+        browser tells its Origin, and sends no JSON to another one unasked; a page whose name was
+        bound to our address after it was loaded (DNS rebinding) has that name in Host."""
+        host = self.headers.get("Host", "localhost").lower()
+        if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
+                or not re.fullmatch("[0-9]{1,18}", size)):
+            return 411, "send one Content-Length, the body's size in bytes, in well-formed headers"
+        if int(size) > MAX_BODY:
+            return 413, f"a body of {size} bytes; {MAX_BODY} are the most"
+        if not re.fullmatch(f"({self.server.names})(:[0-9]*)?", host):
+            return 403, f"Host is {host!r}; use the server's IP address, or start it with --host"
+        if self.headers.get("Origin", f"http://{host}") != f"http://{host}":
+            return 403, f"Origin is {self.headers['Origin']!r}; web pages may not use this server"
+        if int(size) and self.headers.get_content_type() != "application/json":
+            return 415, "send the body with the header Content-Type: application/json"
+        return None
 
     def discard(self, size):
         """Throw away what still comes, in small pieces and not for ever: closing over unread bytes
@@ -509,6 +543,10 @@ class HttpServer(ThreadingHTTPServer):
 
     def __init__(self, names, host="127.0.0.1", port=0, **limits):
         self.services = {name: Service(name, **limits) for name in names}
+        self.names = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + (
+            "[^.:]+" if host in ("", "0.0.0.0") else re.escape(host.lower()))   # no page has "gpu7"
+        self.quiet_since = {}       # connection: when its last request was answered; inf: at work
+        self.most = min(1024, os.sysconf("SC_OPEN_MAX") * 3 // 4)   # connections; files open too
         try:
             super().__init__((host, port), HttpRequest)
         except (OSError, OverflowError) as problem:
@@ -519,6 +557,20 @@ class HttpServer(ThreadingHTTPServer):
         """Called twice a second, and after each new connection."""
         for service in self.services.values():
             service.close_idle()
+
+    def process_request(self, connection, address):
+        """A thread for it. Of too many, the one that is quiet for longest is cut, and its thread
+        reads the end; while all others are being answered, that is the new one."""
+        self.quiet_since[connection] = time.monotonic()
+        if len(self.quiet_since) > self.most:
+            self.shutdown_request(min(self.quiet_since, key=self.quiet_since.get))
+        super().process_request(connection, address)
+
+    def shutdown_request(self, connection):
+        self.quiet_since.pop(connection, None)
+        with contextlib.suppress(OSError):      # the client was first
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
     def server_close(self):
         super().server_close()

@@ -48,10 +48,10 @@ def posts(monkeypatch):
         lose = 0
     seen, respond, reply = Posts(), env_server.respond, env_server.HttpRequest.reply
 
-    def noting(services, method, target, body):
+    def noting(services, method, target, body, client):
         if method == "POST":
             seen.append((target, json.loads(body).get("items")))
-        return respond(services, method, target, body)
+        return respond(services, method, target, body, client)
 
     def perhaps(handler, status, text):
         if handler.command == "POST" and seen.lose:
@@ -203,10 +203,10 @@ def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
 def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
     arrived, respond = threading.Barrier(2, timeout=5), env_server.respond
 
-    def together(services, method, target, body):
+    def together(services, method, target, body, client):
         if method == "POST" and "steps" in target:
             arrived.wait()              # breaks if one server is asked after the other
-        return respond(services, method, target, body)
+        return respond(services, method, target, body, client)
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(HttpServer(["maze"]))) for _ in range(2)]
         client = EnvClient(urls, "maze")
@@ -221,10 +221,10 @@ def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
 def test_a_slow_server_is_given_up_in_time(monkeypatch):
     respond = env_server.respond
 
-    def slow(services, method, target, body):
+    def slow(services, method, target, body, client):
         if "steps" in target:
             time.sleep(0.6)
-        return respond(services, method, target, body)
+        return respond(services, method, target, body, client)
     with serving(HttpServer(["maze"])) as url:
         client = EnvClient(url, "maze", timeout=0.1, retries=0)
         (reply,) = opened(client, [0])

@@ -5,7 +5,11 @@ Most of it is asked of `respond`, the whole server but for the sockets; toy is i
 
 import http.client
 import json
+import math
 import os
+import re
+import shlex
+import shutil
 import signal
 import socket
 import struct
@@ -15,19 +19,21 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import requests
 
 import env_server
 from env_server import HttpServer, Service, Wire, local_server, respond
 
 ROOT = Path(__file__).parent.parent
 TOY = '''
-"""toy: a task is a number to reach by adding numbers up; "crash" is a bug, "nan" a worse one."""
+"""toy: a task is a number to reach by adding numbers up; "crash" is a bug, "nan", "inf"
+and "score" (which is NaN) are worse ones."""
 import threading
-NAME, HORIZON, TRAIN, TEST, SUCCESS = "toy", 9, range(5, 90), range(90, 99), 1.0
+NAME, HORIZON, TRAIN, TEST, SUCCESS = "toy", 9, list(range(5, 90)), range(90, 99), 1.0
 ACTIONS = ("1", "2")
 closed = []
 
@@ -53,9 +59,10 @@ class Env:
             threading.Event().wait(0.0001)
             self.sum = before + int(action)
         success = self.sum == self.task_id
-        reward = float("nan") if action == "nan" else float(success)
+        reward, score = {"nan": (float("nan"), 0.0), "inf": (float("inf"), 0.0), "score": (
+            0.0, float("nan"))}.get(action, (float(success), float(success)))
         return f"{self.sum}: {action}", reward, success, {
-            "success": success, "valid": valid, "score": float(success)}
+            "success": success, "valid": valid, "score": score}
 
     def available_actions(self):
         return ["1", "2"]
@@ -102,13 +109,21 @@ def served(names=("toy",), **limits):
             thread.join()
 
 
+def until(condition, seconds=10):
+    """Wait until it holds; an assertion if it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def connect(server):
     return http.client.HTTPConnection(*server.server_address, timeout=5)
 
 
 def exchange(connection, path, body=b"{}", method="POST", headers=()):
     """One request on this connection -> (status, reply)."""
-    connection.request(method, path, body, dict(headers))
+    connection.request(method, path, body, {"Content-Type": "application/json"} | dict(headers))
     response = connection.getresponse()
     return response.status, json.loads(response.read())
 
@@ -181,7 +196,7 @@ def test_every_row_of_the_table_is_tested():
 
 @pytest.mark.parametrize("name, path, reply", [
     ("maze", "available_actions", ["1", "2"]),              # no id
-    ("wordle", "filtered_vocab?id=0", ["words"]),           # before the first reset
+    ("wordle", "filtered_vocab?id=0", ["words"]),
     ("alfworld", "available_actions?id=0", ["1", "2"]),
     ("sciworld", "task_description?id=0", "Add up."),
     ("webshop", "instruction_text?env_idx=0", "i"),
@@ -189,9 +204,33 @@ def test_every_row_of_the_table_is_tested():
     ("webshop", "list_envs", [0]),
 ])
 def test_look_answers_what_clients_ask_beside(speak, name, path, reply):
-    services = speak(name)
+    services, wire = speak(name), env_server.WIRES["toy"]
     ask(services, "/create", {})
+    if path == "filtered_vocab?id=0":                       # its client asks before it resets, too
+        assert ask(services, f"/toy/{path}") == reply
+    ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
     assert ask(services, f"/toy/{path}") == reply
+
+
+@pytest.mark.parametrize("name, path", [
+    ("babyai", "observation?id=0"), ("bandit", "detail?id=0"),
+    ("alfworld", "available_actions?id=0"), ("sciworld", "task_description?id=0"),
+    ("webshop", "instruction_text?env_idx=0"), ("webshop", "state?env_idx=0"),
+    ("webshop", "available_actions?env_idx=0"), ("webarena", "observation_metadata?env_idx=0")])
+def test_look_before_the_first_reset_is_refused_and_breaks_nothing(speak, capfd, name, path):
+    services, wire = speak(name), env_server.WIRES["toy"]
+    ask(services, "/create", {})
+    reply = ask(services, f"/toy/{path}", status=200 if wire.id_key == "id" else 409)
+    assert list(reply) == ["error"] and "Environment not initialized" in reply["error"]
+    assert capfd.readouterr().err == ""
+    ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
+    assert "error" not in ask(services, f"/toy/{path}")
+
+
+def test_look_at_a_broken_session_tells_what_broke_it(services, capfd):
+    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    reply = ask(services, "/step", {"id": 0, "action": "crash"})
+    assert "KeyError" in reply["error"] and ask(services, "/toy/observation?id=0") == reply
 
 
 def test_create_takes_no_body_and_an_empty_one(services):
@@ -205,6 +244,12 @@ def test_reset_passes_the_stream_to_every_environment(speak, name):
     items = [{"id": item["id"], "action": "1"} for item in reply["items"]]
     assert [item["observation"] for item in ask(services, "/steps", {"items": items})["items"]] == [
         "4: 1", "1: 1"]
+
+
+def test_create_that_also_resets_deals_the_training_tasks_in_turn(speak, toy):
+    services, toy.TRAIN[:] = speak("textcraft"), [5, 8, 7]
+    firsts = [ask(services, "/create", {})["observation"] for _ in range(4)]
+    assert firsts == [f"Add up.\nTo {task}." for task in (5, 8, 7, 5)]
 
 
 def real(name):
@@ -295,6 +340,54 @@ def test_steps_of_a_parallel_engine_run_at_the_same_time_and_answer_in_order(toy
     assert [reply["observation"] for reply in replies] == ["2", "0", "1"]
 
 
+def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
+    toy.PARALLEL = True
+
+    def count(env, action):
+        env.sum += 1
+        threading.Event().wait(0.0001)
+        return f"{env.sum}: {action}", 0, False, INFO
+    toy.Env.step = count
+    services = {"toy": Service("toy")}
+    ask(services, "/resets", {"items": [{"data_idx": 7}] * 3})
+    for begun in range(0, 60, 12):                      # 12 actions of each session in a request
+        items = [{"id": number % 3, "action": str(turn + 1), "turn": turn}
+                 for number in range(36) for turn in [begun + number // 3]]
+        replies = ask(services, "/steps", {"items": items})["items"]
+        assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
+            (item["id"], f"{item['action']}: {item['action']}") for item in items]
+
+
+@pytest.mark.parametrize("verb", ["resets", "steps"])
+def test_items_of_one_request_are_bounded(services, verb):
+    items = [{"data_idx": 7}] * (env_server.MAX_ITEMS + 1)
+    assert "256 are the most" in ask(services, f"/{verb}", {"items": items}, status=422)["error"]
+    assert ask(services, "/health")["sessions"] == 0
+    assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_reply_is_bounded_and_what_does_not_fit_is_not_executed(toy, parallel):
+    """20 old replies of 1 MB each, which need no more than 20 short items to be asked for again."""
+    toy.PARALLEL = parallel
+    services = {"toy": Service("toy")}
+    ask(services, "/resets", {"items": [{"data_idx": 90}] * 20})
+    long = "\x7f" * 170_000                             # six bytes each, in JSON
+    for number in range(20):
+        ask(services, "/step", {"id": number, "action": long})
+    items = [{"id": number, "action": "", "turn": 0} for number in range(20)]
+    status, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
+    replies = json.loads(text)["items"]
+    threads = os.cpu_count() + 4 if parallel else 1     # each may be at one when it is too much
+    assert status == 200 and len(text) <= env_server.MAX_REPLY + threads * 2**20 + 20 * 100
+    fits = ["error" not in reply for reply in replies]
+    assert 4 <= sum(fits) <= 5 + threads and (parallel or fits == sorted(fits, reverse=True))
+    assert {reply["status"] for reply in replies if "error" in reply} <= {503}
+    items = [{"id": number, "action": "1", "turn": 1} for number in range(40)]      # no session
+    assert [reply["status"] for reply in ask(services, "/steps", {"items": items})["items"][20:]] \
+        == [404] * 20           # the sessions go on, and errors need little room
+
+
 def test_step_of_a_turn_already_played_gets_its_old_reply(services):
     ask(services, "/resets", {"items": [{"data_idx": 7}]})
     step = {"id": 0, "action": "3", "turn": 0}
@@ -313,7 +406,38 @@ def test_step_of_a_turn_already_played_gets_its_old_reply(services):
     assert ask(services, "/step", {"id": 0, "action": "1", "turn": 0})["observation"] == "1: 1"
 
 
+def test_step_of_another_episode_is_refused(services):
+    task, step = {"id": 0, "data_idx": 9}, {"id": 0, "action": "1", "turn": 0}
+    ask(services, "/resets", {"items": [{"data_idx": 9, "episode": 4}]})
+    assert ask(services, "/step", step | {"episode": 4})["observation"] == "1: 1"
+    ask(services, "/resets", {"items": [task | {"episode": 5}]})
+    late = step | {"episode": 4}                        # sent twice, and the second copy was slow
+    assert ask(services, "/steps", {"items": [late]})["items"] == [
+        {"error": "Id 0 is in episode 5, not 4.", "status": 409}]
+    assert ask(services, "/step", step | {"episode": 5})["observation"] == "1: 1"
+    assert ask(services, "/step", step | {"turn": 1})["observation"] == "2: 1"      # an old client
+    ask(services, "/reset", task)
+    assert "error" in ask(services, "/step", step | {"episode": 5})
+    assert ask(services, "/step", step)["observation"] == "1: 1"
+    assert ask(services, "/step", step | {"episode": "5"}, status=422)["detail"]
+
+
 # ---- What goes wrong ----
+
+@pytest.mark.parametrize("task, status", [({"data_idx": 2000}, 200), ({}, 422),
+                                          ({"data_idx": "7"}, 422), ({"data_idx": 13}, 200),
+                                          ({"data_idx": 7, "episode": "x"}, 422)])
+def test_reset_that_fails_ends_the_episode_before_it(services, capfd, task, status):
+    """The original's clients pass over the error, and must not go on with the game before."""
+    ask(services, "/resets", {"items": [{"data_idx": 9}]})
+    ask(services, "/step", {"id": 0, "action": "1"})
+    assert ask(services, "/reset", {"id": 0} | task, status)["error"]
+    reply = ask(services, "/step", {"id": 0, "action": "1"})
+    assert list(reply) == ["error"] and "reset" in reply["error"]
+    assert "error" in ask(services, "/toy/observation?id=0")
+    ask(services, "/reset", {"id": 0, "data_idx": 9})
+    assert ask(services, "/step", {"id": 0, "action": "1"})["observation"] == "1: 1"
+
 
 @pytest.mark.parametrize("name, key, statuses", [
     ("bandit", "id", [200, 200, 200, 200, 200]),            # the first dialect: always 200
@@ -337,7 +461,7 @@ def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses, capsys
         assert "Traceback" not in reply["error"] and "\n" not in reply["error"]
 
 
-@pytest.mark.parametrize("action", ["crash", "nan"])
+@pytest.mark.parametrize("action", ["crash", "nan", "inf", "score"])
 def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, toy, action, capsys):
     ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}]})
     toy.closed.clear()
@@ -390,6 +514,15 @@ def test_odd_actions_come_back_as_they_are(services):
         assert ask(services, "/step", {"id": 0, "action": action})["observation"] == f"0: {action}"
 
 
+def test_find_tells_an_expired_id_from_one_that_never_was(services):
+    assert "expired" not in ask(services, "/step", {"id": 0, "action": ""})["error"]
+    ask(services, "/create", {})
+    ask(services, "/close", {"id": 0})
+    items = [{"id": number, "action": ""} for number in (-1, 0, 1)]
+    assert [reply["status"] for reply in ask(services, "/steps", {"items": items})["items"]] == [
+        404, 410, 404]
+
+
 def test_session_limit_and_room_after_a_close():
     services = {"toy": Service("toy", max_sessions=2)}
     ask(services, "/create", {})
@@ -398,6 +531,31 @@ def test_session_limit_and_room_after_a_close():
     assert "2 sessions" in ask(services, "/create", {})["error"]
     ask(services, "/close", {"id": 0})
     assert ask(services, "/create", {}) == {"id": 2}
+
+
+def test_open_leaves_room_for_another_client():
+    """Each address gets three times what is left: of 64, 48 for one; then 12 of 16, 3 of 4, 1."""
+    services = {"toy": Service("toy", max_sessions=64)}
+    body = json.dumps({"items": [{"data_idx": 7}] * 64}).encode()
+    for client, room in (("10.0.0.1", 48), ("10.0.0.2", 12), ("10.0.0.1", 0), ("10.0.0.3", 3)):
+        replies = json.loads(respond(services, "POST", "/resets", body, client)[1])["items"]
+        assert ["error" in reply for reply in replies] == [False] * room + [True] * (64 - room)
+    assert "48 of them yours" in json.loads(
+        respond(services, "POST", "/create", b"", "10.0.0.1")[1])["error"]
+
+
+def test_http_tells_clients_apart_by_their_addresses():
+    with served(max_sessions=8) as server:
+        def create(address):
+            client = http.client.HTTPConnection(*server.server_address, timeout=5,
+                                                source_address=(address, 0))
+            return [exchange(client, "/create")[1] for _ in range(8)]
+        try:
+            other = create("127.0.0.2")
+        except OSError:
+            pytest.skip("this system has no second address of its own")
+        assert ["id" in reply for reply in other] == [True] * 6 + [False] * 2
+        assert "id" in create("127.0.0.1")[0]
 
 
 def test_idle_sessions_expire_and_busy_ones_do_not(toy):
@@ -472,20 +630,167 @@ def test_http_answers_a_body_of_10_MB_without_keeping_it():
         assert exchange(connect(server), "/create") == (200, {"id": 0})
 
 
+def test_http_takes_a_body_of_exactly_the_limit_and_none_above():
+    with served() as server:
+        for more, expected in ((0, 200), (1, 413)):
+            body = b'{"items": []' + b" " * (env_server.MAX_BODY + more - 13) + b"}"
+            assert exchange(connect(server), "/steps", body)[0] == expected
+
+
 @pytest.mark.parametrize("head", [
     "Content-Length: -5", "Content-Length: many", "Transfer-Encoding: chunked",
-    "Content-Length: 99999999999999999999999"])
-def test_http_refuses_bodies_of_no_known_size(head):
+    "Content-Length: 99999999999999999999999", "Content-Length: 2\r\nContent-Length: 40",
+    "Content-Length: 2\r\nContent-Length: 2", "Content-Length : 2", "X : y\r\nContent-Length: 2",
+    "Content-Length: 2, 2", "no header"])
+def test_http_refuses_bodies_of_no_known_size_and_reads_no_second_request(head):
+    """Where a server and a proxy before it count differently, a request can hide in a body."""
     with served() as server, socket.create_connection(server.server_address, 3) as raw:
-        raw.sendall(f"POST /step HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
-        answer = raw.makefile("rb").read()      # to its end: the server hangs up
+        raw.sendall(f"POST /create HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+                    f"\r\n{head}\r\n\r\n{{}}POST /create HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                    .encode())
+        answer = b""
+        with suppress(ConnectionResetError):    # the server hangs up over what it has not read
+            while piece := raw.recv(2**16):
+                answer += piece
         assert answer.startswith(b"HTTP/1.1 411 ") and b'{"error": ' in answer
+        assert answer.count(b"HTTP/1.1") == 1 and not server.services["toy"].sessions
+
+
+# ---- Web pages may not drive the server ----
+
+@pytest.mark.parametrize("headers, status", [
+    ({}, 200), ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ({"Host": "localhost:8000"}, 200), ({"Host": "LOCALHOST"}, 200), ({"Host": "[::1]:80"}, 200),
+    ({"Host": "10.1.2.3:8000"}, 200),           # through a tunnel: an address cannot be rebound
+    ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+    ({"Host": "evil.example"}, 403), ({"Host": "evil.example:8000"}, 403), ({"Host": "evil"}, 403),
+    ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "localhost.evil.example"}, 403),
+    ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": ""}, 403),
+    ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
+    ({"Origin": "http://localhost:1"}, 403),    # a page of another server of this machine
+    ({"Content-Type": "text/plain"}, 415), ({"Content-Type": ""}, 415),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ({"Content-Type": "multipart/form-data; boundary=x"}, 411),     # Python misses its parts
+])
+def test_http_refuses_what_a_web_page_of_another_origin_can_send(headers, status):
+    with served() as server:
+        assert exchange(connect(server), "/create", headers=headers)[0] == status
+        assert len(server.services["toy"].sessions) == (status == 200)
+        if status in (200, 403):
+            assert exchange(connect(server), "/health", None, "GET", headers)[0] == status
+
+
+@pytest.mark.parametrize("bound, name, status", [
+    ("localhost", "localhost", 200), ("127.0.0.1", "node7", 403),
+    ("0.0.0.0", "node7", 200), ("0.0.0.0", "env-server:8000", 200),     # as containers say it
+    ("0.0.0.0", "evil.example", 403)])
+def test_http_answers_to_the_names_of_the_host_it_listens_on(bound, name, status):
+    with HttpServer(["toy"], bound) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        assert exchange(connect(server), "/create", headers={"Host": name})[0] == status
+        server.shutdown()
+
+
+def test_http_answers_the_clients_of_the_original_and_curl_as_documented():
+    """requests.post(url, json=...), requests.post(url), requests.get(url): AgentGym's clients."""
+    with served() as server:
+        url = "http://{}:{}".format(*server.server_address)
+        assert requests.post(f"{url}/create", timeout=5).json() == {"id": 0}
+        assert requests.post(f"{url}/create", json={"id": 0}, timeout=5).json() == {"id": 1}
+        requests.post(f"{url}/reset", json={"id": 0, "data_idx": 7}, timeout=5)
+        assert requests.get(f"{url}/observation?id=0", timeout=5).json() == "Add up.\nTo 7."
+        assert requests.get(f"{url}/observation", params={"id": 0}, timeout=5).status_code == 200
+        commands = re.findall(r"^ *(curl .*)$", (ROOT / "docs/protocol.md").read_text(), re.M)
+        assert commands
+        for command in commands if shutil.which("curl") else []:
+            words = shlex.split(command.replace("http://127.0.0.1:8000/textcraft", f"{url}/toy"))
+            reply = subprocess.run([*words, "-s"], capture_output=True, text=True, timeout=5).stdout
+            assert "error" not in json.loads(reply), command
+
+
+# ---- Connections ----
+
+def at_its_end(raw):
+    """Whether the server has closed this connection; waits up to the socket's own timeout."""
+    try:
+        return raw.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
+    b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 9\r\n\r\n{"])
+def test_http_closes_a_connection_that_falls_silent(monkeypatch, sent):
+    assert 5 <= env_server.HttpRequest.timeout <= 60        # seconds; here fewer
+    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.05)
+    with served() as server, socket.create_connection(server.server_address, 10) as raw:
+        raw.sendall(sent)
+        assert at_its_end(raw)
+        with requests.Session() as session:     # whose connection is closed while it does not ask
+            url = "http://{}:{}/health".format(*server.server_address)
+            session.get(url, timeout=5)
+            until(lambda: not server.quiet_since)
+            assert session.get(url, timeout=5).status_code == 200
+
+
+def test_http_drops_a_client_that_never_reads(monkeypatch):
+    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.1)
+    body = json.dumps({"id": 0, "action": "x" * 1_000_000}).encode()
+    request = (b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+               b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    with served() as server:
+        exchange(connect(server), "/resets", b'{"items": [{"data_idx": 7}]}')
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.settimeout(5)
+            raw.connect(server.server_address)
+            with pytest.raises(OSError):        # what is sent to a closed connection is answered so
+                for _ in range(100):
+                    raw.sendall(request)
+            until(lambda: not server.quiet_since)
+        assert exchange(connect(server), "/create")[0] == 200
+
+
+def test_http_cuts_the_connection_that_is_quiet_for_longest_when_there_are_too_many():
+    with served() as server:
+        server.most = 4
+        good = connect(server)
+        exchange(good, "/resets", b'{"items": [{"data_idx": 7}]}')
+        for _ in range(5):
+            others = [socket.create_connection(server.server_address, 5) for _ in range(3)]
+            others[0].sendall(b"GET /heal")     # half a request is as quiet as none
+            until(lambda: len(server.quiet_since) == 4)
+            assert exchange(good, "/step", b'{"id": 0, "action": "1"}')[0] == 200
+            assert exchange(connect(server), "/health", None, "GET")[0] == 200
+            assert at_its_end(others[0])
+        assert len(server.quiet_since) <= 4
+
+
+def test_http_cuts_no_connection_at_work_for_a_new_one():
+    with served() as server:
+        server.most = 2
+        exchange(connect(server), "/resets", b'{"items": [{"data_idx": 7}, {"data_idx": 8}]}')
+        with ExitStack() as held, ThreadPoolExecutor(2) as pool:
+            with ExitStack() as steps_wait:
+                for number in (0, 1):
+                    steps_wait.enter_context(server.services["toy"].hold(number))
+                waiting = [pool.submit(exchange, connect(server), "/step",
+                                       b'{"id": %d, "action": "1"}' % number) for number in (0, 1)]
+                until(lambda: list(server.quiet_since.values()) == [math.inf] * 2)
+                newcomer = held.enter_context(socket.create_connection(server.server_address, 5))
+                assert at_its_end(newcomer)
+            assert [future.result()[1]["observation"] for future in waiting] == ["1: 1", "1: 1"]
 
 
 def test_http_survives_clients_that_hang_up_and_noise(capfd):
     with served() as server:
         for sent in (b"", b"\x00\xff\r\n\r\n",
-                     b"POST /create HTTP/1.1\r\nContent-Length: 50\r\n\r\n{}"):
+                     b"POST /create HTTP/1.1\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 50\r\n\r\n{}"):
             for hard in (0, 1):
                 with socket.create_connection(server.server_address) as raw:
                     raw.sendall(sent)

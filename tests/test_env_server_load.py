@@ -1,0 +1,402 @@
+"""pytest -m slow tests/test_env_server_load.py: the server under load and abuse; 2 minutes.
+
+Asserted is behaviour: each reply to a good client, no trace, no hanging request, memory, that the
+server lives. How fast it answers is measured by bench/server.py.
+"""
+import http.client
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from env_server import WIRES, Service, Wire, local_server, open_env, respond
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+NAMES = ("alfworld", "babyai", "bandit", "frozenlake", "maze", "sokoban", "textcraft",
+         "textcraft_small", "wordle")       # sciworld does not repeat itself exactly
+JSON = "Content-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    found = {}
+    for name in NAMES:
+        with suppress(ValueError):          # its engine is not installed
+            found[name] = open_env(name)
+    return found
+
+
+def record(name, module, task, turns=12):
+    """An episode of the random player: (task, [(action, the server's answer to it)])."""
+    env, rng, steps, done = module.Env(), random.Random(f"{name} {task}"), [], False
+    first = env.reset(task, 3)
+    while not done and len(steps) < turns:
+        action = env.random_action(rng)
+        observation, reward, done, info = env.step(action)
+        steps.append((action, {"observation": observation, "reward": reward, "done": done,
+                               "info": info}))
+    env.close()
+    return name, task, first, json.loads(json.dumps(steps, default=lambda number: number.item()))
+
+
+@pytest.fixture(scope="module")
+def episodes(modules):
+    return [record(name, module, task) for name, module in modules.items()
+            for task in (*module.TRAIN[:6], *module.TEST[:6])]
+
+
+class Good:
+    """A good client: what it is answered must be what was recorded without a server."""
+
+    def __init__(self, url, **connection):
+        self.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60,
+                                                     **connection)
+
+    def post(self, path, body):
+        self.connection.request("POST", path, json.dumps(body),
+                                {"Content-Type": "application/json"})
+        return json.loads(self.connection.getresponse().read())
+
+    def health(self):
+        self.connection.request("GET", "/health")
+        return json.loads(self.connection.getresponse().read())
+
+    def play(self, episodes, way="steps"):
+        """These episodes of one environment side by side, and closed; asserts every reply."""
+        name, wire = episodes[0][0], WIRES.get(episodes[0][0], Wire())
+        tasks = [{wire.task_key: task, "stream": 3} for _, task, _, _ in episodes]
+        replies = self.post(f"/{name}/resets", {"items": tasks})["items"]
+        assert [reply["observation"] for reply in replies] == [first for _, _, first, _ in episodes]
+        ids = [reply["id"] for reply in replies]
+        for turn in range(max(len(steps) for *_, steps in episodes)):
+            playing = [(number, steps[turn]) for number, (*_, steps) in zip(ids, episodes)
+                       if turn < len(steps)]
+            items = [{wire.id_key: number, "action": action, "turn": turn}
+                     for number, (action, _) in playing]
+            if way == "steps":
+                replies = self.post(f"/{name}/steps", {"items": items})["items"]
+                assert replies == [{"id": number} | answer for number, (_, answer) in playing]
+            else:
+                for item, (_, (_, answer)) in zip(items, playing):
+                    reply = self.post(f"/{name}/step", item)
+                    shared = reply.keys() & answer.keys()
+                    assert {"reward", "info"} <= shared
+                    assert all(reply[key] == answer[key] for key in shared)
+        assert self.post(f"/{name}/closes", {"ids": ids}) == {"items": [True] * len(ids)}
+
+
+@contextmanager
+def good_clients(url, episodes, threads=3):
+    """Good clients that play meanwhile, for as long as the block takes and once at least."""
+    over, by_name = threading.Event(), {}
+    for episode in episodes:
+        by_name.setdefault(episode[0], []).append(episode)
+
+    def play_on(number):
+        client, rng = Good(url), random.Random(number)
+        while True:
+            some = rng.sample(by_name[rng.choice(list(by_name))], 4)
+            client.play(some, rng.choice(["step", "steps"]))
+            if over.is_set():
+                return
+    with ThreadPoolExecutor(threads) as pool:
+        playing = [pool.submit(play_on, number) for number in range(threads)]
+        try:
+            yield
+        finally:
+            over.set()
+        for future in playing:
+            future.result()
+
+
+def status_of(pid, key):
+    """A number from a process's status: VmRSS, resident memory in kB; Threads."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition(f"{key}:")[2].split()[0])
+
+
+def test_good_clients_see_their_own_episodes_only(modules, episodes):
+    """32 threads, shuffled tasks, one step or many in a request."""
+    with local_server(list(modules)) as (url,), good_clients(url, episodes, threads=32):
+        with good_clients(url, episodes[::-1], threads=2):
+            time.sleep(15)
+        assert Good(url).health()["server"] == "nanoAgentGym"
+
+
+# ---- Abuse ----
+
+def malformed(rng, names):
+    """One bad request as bytes; not all are bad to the end: a mutation may leave one as it was."""
+    verb = rng.choice(["create", "reset", "step", "close", "resets", "steps", "closes", "fly", ""])
+    value = rng.choice([None, True, -1, 10**30, 1.5, "0", "x" * 99, [], {}, [[]], {"id": 0}, "\0"])
+    key = rng.choice(["id", "data_idx", "game", "seed", "action", "turn", "episode", "stream",
+                      "items", "ids"])
+    body = json.dumps(rng.choice([value, [value], {key: value}, {"items": [value, {key: value}]},
+                                  {"id": 99_999, "action": "x", key: value}])).encode()
+    size = str(len(body))
+    kind = rng.randrange(7)
+    if kind == 0:                                       # bytes of the body flipped
+        body = bytes(byte ^ (rng.randrange(256) if rng.random() < 0.2 else 0) for byte in body)
+    elif kind == 1:
+        size = rng.choice(["-1", "x", "", "9" * 30, "1e3", "0x10", f"{size}, {size}"])
+    line = f"POST /{rng.choice(names)}/{verb} HTTP/1.1\r\n"
+    if kind == 2:
+        line = rng.choice(["GET\r\n", "POST / HTTP/9.9\r\n", "PUT / HTTP/1.1\r\n", "\0\xff\r\n",
+                           f"GET /{rng.choice(names)}/{verb}?id={value} HTTP/1.1\r\n",
+                           f"GET /{'a/' * 9000} HTTP/1.1\r\n", "GET /%00%ff?id=%00 HTTP/1.0\r\n"])
+    head = line + "Host: localhost\r\n" + JSON + f"Content-Length: {size}\r\n"
+    if kind == 3:
+        head += rng.choice(["x" * 70_000, "Transfer-Encoding: chunked", "a b c", ": v",
+                            "A: b\r\n" * 200, "Content-Length: 1", "Host : x",
+                            "Expect: 100-continue"]) + "\r\n"
+    request = head.encode("latin-1") + b"\r\n" + body
+    if kind == 4:
+        request = request[:rng.randrange(len(request))]         # cut
+    if kind == 5:
+        request = rng.randbytes(rng.randrange(1, 400))
+    return request
+
+
+def test_malformed_requests_are_answered_and_disturb_nobody(modules, episodes, capfd):
+    """6,000 of them; each gets an answer or the end of its connection, none a trace or a 500."""
+    with local_server(list(modules)) as (url,), good_clients(url, episodes):
+        address = url.removeprefix("http://").split(":")
+
+        def abuse(seed):
+            rng, statuses = random.Random(seed), set()
+            for _ in range(1500):
+                with socket.create_connection(address, 30) as raw, suppress(ConnectionError):
+                    raw.sendall(malformed(rng, list(modules)))
+                    raw.shutdown(socket.SHUT_WR)
+                    answer = raw.makefile("rb").read()          # a TimeoutError here: it hangs
+                    assert b"Traceback" not in answer
+                    statuses.add(answer[9:12])
+            return statuses
+        with ThreadPoolExecutor(4) as pool:
+            statuses = set().union(*pool.map(abuse, range(4)))
+        assert {b"200", b"400", b"404", b"411", b"422"} <= statuses and b"500" not in statuses
+        assert Good(url).health()["pid"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_slow_and_silent_clients_do_not_hold_up_good_ones(modules, episodes, capfd):
+    """400 that send a byte now and then, 1,000 that break off in a body, 1,500 that say nothing:
+    more than a process keeps, so the longest silent are cut, and a newcomer gets in."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("too few open files are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    head = b"POST /maze/step HTTP/1.1\r\nHost: localhost\r\n" + JSON.encode()
+    with local_server(list(modules)) as (url,), ExitStack() as opened:
+        address = url.removeprefix("http://").split(":")
+
+        def connect():
+            return opened.enter_context(socket.create_connection(address, 30))
+        with good_clients(url, episodes):
+            slow = [connect() for _ in range(400)]
+            for byte in range(len(head)):
+                for raw in slow:
+                    with suppress(ConnectionError):             # cut meanwhile, as it should
+                        raw.sendall(head[byte:byte + 1])
+                for _ in range(1000 // len(head) + 1):
+                    with socket.create_connection(address, 30) as raw:
+                        raw.sendall(head + b"Content-Length: 50\r\n\r\n{")
+                for _ in range(1500 // len(head) + 1):
+                    connect()
+                if byte % 10 == 0:
+                    assert Good(url).health()["pid"]            # a newcomer
+        assert Good(url).health()["sessions"] == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+def test_idle_connections_beyond_the_limit_of_files_cost_no_processor_time():
+    """300 idle connections on a process that may open 256 files: a newcomer is answered, and the
+    process rests (an accept that fails for want of a file would be tried again at once)."""
+    with ExitStack() as stack:
+        server = stack.enter_context(subprocess.Popen(
+            [sys.executable, "env_server.py", "maze", "--port=0"], cwd=ROOT, stdout=subprocess.PIPE,
+            text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))))
+        stack.callback(server.terminate)
+        url = server.stdout.readline().split()[2].removesuffix("/maze")
+        address = url.removeprefix("http://").split(":")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(address, 30))
+        assert Good(url).post("/create", {}) == {"id": 0}
+
+        def seconds():
+            words = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        before = seconds()
+        time.sleep(4)
+        assert seconds() - before < 1           # one that spins takes 4 on a core of its own
+        assert Good(url).post("/create", {}) == {"id": 1}
+
+
+def test_clients_that_never_read_are_dropped():
+    """10 clients that ask for 5 MB each and take none of it: their threads end."""
+    with local_server("maze") as (url,), ExitStack() as opened, ThreadPoolExecutor(10) as pool:
+        address, good = url.removeprefix("http://").split(":"), Good(url)
+        pid = good.health()["pid"]
+        good.post("/resets", {"items": [{"game": 0}]})
+        good.post("/step", {"id": 0, "action": "move up", "turn": 0})
+        body = json.dumps({"items": [{"id": 0, "action": "", "turn": 0}] * 256})
+        request = (f"POST /steps HTTP/1.1\r\nHost: localhost\r\n{JSON}"
+                   f"Content-Length: {len(body)}\r\n\r\n{body}").encode()
+        before, threads = status_of(pid, "VmRSS"), status_of(pid, "Threads")
+
+        def ask():
+            raw = opened.enter_context(socket.socket())
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.settimeout(60)
+            raw.connect((address[0], int(address[1])))
+            with pytest.raises(ConnectionError):
+                while True:
+                    raw.sendall(request * 80)
+        asked = [pool.submit(ask) for _ in range(10)]
+        while not all(future.done() for future in asked):
+            assert good.health()["sessions"] == 1
+            assert status_of(pid, "VmRSS") - before < 50_000
+            time.sleep(0.1)
+        assert [future.result() for future in asked] == [None] * 10
+        deadline = time.monotonic() + 60
+        while status_of(pid, "Threads") > threads:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+# ---- Memory ----
+
+def test_sessions_closed_and_abandoned_leave_no_memory_behind(modules):
+    """10,000 sessions closed, 10,000 abandoned; after a first thousand, memory stays as it is."""
+    name = "textcraft_small"
+    with local_server(name, idle_seconds=1) as (url,):
+        good = Good(url)
+        pid, sizes = good.health()["pid"], {True: [], False: []}
+        for closing in (True, False):
+            for number in range(44):            # 44 times 256
+                reset = {"items": [{"data_idx": task} for task in range(256)]}
+                while True:
+                    replies = good.post("/resets", reset)["items"]
+                    ids = [reply["id"] for reply in replies if "id" in reply]
+                    if len(ids) == 256:
+                        break
+                    assert {reply["status"] for reply in replies if "error" in reply} == {503}
+                    good.post("/closes", {"ids": ids})
+                    time.sleep(0.2)             # until those abandoned before have expired
+                good.post("/steps", {"items": [{"id": one, "action": "inventory"} for one in ids]})
+                if closing:
+                    good.post("/closes", {"ids": ids})
+                if number % 4 == 3:
+                    sizes[closing].append(status_of(pid, "VmRSS"))
+        deadline = time.monotonic() + 30
+        while good.health()["sessions"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        closed, abandoned = sizes[True], sizes[False]
+        assert closed[-1] - closed[1] < 3000, sizes             # kB
+        assert status_of(pid, "VmRSS") - max(abandoned[:4]) < 3000, sizes
+
+
+# ---- What is written in a field is text ----
+
+PAYLOADS = [
+    "__import__('os').system('touch owned')", "eval('7919*7907')", "{{7919*7907}}", "${7919*7907}",
+    "$(touch owned)", "`touch owned`", "{0.__class__.__mro__}", "{self.env.__dict__}", "%s%s%n%x",
+    "../../../../etc/passwd", "file:///etc/passwd", "/dev/zero", "<script>alert(1)</script>",
+    "'; drop table sessions; --", "!!python/object/apply:os.system ['touch owned']",
+    "cos\nsystem\n(S'touch owned'\ntR.", "lambda: open('owned', 'w')", "\x00", "\x1b[2J",
+    "\r\nX: y", "get 1 log; import os", "craft 1 x using __import__('os')", "__class__",
+    "__dict__", "close"]
+_events = None                                  # a list while they are noted
+
+
+def _note(event, arguments):
+    if _events is not None and event.partition(".")[0] in (
+            "open", "exec", "compile", "import", "os", "subprocess", "socket", "ctypes", "pickle",
+            "shutil", "tempfile", "urllib", "sqlite3", "marshal"):
+        _events.append((event, arguments))
+
+
+def test_code_and_paths_in_every_field_are_only_text(modules):
+    """Under Python's audit hook: nothing is evaluated, imported, opened or run."""
+    global _events
+    sys.addaudithook(_note)                     # for good: it cannot be taken away again
+    services = {name: Service(name) for name in modules}
+    rng, asked = random.Random(0), 0
+    for noting in (False, True):                # the first time loads what the environments need
+        _events = [] if noting else None
+        for name, service in services.items():
+            wire = service.wire
+            task = service.module.TRAIN[0]
+            good = {wire.id_key: 0, wire.task_key: task, "action": "x", "turn": 0, "stream": 0,
+                    "episode": 0}
+            post(services, f"/{name}/resets", {"items": [{wire.task_key: task}]})
+            for payload in PAYLOADS:
+                reset = {wire.id_key: service.next_id - 1, wire.task_key: task, "stream": payload}
+                (reply,) = post(services, f"/{name}/resets", {"items": [reset]})["items"]
+                assert "observation" in reply
+                for key in good:
+                    for verb in ("reset", "step", "resets", "steps", "close", "create"):
+                        body = good | {wire.id_key: service.next_id - 1, key: payload}
+                        body = {"items": [body]} if verb in ("resets", "steps") else body
+                        reply = json.dumps(post(services, f"/{name}/{verb}", body))
+                        assert "62615533" not in reply and "Traceback" not in reply
+                        assert '"status": 500' not in reply and "broke" not in reply
+                        asked += 1
+                for target in (f"/{name}/{payload}", f"/{payload}",
+                               f"/{name}/observation?id={payload}"):
+                    status, text = respond(services, rng.choice(["GET", "POST"]), target, b"{}")
+                    assert status in (200, 404, 422) and "root:" not in text, text
+                post(services, f"/{name}/closes", {"ids": list(service.sessions)[:-1]})
+    seen, _events = _events, None
+    assert seen == [] and asked > 10_000
+
+
+def post(services, target, body):
+    status, text = respond(services, "POST", target, json.dumps(body).encode())
+    assert status in (200, 422), text
+    return json.loads(text)
+
+
+def mutated(rng, action):
+    """Some letters exchanged, doubled, left out, or put in from far away."""
+    letters = list(action) or [""]
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(letters))
+        letters[place] = rng.choice([
+            "", letters[place] * 2, letters[place].upper(), " ", "\n", "\u212a", "\ud800", "\u8bf7",
+            "\U0001f600", "||", "0", "-", ",", "\u0661", "\x00"])
+    return "".join(letters)
+
+
+def test_mutated_and_huge_actions_are_answered_by_every_environment(modules):
+    """1,500 mutated actions an environment, and actions of 1 MB: none breaks one."""
+    services = {name: Service(name) for name in modules}
+    for name, module in modules.items():
+        wire, rng, env = services[name].wire, random.Random(name), module.Env()
+        tasks = (*module.TRAIN[:20], *module.TEST[:20])
+        huge = [piece * (2**20 // len(piece)) for piece in (
+            "a", ",", " ", "get 1 log, ", "|| up ", "{", "9", "\n", "using ", "\u8bf7")]
+        done = True
+        for number in range(1500 + len(huge)):
+            if number % 10 == 0 or done:
+                task = rng.choice(tasks)
+                env.reset(task)
+                reset = {"items": [{wire.task_key: task}]}
+                session = post(services, f"/{name}/resets", reset)["items"][0]["id"]
+            action = huge[number - 1500] if number >= 1500 else mutated(rng, env.random_action(rng))
+            item = {wire.id_key: session, "action": action}
+            (reply,) = post(services, f"/{name}/steps", {"items": [item]})["items"]
+            assert "error" not in reply, (name, action[:100], reply)
+            done = reply["done"]
