@@ -19,7 +19,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -761,13 +761,17 @@ def test_http_cuts_the_connection_that_is_quiet_for_longest_when_there_are_too_m
         good = connect(server)
         exchange(good, "/resets", b'{"items": [{"data_idx": 7}]}')
         for _ in range(5):
-            others = [socket.create_connection(server.server_address, 5) for _ in range(3)]
-            others[0].sendall(b"GET /heal")     # half a request is as quiet as none
-            until(lambda: len(server.quiet_since) == 4)
-            assert exchange(good, "/step", b'{"id": 0, "action": "1"}')[0] == 200
-            assert exchange(connect(server), "/health", None, "GET")[0] == 200
-            assert at_its_end(others[0])
-        assert len(server.quiet_since) <= 4
+            with ExitStack() as opened:
+                others = [opened.enter_context(socket.create_connection(server.server_address, 5))
+                          for _ in range(3)]
+                others[0].sendall(b"GET /heal")     # half a request is as quiet as none
+                until(lambda: len(server.quiet_since) == 4)
+                assert exchange(good, "/step", b'{"id": 0, "action": "1"}')[0] == 200
+                newcomer = opened.enter_context(closing(connect(server)))
+                assert exchange(newcomer, "/health", None, "GET")[0] == 200
+                assert at_its_end(others[0])
+                assert len(server.quiet_since) <= 4
+            until(lambda: len(server.quiet_since) == 1)      # the good one's
 
 
 def test_http_cuts_no_connection_at_work_for_a_new_one():
