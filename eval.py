@@ -92,8 +92,8 @@ def summarise(module, plays, k=1):
 
 def agent_for(policy, path, module, cfg):
     """How the policy of `path`, a folder or a hub id, speaks -> Agent. ValueError."""
-    tokenizer, rows = AutoTokenizer.from_pretrained(path), len(policy.get_input_embeddings().weight)
-    last = max(tokenizer.get_vocab().values())
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    last, rows = max(tokenizer.get_vocab().values()), len(policy.get_input_embeddings().weight)
     if last >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {last}, its model embeddings "
                          f"up to {rows - 1}; give it its own tokenizer, or resize the embeddings")

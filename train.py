@@ -593,7 +593,10 @@ def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
     if cfg.surrogate not in SURROGATES:
         raise ValueError(f"surrogate={cfg.surrogate!r}; known: {', '.join(SURROGATES)}")
-    check_folder(cfg.model) if cfg.model else check_heads(cfg.clone_width, cfg.clone_heads)
+    if cfg.model:
+        check_folder(cfg.model)
+    else:
+        check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:

@@ -990,12 +990,14 @@ def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
 
 
 def test_a_model_with_fewer_embeddings_than_tokens_is_told_in_one_sentence(url, model, tmp_path):
-    folder = str(tmp_path / "few")
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    make_policy(266, 32, 1, 4, seed=0).save_pretrained(folder)          # ids go up to 266
-    with pytest.raises(SystemExit, match="^train.py: [^\n]*its tokenizer has token ids up to 266, "
-                                         "its model embeddings up to 265; [^\n]*$"):
-        train.main(["--env", "toy", "--env-url", url, "--model", folder])
+    folder, tokenizer = str(tmp_path / "few"), AutoTokenizer.from_pretrained(model)
+    tokenizer.save_pretrained(folder)
+    last = len(tokenizer) - 1
+    make_policy(last, 32, 1, 4, seed=0).save_pretrained(folder)
+    sentence = f"its tokenizer has token ids up to {last}, its model embeddings up to {last - 1};"
+    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence} [^\n]*$"):
+        train.main(["--env", "toy", "--env-url", url, "--model", folder, *flags_of(
+            steps=1, max_turn_tokens=4, max_context=200)])
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
