@@ -1058,7 +1058,7 @@ def test_every_number_is_refused_out_of_its_range(kind):
             wrong.remove("-1")                                      # certainty is rewarded
         for text in wrong:
             with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
-                train.parse_flags(kind, [f"--{field.name.replace('_', '-')}={text}"])
+                evaluation.checked(kind, {field.name: base(text)})
 
 
 @pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [
