@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
@@ -25,7 +26,7 @@ import parallel
 from curriculum import choose_tasks
 from engine import action_logprobs, load_policy, prepare
 from env_server import load_env, open_env
-from eval import parse_flags
+from eval import Count, Natural, Positive, Share, checked, parse_flags
 from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
                      to_batch)
 
@@ -33,28 +34,31 @@ TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 # The rules are left out of a tiny policy's context: it learns them from what it imitates.
 
+Folder = Annotated[str, "a folder, new or not", lambda x: x and not os.path.isfile(x)]
+Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
+
 
 @dataclass
 class Clone:
     """Settings of behavioural cloning."""
-    out: str = "runs/clone"       # the policy's folder
+    out: Folder = "runs/clone"    # the policy's folder
     env: str = "textcraft_small"  # a file of envs/
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     families: str = ""            # task families to imitate, comma-separated; empty: all
-    episodes: int = 8000          # demonstrations, as far as there are training tasks
-    skill: float = 0.6            # probability of the expert's action; else a random legal one
+    episodes: Count = 8000        # demonstrations, as far as there are training tasks
+    skill: Share = 0.6            # probability of the expert's action; else a random legal one
     format: FormatName = "act"    # form of the replies
     context: ContextMode = "full"      # what stays in view
-    max_turn_tokens: int = 24     # kept for playing, not used in cloning: a longer reply is cut
-    max_context: int = 512        # kept for playing, not used in cloning: tokens in view
-    steps: int = 800              # optimizer steps
-    batch: int = 32               # episodes per step
-    lr: float = 4e-3              # at its peak, after 5% of the steps; falls to a tenth by a cosine
-    vocabulary: int = 600         # tokens, the 256 bytes included
-    width: int = 64               # of the model: hidden size
-    layers: int = 2               # of the model: decoder layers
-    heads: int = 4                # query heads; half as many for keys and values
-    seed: int = 0                 # of the demonstrations, the weights and the order of episodes
+    max_turn_tokens: Count = 24   # kept for playing, not used in cloning: a longer reply is cut
+    max_context: Count = 512      # kept for playing, not used in cloning: tokens in view
+    steps: Count = 800            # optimizer steps
+    batch: Count = 32             # episodes per step
+    lr: Positive = 4e-3           # at its peak, after 5% of the steps; falls to a tenth by a cosine
+    vocabulary: Vocabulary = 600  # tokens, the 256 bytes and 3 marks of the chat included
+    width: Count = 64             # of the model: hidden size
+    layers: Count = 2             # of the model: decoder layers
+    heads: Count = 4              # query heads; half as many for keys and values
+    seed: Natural = 0             # of the demonstrations, the weights and the order of episodes
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -134,6 +138,13 @@ def make_tokenizer(texts, vocabulary):
                                    clean_up_tokenization_spaces=False, chat_template=TEMPLATE)
 
 
+def check_heads(width, heads):
+    """ValueError if `make_policy` cannot cut this width into so many heads."""
+    if heads > 1 and heads % 2 or width % (2 * heads):
+        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
+                         "and a width that is a multiple of twice that number")
+
+
 def make_policy(vocabulary, width, layers, heads, seed):
     """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
     puts Qwen's own way of splitting words in place of the saved one.)"""
@@ -179,10 +190,6 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
 
 def lesson(cfg, say=parallel.say):
     """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
-    if cfg.format not in FORMATS:
-        raise ValueError(f"format={cfg.format!r}; known: {', '.join(FORMATS)}")
-    if cfg.episodes < 1 or cfg.batch < 1:
-        raise ValueError(f"episodes={cfg.episodes}, batch={cfg.batch}: expected 1 or more")
     tasks = choose_tasks(open_env(cfg.env, cfg.recipes), "train", 0, cfg.families)[:cfg.episodes]
     began = time.perf_counter()
     demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
@@ -200,7 +207,8 @@ def trajectories_of(demos, tokenizer, cfg):
 
 
 def clone(cfg, out, say=parallel.say):
-    """Demonstrations -> tokenizer -> tiny policy -> folder `out`."""
+    """Demonstrations -> tokenizer -> tiny policy -> folder `out`. ValueError."""
+    check_heads(cfg.width, cfg.heads)
     demos, texts = lesson(cfg, say)
     tokenizer = make_tokenizer(texts, cfg.vocabulary)
     trajectories = trajectories_of(demos, tokenizer, cfg)
@@ -229,7 +237,7 @@ def seconds_per_step(cfg, tokens):
 
 def continue_cloning(folder, seconds, say=parallel.say):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
-    cfg = Clone(**parallel.cloned_settings(folder))
+    cfg = checked(Clone, parallel.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
                                    AutoTokenizer.from_pretrained(folder), cfg)
     policy = load_policy(folder)

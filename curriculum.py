@@ -40,9 +40,9 @@ def horizon_at(step, horizons, switch_every):
         switches = [switch_every * stage for stage in range(1, len(horizons))]
     else:
         switches = list(switch_every)
-        if len(switches) != len(horizons) - 1 or switches != sorted(set(switches)):
+        if len(switches) != len(horizons) - 1 or [0, *switches] != sorted({0, *switches}):
             raise ValueError(f"switch steps {tuple(switches)}: {len(horizons)} horizons need "
-                             f"{len(horizons) - 1} of them, increasing")
+                             f"{len(horizons) - 1} of them, increasing, the first above 0")
     return horizons[sum(step >= switch for switch in switches)]
 
 

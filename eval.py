@@ -12,11 +12,13 @@ success among them.
 import argparse
 import inspect
 import json
+import math
+import os
 import re
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
@@ -30,6 +32,21 @@ from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import cloned_settings
 from rollout import Agent, ContextMode, FormatName, collect, progress
 
+# What a flag may be: a type, a range in words and as a function, which NaN never passes.
+Count = Annotated[int, "1 or more", lambda x: x >= 1]
+Natural = Annotated[int, "0 or more", lambda x: x >= 0]
+Finite = Annotated[float, "a finite number", math.isfinite]
+Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
+NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
+Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
+Portion = Annotated[float, "above 0, at most 1", lambda x: 0 < x <= 1]
+Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
+Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cuda:0, ...", lambda x:
+                   x in ("auto", "cpu") or re.fullmatch(r"cuda(:\d+)?", x) and
+                   int(x[5:] or 0) < torch.cuda.device_count()]
+NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
+    os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
+
 
 @dataclass
 class Config:
@@ -37,30 +54,22 @@ class Config:
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     model: str = ""               # folder or hub id of a policy
     policy: str = ""              # random | expert: a built-in player instead of a model
-    split: str = "test"           # test | train
+    split: Literal["train", "test"] = "test"  # which tasks
     families: str = ""            # comma-separated; empty: all
-    n: int = 200                  # tasks, a fixed sample of the split (0: all of them)
-    k: int = 1                    # samples of each task
-    horizon: int = 0              # most turns; 0: the environment's own
-    temperature: float = 1.0      # 0: greedy
+    n: Natural = 200              # tasks, a fixed sample of the split (0: all of them)
+    k: Count = 1                  # samples of each task
+    horizon: Natural = 0          # most turns; 0: the environment's own
+    temperature: NonNegative = 1.0     # 0: greedy
     format: FormatName = "act"    # form of a reply; chat models: react
     context: ContextMode = "full"      # what stays in view
-    max_turn_tokens: int = 32     # a longer reply is cut (chat models: 512)
-    max_context: int = 1024       # tokens in view (chat models: 8192)
-    max_concurrent: int = 256     # episodes at a time
+    max_turn_tokens: Count = 32   # a longer reply is cut (chat models: 512)
+    max_context: Count = 1024     # tokens in view (chat models: 8192)
+    max_concurrent: Count = 256   # episodes at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    device: str = "auto"          # auto | cpu | cuda | cuda:1
+    device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-    seed: int = 0                 # of the policy's samples and the random player
-    json: str = ""                # also write the figures to this file
-
-
-def evaluate(policy, agent, client, tasks, horizon, key, k=1, max_concurrent=None):
-    """Play every task k times -> (trajectories, k adjacent for each task that could be played;
-    number of tasks that could not)."""
-    trajectories, stats = collect(policy, agent, client, tasks, k, horizon, key,
-                                  max_concurrent=max_concurrent)
-    return trajectories, stats.dropped
+    seed: Natural = 0             # of the policy's samples and the random player
+    json: NewFile = ""            # also write the figures to this file
 
 
 def summarise(module, plays, k=1):
@@ -82,6 +91,17 @@ def summarise(module, plays, k=1):
     return figures
 
 
+def agent_for(policy, path, module, cfg):
+    """How the policy of `path`, a folder or a hub id, speaks -> Agent. ValueError."""
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    last, rows = max(tokenizer.get_vocab().values()), len(policy.get_input_embeddings().weight)
+    if last >= rows:
+        raise ValueError(f"{path}: its tokenizer has token ids up to {last}, its model embeddings "
+                         f"up to {rows - 1}; give it its own tokenizer, or resize the embeddings")
+    return Agent(tokenizer, module.PROMPT, cfg.format, cfg.context, max_context=cfg.max_context,
+                 max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature)
+
+
 def play_model(cfg, module, tasks, horizon):
     """Every task cfg.k times by the policy of cfg.model -> (plays as `summarise` takes them, number
     of tasks that could not be played)."""
@@ -92,28 +112,23 @@ def play_model(cfg, module, tasks, horizon):
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
           f"most {cfg.max_turn_tokens}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
-    agent = Agent(AutoTokenizer.from_pretrained(cfg.model), module.PROMPT, cfg.format, cfg.context,
-                  max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context,
-                  temperature=cfg.temperature)
+    agent = agent_for(policy, cfg.model, module, cfg)
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
-        trajectories, dropped = evaluate(policy, agent, client, tasks, horizon, (cfg.seed,),
-                                         cfg.k, cfg.max_concurrent)
-    return [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories], dropped
+        trajectories, stats = collect(policy, agent, client, tasks, cfg.k, horizon, (cfg.seed,),
+                                      max_concurrent=cfg.max_concurrent)
+    return [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories], stats.dropped
 
 
 def run(cfg):
     """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
-    if cfg.k < 1 or cfg.n < 0 or cfg.horizon < 0:
-        raise ValueError(f"k={cfg.k}, n={cfg.n}, horizon={cfg.horizon}: expected k of 1 or more, "
-                         "the others 0 or more")
-    if cfg.policy not in ("random", "expert") and (cfg.policy or not cfg.model):
+    if cfg.policy not in ("", "random", "expert") or bool(cfg.policy) == bool(cfg.model):
         raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
                          "or --policy random or expert")
     module, dropped = open_env(cfg.env, cfg.recipes), 0
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
     if cfg.policy:
-        plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i)))
+        plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i), i or None))
                  for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
     else:
         plays, dropped = play_model(cfg, module, tasks, horizon)
@@ -127,10 +142,15 @@ def run(cfg):
           f"temperature {cfg.temperature:g}")
     if dropped:
         print(f"{dropped} tasks could not be played and are left out")
+    silent = sum(turns == 0 for *_, turns in plays)
+    if silent:
+        print(f"{silent} of {len(plays)} episodes had no turn and count as failures: their prompt "
+              f"and a reply of {cfg.max_turn_tokens} exceed --max-context {cfg.max_context} tokens")
     print(table(module, figures, len(tasks), cfg.k))
     if cfg.json:
-        with open(cfg.json, "w") as file:
-            json.dump(figures, file, indent=1)
+        with open(cfg.json, "w") as file:               # null: not defined, as an error of n = 1
+            json.dump({name: {k: None if math.isnan(v) else v for k, v in f.items()}
+                       for name, f in figures.items()}, file, indent=1)
     return figures
 
 
@@ -142,14 +162,13 @@ def table(module, figures, n, k):
              f"{'score':>8} {'turns':>6}"]
     for name in [*filter(figures.get, module.FAMILIES), "all"]:
         f = figures[name]
-        error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
-        lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
-                     f"{f['score']:8.3f} {f['turns']:6.1f}")
+        lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
+                     f"{f['passed']:8.1%} {f['score']:8.3f} {f['turns']:6.1f}")
     exact = " (exact)" if hasattr(module, "exact_success") else ""
     for player in ("random", "expert"):
         lines.append(f"{player + ' player' + exact:{width}} {n:5d} {figures['all'][player]:8.1%} "
                      f"{figures['all'][f'{player}_stderr']:6.1%}")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("  nan%", "     -")       # one task has no standard error
 
 
 # ---- flags: eval.py's, agentevol.py's and train.py's --------------------------------------------
@@ -168,50 +187,65 @@ def model_defaults(model):
 def parse_flags(kind, argv=None, description="", preset=None):
     """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
 
-    The comment behind a field is its help; the choices of a Literal and the whole numbers of a
-    tuple are checked (ValueError). preset(given) -> values between the defaults and the flags.
+    The comment behind a field is its help, with the range that its type declares. preset(given) ->
+    values between the defaults and the flags. All values pass `checked`: ValueError.
     """
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
     for f in fields(kind):
-        if f.type is bool:
+        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
+        if base is bool:
             extra = dict(action=argparse.BooleanOptionalAction)
-        elif get_origin(f.type) is Literal:
+        elif base is Literal:
             extra = dict(metavar=" | ".join(get_args(f.type)))
-        elif get_origin(f.type) is tuple:
+        elif base is tuple:
             extra = dict(metavar="INT,INT,...")
         else:
-            extra = dict(type=f.type, metavar=f.type.__name__.upper())
+            extra = dict(type=base, metavar=base.__name__.upper())
         default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
-        text = f"{comments.get(f.name, '')} ({default})".replace("%", "%%")
-        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, help=text,
-                            default=argparse.SUPPRESS, **extra)
+        words = [comments.get(f.name, ""), *getattr(f.type, "__metadata__", [])[:1]]
+        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
+                            help=f"{'; '.join(words)} ({default})".replace("%", "%%"),
+                            default=argparse.SUPPRESS)
     given = vars(parser.parse_args(argv))
-    values = (preset(given) if preset else {}) | given
+    return checked(kind, (preset(given) if preset else {}) | given)
+
+
+def checked(kind, values):
+    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
+    field that it has not, or a value that is not what its field declares."""
+    unknown = values.keys() - {f.name for f in fields(kind)}
+    if unknown:
+        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
     for f in fields(kind):
-        value, choices = values.get(f.name, f.default), get_args(f.type)
-        if get_origin(f.type) is Literal and value not in choices:
-            raise ValueError(f"{f.name}={value!r}; known: {', '.join(choices)}")
-        if get_origin(f.type) is tuple:
-            values[f.name] = whole_numbers(f.name, value)
+        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
+        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
+        if base is tuple:
+            values = values | {f.name: whole_numbers(f.name, value)}
+        elif base is Literal:
+            if value not in get_args(f.type):
+                raise ValueError(f"{f.name}={value!r}; known: {', '.join(get_args(f.type))}")
+        elif type(value) not in (base, int if base is float else base) or not fits(value):
+            raise ValueError(f"{f.name}={value!r}: expected {expected}")
     return kind(**values)
 
 
 def whole_numbers(name, value):
     """"6,10", or a list of ints that config.json has kept, as a tuple of ints."""
-    try:
-        return tuple(map(int, value.split(",") if isinstance(value, str) else value))
-    except ValueError:
-        raise ValueError(f"{name}={value!r}: expected whole numbers, comma-separated") from None
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
+        value = [int(number) for number in value.split(",")]
+    if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
+        raise ValueError(f"{name}={value!r}: expected whole numbers, comma-separated")
+    return tuple(value)
 
 
 def main():
     try:
         run(parse_flags(Config, description=__doc__, preset=lambda given: (
             model_defaults(given["model"]) if given.get("model") else {})))
-    except (ValueError, EnvError) as error:
+    except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"eval.py: {error}")
 
 

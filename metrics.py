@@ -44,10 +44,11 @@ def mean_and_error(values):
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
 
 
-def play_builtin(module, player, task_id, horizon, seed=0):
-    """One episode of the "random" or the "expert" player -> (success, score, turns)."""
+def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
+    """One episode of the "random" or the "expert" player -> (success, score, turns). seed: of the
+    random player's actions; stream: of the environment's luck, see envs.Base.reset."""
     env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    env.reset(task_id)
+    env.reset(task_id, stream)
     done, turns, info = False, 0, {"success": False, "score": 0.0}
     while not done and turns < horizon:
         action = env.expert()[1] if player == "expert" else env.random_action(rng)

@@ -10,6 +10,7 @@ each token. `collect` plays many at once on the engine's pages and must give the
 """
 import hashlib
 import itertools
+import math
 import os
 import queue
 import re
@@ -342,7 +343,12 @@ class Episode:
         return generator.random(self.agent.max_turn_tokens)
 
     def reply(self, token_ids, logprobs):
-        """Take the policy's reply, and set the request that follows from it."""
+        """Take the policy's reply, and set the request that follows from it. FloatingPointError: it
+        was drawn from no distribution; such a policy would fail in every task without a word."""
+        if not math.isfinite(sum(logprobs)):
+            raise FloatingPointError("a reply's log-probabilities are not finite: the policy's "
+                                     "weights or logits hold NaN or infinity; use another "
+                                     "checkpoint")
         chat, trajectory = self.agent.chat, self.trajectory
         trajectory.add_action(token_ids, logprobs)
         trajectory.turns[-1].observation_hash = text_hash(self.observation)

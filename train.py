@@ -30,17 +30,17 @@ from typing import Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoTokenizer
 
 import algos
 import metrics
 import parallel
-from agentevol import Clone, clone, continue_cloning, seconds_per_step
+from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
 from engine import action_logprobs, action_values, check_folder, token_values
 from env_server import load_env, open_env
-from eval import model_defaults, parse_flags
+from eval import (Count, Device, Finite, Limit, Natural, NonNegative, Portion, Positive, Share,
+                  agent_for, model_defaults, parse_flags)
 from metrics import Notes
 from parallel import cloned_settings
 from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
@@ -429,9 +429,7 @@ def setup(cfg, module, client):
     run.start_model = cfg.model or cloned(cfg)
     if run.policy is None:
         run.policy = load(run.start_model, value_head=cfg.critic == "shared")
-    run.agent = Agent(AutoTokenizer.from_pretrained(run.start_model), module.PROMPT, cfg.format,
-                      cfg.context, max_turn_tokens=cfg.max_turn_tokens,
-                      max_context=cfg.max_context, temperature=cfg.temperature)
+    run.agent = agent_for(run.policy, run.start_model, module, cfg)
     run.optimizer = adamw(run.policy, cfg.lr)
     if cfg.kl_coef:
         run.reference = load(run.start_model).requires_grad_(False)
@@ -504,27 +502,27 @@ class Config:
     families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    env_workers: int = 1          # processes of the local server
+    env_workers: Count = 1        # processes of the local server
     env_batched: bool = True      # many episodes a request; no: one each, for slow environments
     algo: str = "grpo"            # a preset of the fields from `advantage` on: see ALGOS
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
-    seed: int = 0                 # of everything random in the run
+    seed: Natural = 0             # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
-    device: str = "auto"          # auto | cpu | cuda | cuda:1; auto: cuda if there is one
+    device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
 
     # one step
-    steps: int = 80               # steps of RL: play, then learn
-    tasks_per_step: int = 32      # groups played in a step
-    group_size: int = 8           # trajectories per task, G
-    mini_batches: int = 4         # optimizer steps per pass over a step's trajectories
-    epochs: int = 1               # passes over a step's trajectories
-    lr: float = 6e-4              # initial learning rate, decays linearly; chat models: 1e-6
-    lr_end: float = 0.2           # final learning rate, as a share of lr
-    max_grad_norm: float = 1.0    # a longer gradient is clipped to this norm
-    micro_tokens: int = 8192      # tokens whose activations are in memory at a time
+    steps: Count = 80             # steps of RL: play, then learn
+    tasks_per_step: Count = 32    # groups played in a step
+    group_size: Count = 8         # trajectories per task, G
+    mini_batches: Count = 4       # optimizer steps per pass over a step's trajectories
+    epochs: Count = 1             # passes over a step's trajectories
+    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat models: 1e-6
+    lr_end: Share = 0.2           # final learning rate, as a share of lr
+    max_grad_norm: Limit = 1.0    # a longer gradient is clipped to this norm
+    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
     checkpointing: bool = False   # recompute activations in the backward pass
-    max_concurrent: int = 256     # episodes in play at a time
+    max_concurrent: Count = 256   # episodes in play at a time
 
     # how long an episode may be: ScalingInter-RL
     horizons: tuple[int, ...] = (6, 10)       # turns; rises through these
@@ -534,9 +532,9 @@ class Config:
     # how the agent speaks
     format: FormatName = "act"                # form of a reply; chat models: react
     context: ContextMode = "full"             # what stays in view
-    max_turn_tokens: int = 24     # a longer reply is cut; chat models: 512
-    max_context: int = 512        # tokens in view, else the episode is truncated; chat models: 8192
-    temperature: float = 1.0      # of the sampler; the trainer divides its logits by it as well
+    max_turn_tokens: Count = 24   # a longer reply is cut; chat models: 512
+    max_context: Count = 512      # tokens in view, else the episode is truncated; chat models: 8192
+    temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
 
     # the learning rule: set by --algo, each also by its own flag
     advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp",  # how it is estimated
@@ -544,45 +542,45 @@ class Config:
     surrogate: str = "token"      # a key of SURROGATES: token, or sequence (GSPO)
     weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
-    keep: float = 0.25            # share of groups (uncertain) or of summed std (top_p) to keep
-    clip_low: float = 0.2         # the ratio is clipped below 1 - clip_low
-    clip_high: float = 0.28       # the ratio is clipped above 1 + clip_high
-    dual_clip: float = 0.0        # > 1: bound of the loss where the advantage is negative; 0: none
-    kl_coef: float = 0.0          # against the starting policy; 0: no reference model is loaded
+    keep: Portion = 0.25          # share of groups (uncertain) or of summed std (top_p) to keep
+    clip_low: Portion = 0.2       # the ratio is clipped below 1 - clip_low
+    clip_high: Limit = 0.28       # the ratio is clipped above 1 + clip_high
+    dual_clip: NonNegative = 0.0  # > 1: bound of the loss where the advantage is negative; 0: none
+    kl_coef: NonNegative = 0.0    # against the starting policy; 0: no reference model is loaded
     kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
     kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
-    entropy_coef: float = 0.0     # bonus for entropy, per nat
-    gamma: float = 1.0            # discount per action token
-    lam: float = 1.0              # GAE's lambda
-    turn_gamma: float = 0.95      # discount per turn (turn_gae, gigpo)
+    entropy_coef: Finite = 0.0    # bonus for entropy, per nat
+    gamma: Share = 1.0            # discount per action token
+    lam: Share = 1.0              # GAE's lambda
+    turn_gamma: Share = 0.95      # discount per turn (turn_gae, gigpo)
     turn_level: bool = False      # PPO: rewards stay at their turns' ends, bi-level GAE
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
-    critic_lr: float = 1e-3       # constant learning rate of a critic of its own
-    critic_warmup: int = 0        # first steps without a policy loss
-    value_clip: float = 0.5       # values move at most so far from the old ones
-    value_coef: float = 0.5       # weight of the value loss where the trunk is shared
-    reuse: int = 1                # Online-k: updates made from the same trajectories
-    importance_cap: float = 0.0   # > 0: tokens weigh pi_old / pi_sampler, at most this; 0: off
-    overlong_buffer: int = 0      # DAPO: action tokens before the limit over which a penalty rises
+    critic_lr: Positive = 1e-3    # constant learning rate of a critic of its own
+    critic_warmup: Natural = 0    # first steps without a policy loss
+    value_clip: Limit = 0.5       # values move at most so far from the old ones
+    value_coef: NonNegative = 0.5  # weight of the value loss where the trunk is shared
+    reuse: Count = 1              # Online-k: updates made from the same trajectories
+    importance_cap: NonNegative = 0.0  # > 0: tokens weigh pi_old / pi_sampler, at most this; 0: off
+    overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
     train_env_tokens: bool = False   # a fault of RAGEN's first code: observations are trained on
 
     # what is watched
-    eval_every: int = 20          # steps between held-out evaluations; 0: only first and last
-    eval_tasks: int = 256         # held-out tasks of an evaluation; 0: all
-    save_every: int = 20          # steps between checkpoints
-    sample_every: int = 10        # steps between episodes in samples.txt
-    probe_every: int = 20         # steps between measures of how far thoughts depend on prompts
+    eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
+    eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
+    save_every: Count = 20        # steps between checkpoints
+    sample_every: Count = 10      # steps between episodes in samples.txt
+    probe_every: Natural = 20     # steps between probes: do thoughts depend on prompts? 0: none
     stop_on_collapse: bool = False   # save and end at the first warning
     control: bool = False         # afterwards spend RL's seconds on more cloning, as a comparison
 
     # the tiny policy, when there is no model yet
-    clone_steps: int = 800        # optimizer steps of cloning
-    clone_episodes: int = 8000    # demonstrations, as far as there are training tasks
-    clone_skill: float = 0.6      # the imitated player takes the expert's action this often
-    clone_lr: float = 4e-3        # learning rate of cloning at its peak
-    clone_width: int = 64         # hidden size
-    clone_layers: int = 2         # decoder layers
-    clone_heads: int = 4          # attention heads
+    clone_steps: Count = 800      # optimizer steps of cloning
+    clone_episodes: Count = 8000  # demonstrations, as far as there are training tasks
+    clone_skill: Share = 0.6      # the imitated player takes the expert's action this often
+    clone_lr: Positive = 4e-3     # learning rate of cloning at its peak
+    clone_width: Count = 64       # hidden size
+    clone_layers: Count = 2       # decoder layers
+    clone_heads: Count = 4        # attention heads
 
     @property
     def folder(self):
@@ -599,6 +597,8 @@ def check(cfg):
         raise ValueError(f"surrogate={cfg.surrogate!r}; known: {', '.join(SURROGATES)}")
     if cfg.model:
         check_folder(cfg.model)
+    else:
+        check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
@@ -609,17 +609,13 @@ def check(cfg):
                          "(own or shared), and nothing else uses one")
     if cfg.turn_level and cfg.critic == "none":
         raise ValueError("turn_level: bi-level GAE needs a critic (own or shared)")
-    if cfg.kl_coef < 0 or cfg.importance_cap < 0 or cfg.temperature <= 0:
-        raise ValueError(f"kl_coef={cfg.kl_coef}, importance_cap={cfg.importance_cap}, temperature="
-                         f"{cfg.temperature}: expected 0 or more, the temperature above 0")
     if cfg.dual_clip and cfg.dual_clip <= 1:
         raise ValueError(f"dual_clip={cfg.dual_clip}: expected above 1, or 0 for none")
-    for name in ("steps", "tasks_per_step", "group_size", "mini_batches", "epochs", "reuse",
-                 "micro_tokens", "save_every", "sample_every"):
-        if getattr(cfg, name) < 1:
-            raise ValueError(f"{name}={getattr(cfg, name)}: expected 1 or more")
-    if not 0 < cfg.keep <= 1:
-        raise ValueError(f"keep={cfg.keep}: expected a share above 0, at most 1")
+    for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
+                         ("overlong_buffer", cfg.max_turn_tokens * cfg.horizons[-1])):
+        if getattr(cfg, name) > tokens:
+            raise ValueError(f"{name}={getattr(cfg, name)}: expected at most {tokens}, as many as "
+                             "max_context, max_turn_tokens and horizons leave")
     if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")

@@ -3,16 +3,17 @@ import copy
 import json
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentevol
-from agentevol import (Clone, clone, continue_cloning, demonstrations, imitate, imitated, lesson,
-                       make_policy, make_tokenizer, record, trajectories_of)
+from agentevol import (Clone, check_heads, clone, continue_cloning, demonstrations, imitate,
+                       imitated, lesson, make_policy, make_tokenizer, record, trajectories_of)
 from engine import load_policy, token_logprobs
-from envs import maze, textcraft_small
+from envs import bandit, maze, textcraft_small
 from rollout import FORMATS, Agent, to_batch
 
 SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
@@ -99,26 +100,56 @@ def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(env="nowhere"), "unknown environment 'nowhere'; there are: .*maze"),
-    (dict(families="depth 9"), r"no families \['depth 9'\]; known: depth 1"),
-    (dict(format="speech"), "format='speech'; known: act, react"),
-    (dict(episodes=0), "episodes=0.*1 or more")])
+    (dict(families="depth 9"), r"no families \['depth 9'\]; known: depth 1")])
 def test_lesson_says_what_is_wrong(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         lesson(Clone(**{**vars(SMALL), **change}), quiet)
 
 
-def test_lesson_keeps_to_the_families_asked_for():
-    demos, texts = lesson(Clone(**{**vars(SMALL), "families": "depth 2", "episodes": 5}), quiet)
-    assert len(demos) == 5
-    assert {textcraft_small.family(demo["task_id"]) for demo in demos} == {"depth 2"}
+def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
+    demos, texts = lesson(replace(SMALL, families="depth 2", episodes=5), quiet)
+    wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
+    assert [demo["task_id"] for demo in demos] == wanted[:5]
     assert texts[0] == demos[0]["turns"][0][0] and texts[1] == demos[0]["turns"][0][2]
+    demos, _ = lesson(replace(SMALL, env="bandit", families="plain", episodes=10**6), quiet)
+    assert [demo["task_id"] for demo in demos] == [         # as many as there are
+        t for t in bandit.TRAIN if bandit.family(t) == "plain"]
 
 
-def test_main_answers_a_mistake_in_one_sentence(monkeypatch):
-    for arguments in (["clone", "--env", "nowhere"], ["evolve"], []):
-        monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments])
-        with pytest.raises(SystemExit, match="^agentevol.py: [^\n]*$"):
-            agentevol.main()
+@pytest.mark.parametrize("arguments, sentence", [
+    ("", "expected: python agentevol.py clone --env NAME"),
+    ("evolve", "expected: python agentevol.py clone --env NAME"),
+    ("clone --env nowhere", "unknown environment 'nowhere'"),
+    ("clone --format speech", "format='speech'; known: act, react"),
+    ("clone --episodes 0", "episodes=0: expected 1 or more"),
+    ("clone --batch 0", "batch=0: expected 1 or more"),
+    ("clone --steps 0", "steps=0: expected 1 or more"),
+    ("clone --layers 0", "layers=0: expected 1 or more"),
+    ("clone --skill 2", "skill=2.0: expected from 0 to 1"),
+    ("clone --lr nan", "lr=nan: expected above 0"),
+    ("clone --vocabulary 258", "vocabulary=258: expected 259 or more"),
+    ("clone --heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
+    ("clone --heads 8 --width 24", "8 heads in a width of 24: .* a multiple of twice that number"),
+    ("clone --out clone.json", "out='clone.json': expected a folder"),
+    ("clone --out=", "out='': expected a folder")])
+def test_main_refuses_before_a_demonstration_is_played(arguments, sentence, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clone.json").write_text("mine")
+    monkeypatch.setattr(agentevol, "demonstrations", None)
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
+    with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
+        agentevol.main()
+    assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
+    assert (tmp_path / "clone.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("width, heads", [(2, 1), (64, 1), (8, 2), (64, 4), (96, 6), (16, 8)])
+def test_check_heads_takes_what_a_policy_can_have(width, heads):
+    check_heads(width, heads)
+    policy = make_policy(50, width, 1, heads, seed=0)
+    ids = torch.tensor([[1, 2, 3]])
+    got = token_logprobs(policy, ids, torch.tensor([[0, 1, 1]]), torch.arange(3)[None])
+    assert got.isfinite().all() and (got[0, 1:] < 0).all()
 
 
 # ---- what is imitated ----
@@ -289,6 +320,69 @@ def test_imitate_counts_the_replies_tokens_and_no_others(demos, folder):
     assert float(said[0].split("loss ")[1].split()[0]) == pytest.approx(surprise / count, abs=6e-4)
 
 
+def watched(monkeypatch, policy, trajectories, *arguments):
+    """imitate(policy, trajectories, *arguments) -> for each step its learning rate, which of the
+    trajectories it read, and the weights and gradients that the optimizer was given."""
+    steps, read, step = [], [], torch.optim.AdamW.step
+
+    def noting_rows(chosen, device):
+        read.append([trajectories.index(t) for t in chosen])
+        return to_batch(chosen, device)
+
+    def noting_step(self, *_):
+        weights = {name: w.detach().clone() for name, w in policy.named_parameters()}
+        grads = {name: w.grad.clone() for name, w in policy.named_parameters()}
+        steps.append((self.param_groups[0]["lr"], read[-1], weights, grads))
+        return step(self)
+    with monkeypatch.context() as patch:
+        patch.setattr(agentevol, "to_batch", noting_rows)
+        patch.setattr(torch.optim.AdamW, "step", noting_step)
+        imitate(policy, trajectories, *arguments, say=quiet)
+    return steps
+
+
+def test_imitate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(demos, tokenizer,
+                                                                       monkeypatch):
+    trajectories = trajectories_of(demos[:4], tokenizer, SMALL)
+    policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
+    rates = [rate for rate, *_ in watched(monkeypatch, policy, trajectories, 40, 1, 0.02, 0)]
+    assert len(rates) == 40 and rates.index(max(rates)) == 2            # a twentieth of 40
+    # shares of the peak: at first 0.02; after a fortieth 1/2 + 0.02 of cos 4.5 degrees; then
+    # 0.1 + 0.9 (1 + cos) / 2 at 45, 90 and 135 degrees; at 175.5 almost a tenth
+    expected = {0: 0.02, 1: 0.52 * (0.1 + 0.9 * 0.998459), 10: 0.868198, 20: 0.55, 30: 0.231802,
+                39: 0.1 + 0.9 * 0.001541}
+    assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
+
+
+def test_imitate_reads_every_demonstration_once_before_any_twice(demos, tokenizer, monkeypatch):
+    trajectories = trajectories_of(demos, tokenizer, SMALL)
+    orders = []
+    for seed in (0, 1):
+        policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
+        steps = watched(monkeypatch, policy, trajectories, 6, 8, 1e-3, seed)
+        orders += [[i for step in steps[at:at + 3] for i in step[1]] for at in (0, 3)]
+    assert all(sorted(order) == list(range(24)) for order in orders)
+    assert len(set(map(tuple, orders))) == 4        # shuffled anew each time, by the seed
+
+
+def test_imitate_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeypatch):
+    """Each step's gradient against one computed afresh at the same weights, clipped to norm 1."""
+    trajectories = trajectories_of(demos[:4], tokenizer, SMALL)
+    policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
+    steps = watched(monkeypatch, policy, trajectories, 4, 4, 3e-2, 0)
+    fresh, batch = make_policy(len(tokenizer), 32, 1, 4, seed=0), to_batch(trajectories)
+    for _, _, weights, grads in steps:
+        fresh.load_state_dict(weights, strict=False)
+        fresh.zero_grad()
+        logprobs = token_logprobs(fresh, batch.token_ids, batch.response_mask, batch.position_ids)
+        (-logprobs.sum() / batch.response_mask.sum()).backward()
+        own = {name: w.grad for name, w in fresh.named_parameters()}
+        norm = sum(g.square().sum() for g in own.values()).sqrt()
+        assert norm > 1                                         # so clipping has something to do
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, own[name] / norm, atol=1e-5, rtol=1e-3)
+
+
 def test_imitate_ends_when_its_seconds_are_over(demos, tokenizer):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
@@ -303,3 +397,22 @@ def test_continue_cloning_goes_on_from_the_folder(folder):
     assert before < 4                   # nats a token; 5.7 in a folder whose policy learned nothing
     policy = continue_cloning(folder, 0.5, quiet)
     assert not policy.training and loss_of(policy, trajectories) < before
+
+
+def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
+    """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
+    calls = []
+    monkeypatch.setattr(agentevol, "imitate", lambda policy, trajectories, *rest: calls.append(
+        ([t.task_id for t in trajectories], *rest)))
+    continue_cloning(folder, 7.5, quiet)
+    ((tasks, _, batch, lr, seed, seconds, _),) = calls
+    assert tasks == list(textcraft_small.TRAIN[:24]) and (batch, seconds) == (8, 7.5)
+    assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
+
+
+def test_continue_cloning_checks_the_settings_it_reads(folder, tmp_path):
+    for settings, sentence in ((dict(skill="high"), "skill='high': expected from 0 to 1"),
+                               (dict(speed=3), "no such flags: speed")):
+        (tmp_path / "clone.json").write_text(json.dumps(vars(SMALL) | settings))
+        with pytest.raises(ValueError, match=sentence):
+            continue_cloning(str(tmp_path), 1, quiet)

@@ -1,15 +1,18 @@
 """pytest tests/test_eval.py: arithmetic on literals, the whole script on small worlds."""
 import json
 import math
+import re
+import statistics
 import subprocess
 import sys
 import threading
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
@@ -19,10 +22,11 @@ from client import EnvClient
 from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer, open_env
-from envs import maze, textcraft_small, wordle
-from eval import Config, model_defaults, parse_flags, run, summarise
+from envs import frozenlake, maze, textcraft_small, wordle
+from eval import (Config, Count, Finite, Limit, Natural, NonNegative, Portion, Positive, Share,
+                  agent_for, checked, model_defaults, parse_flags, run, summarise)
 from metrics import builtin_rate, mean_and_error, play_builtin
-from rollout import Agent
+from rollout import Agent, collect
 
 ROOT = Path(__file__).parent.parent
 
@@ -104,28 +108,31 @@ def test_play_builtin_plays_the_expert_and_the_random_player():
     assert all(turns <= 6 for _, _, turns in games) and len(set(games)) > 1
 
 
-def test_play_builtin_draws_each_tasks_actions_from_a_stream_of_its_own():
-    """With one stream for all tasks the players of all tasks would have the same luck."""
+def test_play_builtin_gives_each_task_and_each_seed_a_random_stream_of_its_own():
     drawn = []
 
     class Env:
         def reset(self, task_id, stream=None):
-            return "go"
+            self.task_id = task_id
 
         def random_action(self, rng):
-            drawn.append(rng.random())
-            return "x"
+            drawn.append((self.task_id, rng.random()))
 
         def step(self, action):
-            return "on", 0.0, False, {"success": False, "score": 0.0}
+            return "", 0.0, False, {"success": False, "score": 0.0}
 
         def close(self):
             pass
-    for task_id, seed in ((1, 0), (2, 0), (1, 1), (1, 0)):
-        play_builtin(types.SimpleNamespace(Env=Env), "random", task_id, 3, seed)
-    first, other_task, other_seed, again = (drawn[i:i + 3] for i in range(0, 12, 3))
-    assert first == again
-    assert len({*first, *other_task, *other_seed}) == 9
+    module = types.SimpleNamespace(Env=Env)
+    for seed in ((0, 0), (0, 1), (1, 0)):
+        for task in range(5):
+            play_builtin(module, "random", task, 2, seed)
+    assert len({number for _, number in drawn}) == 3 * 5 * 2
+    again = drawn[:10]
+    drawn.clear()
+    for task in range(5):
+        play_builtin(module, "random", task, 2, (0, 0))
+    assert drawn == again
 
 
 def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
@@ -179,9 +186,10 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     assert figures["all"]["random"] == builtin_rate(maze, "random", tasks, 6)[0]
     assert figures["all"]["expert"] == builtin_rate(maze, "expert", tasks, 6)[0]
     agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, max_turn_tokens=4)
-    trajectories, dropped = evaluation.evaluate(
-        load_policy(model).eval(), agent, EnvClient(url, "maze"), tasks, 6, (0,), k=2)
-    assert dropped == 0 and [t.task_id for t in trajectories] == [t for t in tasks for _ in "ab"]
+    trajectories, stats = collect(
+        load_policy(model).eval(), agent, EnvClient(url, "maze"), tasks, 2, 6, (0,))
+    assert stats.dropped == 0
+    assert [t.task_id for t in trajectories] == [t for t in tasks for _ in "ab"]
     assert figures["all"]["success"] == mean_and_error([t.success for t in trajectories])[0]
     assert figures["all"]["turns"] == mean_and_error([len(t.turns) for t in trajectories])[0]
     lines = capsys.readouterr().out.splitlines()
@@ -190,13 +198,13 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
 
 
 def test_run_speaks_as_the_flags_say(url, model, monkeypatch):
-    used, play = [], evaluation.evaluate
+    used = []
 
-    def noting(policy, agent, client, tasks, horizon, seed, *rest):
+    def noting(policy, agent, client, tasks, k, horizon, key, **rest):
         used.append((agent.prompt, agent.format, agent.context, agent.max_turn_tokens,
-                     agent.max_context, agent.temperature, seed))
-        return play(policy, agent, client, tasks, horizon, seed, *rest)
-    monkeypatch.setattr(evaluation, "evaluate", noting)
+                     agent.max_context, agent.temperature, key))
+        return collect(policy, agent, client, tasks, k, horizon, key, **rest)
+    monkeypatch.setattr(evaluation, "collect", noting)
     run(Config(env="maze", model=model, n=1, horizon=2, env_url=url, format="react", seed=9,
                context="window", max_turn_tokens=4, max_context=900, temperature=0.7))
     assert used == [(maze.PROMPT, "react", "window", 4, 900, 0.7, (9,))]
@@ -207,6 +215,76 @@ def test_run_at_temperature_0_says_the_same_twice(url, model):
                  temperature=0)
     first, again = run(cfg), run(Config(**{**vars(cfg), "seed": 7}))
     assert first["all"]["turns"] == again["all"]["turns"] and first == again
+
+
+def test_run_gives_each_try_of_a_player_a_luck_of_its_own():
+    """On slippery ice: Avg@3 and Pass@3 of the expert and the random player against the exact rates
+    p of one try; with one luck for all tries Pass@3 would be Avg@3."""
+    tasks = choose_tasks(frozenlake, "test", 60, "slippery")
+    for player in ("expert", "random"):
+        every = run(Config(env="frozenlake", policy=player, n=60, k=3, families="slippery"))["all"]
+        rates = [frozenlake.exact_success(task, player, 10) for task in tasks]
+        # a standard error of at most sqrt(1/4 / 60) = 0.06
+        assert every["success"] == pytest.approx(statistics.fmean(rates), abs=0.15)
+        passed = statistics.fmean(1 - (1 - rate) ** 3 for rate in rates)
+        assert every["passed"] == pytest.approx(passed, abs=0.15)
+        assert passed > statistics.fmean(rates) + 0.2
+
+
+def test_run_of_one_task_has_no_standard_error(tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    figures = run(Config(env="textcraft_small", policy="expert", n=1, json=str(path)))
+    assert math.isnan(figures["all"]["stderr"])
+    out = capsys.readouterr().out
+    assert "nan" not in out and re.search(r"^all +1 +100.0% +- +100.0% ", out, re.MULTILINE)
+    assert re.search(r"^expert player +1 +100.0% +-$", out, re.MULTILINE)
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["all"]["stderr"] is None
+
+
+def test_run_says_that_prompts_are_too_long(url, model, capsys):
+    cfg = Config(env="maze", model=model, n=6, k=2, horizon=3, env_url=url, max_turn_tokens=4,
+                 max_context=30)
+    assert run(cfg)["all"]["turns"] == 0
+    assert ("12 of 12 episodes had no turn and count as failures: their prompt and a reply of 4 "
+            "exceed --max-context 30 tokens") in capsys.readouterr().out
+    run(replace(cfg, max_context=1024))
+    assert "no turn" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def broken(model, tmp_path_factory):
+    """Folders of models that cannot play: {"nan": one weight is NaN, "few": fewer embeddings than
+    the tokenizer has tokens, "just": as many (the highest id has the last)}."""
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in ("nan", "few", "just")}
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for name, folder in folders.items():
+        tokenizer.save_pretrained(folder)
+        policy = make_policy(len(tokenizer) - (name == "few"), 32, 1, 4, seed=0)
+        if name == "nan":
+            with torch.no_grad():
+                policy.model.norm.weight[3] = math.nan
+        policy.save_pretrained(folder)
+    return folders
+
+
+def test_agent_for_asks_for_an_embedding_of_every_token(broken):
+    for name in ("few", "just"):
+        policy, cfg = load_policy(broken[name]), Config(max_turn_tokens=5, temperature=0.5)
+        if name == "few":
+            with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
+                agent_for(policy, broken[name], maze, cfg)
+        else:
+            agent = agent_for(policy, broken[name], maze, cfg)
+            assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.5", "1"])
+def test_main_refuses_a_policy_that_is_not_finite(temperature, broken, url, monkeypatch, capsys):
+    flags = ["--env", "maze", "--model", broken["nan"], "--env-url", url, "--n", "3"]
+    monkeypatch.setattr(sys, "argv", ["eval.py", *flags, "--temperature", temperature])
+    with pytest.raises(SystemExit, match="^eval.py: a reply's log-probabilities are not finite"):
+        evaluation.main()
+    assert "success" not in capsys.readouterr().out
 
 
 def test_the_command_prints_a_table():
@@ -228,15 +306,28 @@ def test_the_command_prints_a_table():
     ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
     ("--env maze --policy expert --families south", r"no families \['south'\]; known: double-t"),
     ("--env maze --policy expert --split dev", "split='dev'; known: train, test"),
-    ("--env maze --policy expert --k 0", "k=0.*expected k of 1 or more"),
+    ("--env maze --policy expert --model MODEL", "policy='expert', model=.*give --model .* or"),
+    ("--env maze --policy expert --k 0", "k=0: expected 1 or more"),
+    ("--env maze --policy expert --n -1", "n=-1: expected 0 or more"),
+    ("--env maze --policy expert --json ./absent/x.json", "json=.*a file in a folder that exists"),
+    ("--env maze --policy expert --json EMPTY", "json=.*a file in a folder that exists"),
+    ("--env maze --model MODEL --temperature -1", "temperature=-1.0: expected 0 or more"),
+    ("--env maze --model MODEL --temperature nan", "temperature=nan: expected 0 or more"),
+    ("--env maze --model MODEL --seed -1", "seed=-1: expected 0 or more"),
+    ("--env maze --model MODEL --device foo", "device='foo': expected auto, cpu, or a device"),
+    ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 263"),
     ("--env maze --model EMPTY", "no weights in this folder; expected model.safetensors"),
     ("--env maze --model ./absent", "./absent: no such folder"),
     ("--env maze --model MODEL --env-url http://127.0.0.1:9", "no environment server at .*:9"),
     ("--env maze --model MODEL --format speech", "format='speech'; known: act"),
     ("--env wordle --model MODEL --env-url URL", "serves maze, not wordle"),
 ])
-def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, url, tmp_path, monkeypatch):
-    flags = flags.replace("EMPTY", str(tmp_path)).replace("MODEL", model).replace("URL", url)
+def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, url, tmp_path,
+                                               monkeypatch):
+    for word, text in dict(EMPTY=str(tmp_path), MODEL=model, FEW=broken["few"], URL=url).items():
+        flags = flags.replace(word, text)
+    monkeypatch.setattr(evaluation, "play_builtin", None)           # it comes before any episode
+    monkeypatch.setattr(evaluation, "collect", None)
     monkeypatch.setattr(sys, "argv", ["eval.py", *flags.split()])
     with pytest.raises(SystemExit, match=f"^eval.py: [^\n]*{sentence}[^\n]*$"):
         evaluation.main()
@@ -297,6 +388,71 @@ def test_parse_flags_reads_choices_and_whole_numbers(capsys):
     with pytest.raises(SystemExit):
         parse_flags(Choices, ["--help"])
     assert "--turns INT,INT,...  of each stage (6,10)" in capsys.readouterr().out
+
+
+@dataclass
+class Ranges:
+    count: Count = 1
+    natural: Natural = 0
+    finite: Finite = 0.0
+    positive: Positive = 1.0
+    non_negative: NonNegative = 0.0
+    share: Share = 0.5
+    portion: Portion = 0.5
+    limit: Limit = 1.0
+
+
+@pytest.mark.parametrize("name, taken, refused, words", [
+    ("count", [1, 10**9], [0, -1], "1 or more"),
+    ("natural", [0, 7], [-1], "0 or more"),
+    ("finite", [-2.0, 0.0], [math.inf, -math.inf, math.nan], "a finite number"),
+    ("positive", [1e-9, 5.0], [0.0, -1.0, math.inf, math.nan], "above 0"),
+    ("non_negative", [0.0, 5.0], [-1e-9, math.inf, math.nan], "0 or more"),
+    ("share", [0.0, 0.5, 1.0], [-1e-9, 1.001, math.nan], "from 0 to 1"),
+    ("portion", [1e-9, 1.0], [0.0, 1.001, math.nan], "above 0, at most 1"),
+    ("limit", [1e-9, math.inf], [0.0, -1.0, math.nan], "above 0; inf for no clipping")])
+def test_parse_flags_checks_ranges(name, taken, refused, words, capsys):
+    for value in taken + refused:
+        for arguments, preset in (([f"--{name.replace('_', '-')}={value!r}"], {}),
+                                  ([], {name: value})):
+            def parse(arguments=arguments, preset=preset):
+                return getattr(parse_flags(Ranges, arguments, preset=lambda given: preset), name)
+            if value in taken:
+                assert parse() == value
+            else:
+                with pytest.raises(ValueError, match=f"^{name}={value}: expected {words}$"):
+                    parse()
+    with pytest.raises(SystemExit):
+        parse_flags(Ranges, ["--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("devices, taken, refused", [
+    (0, ["auto", "cpu"], ["cuda", "cuda:0", "mps", "", "cpu:0", "cuda:", "CPU", "cuda0"]),
+    (2, ["auto", "cpu", "cuda", "cuda:0", "cuda:1"], ["cuda:2", "cuda:-1", "cuda:x", "gpu"])])
+def test_a_device_is_one_that_torch_finds(devices, taken, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    for name in taken:
+        assert parse_flags(Config, ["--device", name]).device == name
+    for name in refused:
+        with pytest.raises(ValueError, match=f"^device='{name}': expected auto, cpu, or a device"):
+            parse_flags(Config, ["--device", name])
+
+
+@pytest.mark.parametrize("name, value", [
+    ("steps", "3"), ("steps", True), ("steps", 3.0), ("steps", None), ("rate", "0.5"),
+    ("rate", False), ("fast", "no"), ("fast", 1), ("long_name", 7), ("way", ["up"]), ("turns", 6),
+    ("turns", [6.5]), ("turns", [True]), ("turns", None), ("turns", "6,-1"), ("turns", "")])
+def test_checked_refuses_what_is_of_another_type(name, value):
+    kind = Choices if name in ("way", "turns") else Flags
+    with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(value))}[:;] (expected|known)"):
+        checked(kind, {name: value})
+
+
+def test_checked_names_what_is_no_flag():
+    with pytest.raises(ValueError, match="^no such flags: colour, step$"):
+        checked(Flags, dict(step=3, colour="red", rate=1.0))
+    assert checked(Flags, dict(rate=1, steps=3)) == Flags(3, 1.0)       # JSON may write 1 for 1.0
 
 
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer
 from metrics import builtin_rate
-from rollout import Stats, Trajectory
+from rollout import Stats, Trajectory, play
 from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -903,9 +903,36 @@ MISTAKES = [
     ("--kl-in reward", "do nothing while kl_coef is 0"),
     ("--algo starpo --kl-coef 0 --kl-in loss", "do nothing while kl_coef is 0"),
     ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
-    ("--temperature 0", "temperature=0.0: expected"),
+    ("--temperature 0", "temperature=0.0: expected above 0"),
     ("--dual-clip 0.5", "dual_clip=0.5: expected above 1"),
-    ("--keep 0", "keep=0.0: expected a share"),
+    ("--dual-clip nan", "dual_clip=nan: expected 0 or more"),
+    ("--keep 0", "keep=0.0: expected above 0, at most 1"),
+    ("--keep 1.5", "keep=1.5: expected above 0, at most 1"),
+    ("--max-grad-norm -1", "max_grad_norm=-1.0: expected above 0; inf for no clipping"),
+    ("--max-grad-norm 0", "max_grad_norm=0.0: expected above 0; inf for no clipping"),
+    ("--lr nan", "lr=nan: expected above 0"),
+    ("--lr inf", "lr=inf: expected above 0"),
+    ("--lr-end -3", "lr_end=-3.0: expected from 0 to 1"),
+    ("--clip-low -1", "clip_low=-1.0: expected above 0, at most 1"),
+    ("--clip-high -2", "clip_high=-2.0: expected above 0; inf"),
+    ("--value-clip -1", "value_clip=-1.0: expected above 0; inf"),
+    ("--gamma 5", "gamma=5.0: expected from 0 to 1"),
+    ("--lam -1", "lam=-1.0: expected from 0 to 1"),
+    ("--turn-gamma nan", "turn_gamma=nan: expected from 0 to 1"),
+    ("--kl-coef nan", "kl_coef=nan: expected 0 or more"),
+    ("--entropy-coef nan", "entropy_coef=nan: expected a finite number"),
+    ("--value-coef -1", "value_coef=-1.0: expected 0 or more"),
+    ("--critic-warmup -1", "critic_warmup=-1: expected 0 or more"),
+    ("--eval-tasks -3", "eval_tasks=-3: expected 0 or more"),
+    ("--env-workers 0", "env_workers=0: expected 1 or more"),
+    ("--max-concurrent -1", "max_concurrent=-1: expected 1 or more"),
+    ("--device foo", "device='foo': expected auto, cpu, or a device that torch finds here"),
+    ("--max-turn-tokens 512", "max_turn_tokens=512: expected at most 511"),
+    ("--overlong-buffer 241", "overlong_buffer=241: expected at most 240"),   # 24 tokens, 10 turns
+    ("--clone-heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
+    ("--clone-skill 2", "clone_skill=2.0: expected from 0 to 1"),
+    ("--clone-layers 0", "clone_layers=0: expected 1 or more"),
+    ("--switch-every=0,9 --horizons 5,6,7", "switch steps .0, 9.: .* the first above 0"),
     ("--horizons 10,6", r"horizons \(10, 6\): they may not decrease"),
     ("--horizons ten", "horizons='ten': expected whole numbers"),
     ("--horizons 5,6,7 --switch-every 3,9,12", "3 horizons need 2 of them"),
@@ -962,6 +989,29 @@ def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
         train.main(flags.replace("URL", url).replace("MODEL", model).split())
 
 
+def test_a_model_with_fewer_embeddings_than_tokens_is_told_in_one_sentence(url, model, tmp_path):
+    folder, tokenizer = str(tmp_path / "few"), AutoTokenizer.from_pretrained(model)
+    tokenizer.save_pretrained(folder)
+    last = len(tokenizer) - 1
+    make_policy(last, 32, 1, 4, seed=0).save_pretrained(folder)
+    sentence = f"its tokenizer has token ids up to {last}, its model embeddings up to {last - 1};"
+    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence} [^\n]*$"):
+        train.main(["--env", "toy", "--env-url", url, "--model", folder, *flags_of(
+            steps=1, max_turn_tokens=4, max_context=200)])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_policy_that_is_not_finite_has_no_success_rate(number, url, model):
+    run = started(url, config(model))
+    with torch.no_grad():
+        run.policy.model.norm.weight[0] = number
+    for temperature in (0.0, 1.0):
+        with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
+            metrics.held_out(run, temperature)
+        with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
+            play(run.policy, replace(run.agent, temperature=temperature), run.client, 3, 2)
+
+
 def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
     run = started(url, config(model))
     with pytest.raises(ValueError, match="toy: no task 777"):
@@ -995,6 +1045,31 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     assert cloned == [("runs/c/clone", pytest.approx(sum(line["seconds"] for line in lines)))]
     result = json.load(open("runs/c/result.json"))
     assert result["control"]["sampled"] == result["before"]["sampled"]     # the very same policy
+
+
+@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone], ids=lambda k: k.__module__)
+def test_every_number_is_refused_out_of_its_range(kind):
+    for field in fields(kind):
+        base = getattr(field.type, "__origin__", field.type)        # int of Annotated[int, ...]
+        wrong = {int: ["-1"], float: ["nan", "-inf", "inf", "-1"]}.get(base, [])
+        if field.name in ("max_grad_norm", "clip_high", "value_clip"):
+            wrong.remove("inf")                                     # which means no clipping
+        if field.name == "entropy_coef":
+            wrong.remove("-1")                                      # certainty is rewarded
+        for text in wrong:
+            with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
+                evaluation.checked(kind, {field.name: base(text)})
+
+
+@pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [
+    f"--env {path.stem}" for path in (ROOT / "envs").glob("[a-z]*.py")] + [
+    "--max-grad-norm inf --clip-high inf --horizons 3 --switch-every 7 --no-env-batched --lr 1"])
+def test_what_config_json_says_loads_again_to_the_same_config(command):
+    cfg = flags_chosen(command + " --name kept --seed 123456789012345678901")
+    os.makedirs(cfg.folder)
+    with open(f"{cfg.folder}/config.json", "w") as file:
+        json.dump(asdict(cfg), file)
+    assert flags_chosen("--resume --name kept") == replace(cfg, resume=True)
 
 
 @pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone], ids=lambda k: k.__module__)
