@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -419,8 +419,6 @@ def setup(cfg, module, client):
     run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families),
               eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families))
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
-    if last:
-        check_resumed(cfg)
 
     def load(path, **options):
         return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
@@ -656,11 +654,16 @@ SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "forma
 
 def check_resumed(cfg):
     """Refuse a --resume that would make another run of the one in the folder. ValueError."""
-    with open(os.path.join(cfg.folder, "config.json")) as file:
+    path = os.path.join(cfg.folder, "config.json")
+    if not os.path.exists(path):
+        raise ValueError(f"--resume: no {path}; start without it, or give --name")
+    with open(path) as file:
         begun = json.load(file)
     for name in SAME_ON_RESUME:
-        old, new = begun[name], asdict(cfg)[name]
-        if new != (tuple(old) if isinstance(old, list) else old):
+        old, new = begun[name], getattr(cfg, name)
+        if isinstance(old, list):
+            old = tuple(old)
+        if new != old:
             raise ValueError(f"--resume: {name}={new!r}, but {cfg.folder} was begun with {name}="
                              f"{old!r}; leave it out, or start another run with --name")
 
@@ -670,6 +673,8 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
+        if cfg.resume:
+            check_resumed(cfg)
         module = open_env(cfg.env)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers, cfg.env_batched,
