@@ -6,6 +6,7 @@ those of one process, so 1, 2, 4 or 8 ranks take the same steps. One process on 
 nothing, and every function here does the plain thing.
 """
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -234,9 +235,8 @@ def prepare_folder(cfg):
     """runs/<name>, with the config. A folder of an earlier run is moved aside, never lost."""
     if rank() == 0:
         if os.path.exists(cfg.folder) and not cfg.resume:
-            number = 1
-            while os.path.exists(f"{cfg.folder}.old{number}"):
-                number += 1
+            number = next(n for n in itertools.count(1)
+                          if not os.path.exists(f"{cfg.folder}.old{n}"))
             os.rename(cfg.folder, f"{cfg.folder}.old{number}")
             say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
         os.makedirs(cfg.folder, exist_ok=True)
@@ -275,7 +275,7 @@ def last_checkpoint(folder):
 
 
 def broken_file(checkpoint):
-    """The first file of a checkpoint that is not as long as `save` left it, or missing; else ""."""
+    """The first file of a checkpoint that is missing or not as long as `save` left it, else ""."""
     try:
         with open(os.path.join(checkpoint, "trainer.json")) as file:
             sizes = json.load(file)["sizes"]
@@ -302,8 +302,8 @@ def full_state(model, optimizer):
 
 
 def save(run):
-    """Write the checkpoint step_<run.step> aside and rename it, so that a killed run keeps the one
-    before."""
+    """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
+    so that a killed run keeps the one before."""
     weights, optimizer = full_state(run.policy, run.optimizer)
     heads = {k: weights.pop(k) for k in [*weights] if k.startswith("value_head")}
     trainer = {"policy": heads, "optimizer": optimizer}
@@ -313,7 +313,7 @@ def save(run):
     folder = os.path.join(run.cfg.folder, f"step_{run.step}")
     if rank() == 0:
         aside = folder + ".part"
-        for old in (aside, folder):         # of a run killed while it saved; found broken
+        for old in (aside, folder):     # if there: what a killed run left, what --resume rejected
             shutil.rmtree(old, ignore_errors=True)
         run.policy.save_pretrained(aside, state_dict=weights)
         run.agent.tokenizer.save_pretrained(aside)

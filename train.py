@@ -658,11 +658,9 @@ def check_resumed(cfg):
     if not os.path.exists(path):
         raise ValueError(f"--resume: no {path}; start without it, or give --name")
     with open(path) as file:
-        begun = json.load(file)
+        begun = {k: tuple(v) if isinstance(v, list) else v for k, v in json.load(file).items()}
     for name in SAME_ON_RESUME:
         old, new = begun[name], getattr(cfg, name)
-        if isinstance(old, list):
-            old = tuple(old)
         if new != old:
             raise ValueError(f"--resume: {name}={new!r}, but {cfg.folder} was begun with {name}="
                              f"{old!r}; leave it out, or start another run with --name")
@@ -694,7 +692,7 @@ def main(argv=None):
             if cfg.control:
                 add_control(run)
                 metrics.report(run)
-    except (ValueError, OSError, EnvError, FloatingPointError) as error:
+    except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
     finally:
         parallel.end()

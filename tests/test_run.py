@@ -3,7 +3,6 @@
 
 Slow ones (-m slow) kill real processes: train.py, and ranks under torchrun.
 """
-import errno
 import json
 import math
 import os
@@ -16,10 +15,12 @@ import sys
 import time
 from collections import Counter
 from dataclasses import fields, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_train import (  # noqa: F401  here, model and url are fixtures
     SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained, url,
@@ -243,23 +244,21 @@ def test_the_seconds_of_the_table_are_those_of_all_sessions(url, model, capsys):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(url, model, monkeypatch):
-    cfg, save_file = config(model, name="x", steps=3, save_every=1, env_url=url), parallel.save_file
+    cfg, save_file = config(model, name="x", steps=3, save_every=1), parallel.save_file
 
     def full(tensors, path):
         if "step_2" in path:
             Path(path).write_bytes(b"a part of it")
-            raise OSError(errno.ENOSPC, "No space left on device", path)
+            raise SafetensorError("I/O error: No space left on device")     # as on a full tmpfs
         save_file(tensors, path)
     monkeypatch.setattr(parallel, "save_file", full)
-    with pytest.raises(SystemExit, match="^train.py: .*No space left on device: .*step_2"):
-        train.main(command(model, url, name="x", steps=3, save_every=1))
+    with pytest.raises(SafetensorError, match="No space left on device"):
+        trained(url, cfg)
     assert parallel.last_checkpoint("runs/x") == "runs/x/step_1"
     monkeypatch.setattr(parallel, "save_file", save_file)           # there is room again
-    train.main(["--resume", "--name=x"])
-    mine, its = weights_of("runs/x/step_3"), weights_of(
-        trained(url, replace(cfg, name="whole")).cfg.folder + "/step_3")
-    assert all(torch.equal(mine[k], its[k]) for k in mine)
-    assert sorted(name for name in os.listdir("runs/x") if "step" in name) == [
+    run = started(url, replace(cfg, resume=True))
+    train.train(run)
+    assert run.step == 3 and sorted(name for name in os.listdir("runs/x") if "step" in name) == [
         "step_1", "step_2", "step_3"]
 
 
@@ -271,9 +270,8 @@ def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
         train.main(command(model, url, max_context=10))
 
 
-@pytest.mark.parametrize("flags", [dict(), dict(filter="none"), dict(algo="ppo"),
-                                   dict(algo="gigpo"), dict(filter="refill")],
-                         ids=lambda f: "-".join(f.values()) or "varied")
+@pytest.mark.parametrize("flags", [dict(filter="none"), dict(algo="ppo"),
+                                   dict(filter="refill")], ids=lambda f: "-".join(f.values()))
 def test_a_step_without_a_sampled_token_teaches_nothing_and_is_recorded(flags, url, model, capsys):
     run = started(url, config(model, **flags, steps=3, probe_every=1, sample_every=1))
     run.cfg = replace(run.cfg, steps=1)
@@ -315,23 +313,22 @@ def test_play_tasks_ends_every_rank_when_one_ranks_servers_are_gone(mine, url, m
         parallel.play_tasks(run, run.policy, run.agent, [3, 5], 1, 2, (0,))
 
 
-def gone_at(step, monkeypatch, kind=ServersGone):
+def gone_at(step, monkeypatch):
     """From this step on no environment answers."""
     collect = parallel.collect
 
     def gone(policy, agent, client, tasks, group_size, horizon, key, *rest, **more):
         if key[1] == step:
-            raise kind("no server has answered for 60 s")
+            raise ServersGone("no server has answered for 60 s")
         return collect(policy, agent, client, tasks, group_size, horizon, key, *rest, **more)
     monkeypatch.setattr(parallel, "collect", gone)
 
 
-@pytest.mark.parametrize("kind", [ServersGone, EnvError])
-def test_a_run_without_servers_saves_what_it_learned(kind, url, model, monkeypatch):
+def test_a_run_without_servers_saves_what_it_learned(url, model, monkeypatch):
     cfg = config(model, name="whole", steps=5)
     whole = trained(url, cfg)
     with monkeypatch.context() as patch:
-        gone_at(3, patch, kind)
+        gone_at(3, patch)
         with pytest.raises(SystemExit, match="^train.py: no server has answered for 60 s; what was "
                            "learned in 3 steps is saved, go on with --resume$"):
             train.main(command(model, url, name="x", steps=5))
@@ -359,6 +356,17 @@ def test_main_hands_the_patience_to_the_client(url, model, monkeypatch):
     with pytest.raises(SystemExit, match="enough"):
         train.main(command(model, url, env_patience=7.5))
     assert asked[0][5] == 7.5
+
+
+@pytest.mark.parametrize("device, backend, where", [
+    ("cpu", "gloo", None), ("cuda:1", "nccl", torch.device("cuda:1"))])
+def test_start_gives_ranks_two_hours_to_wait_for_each_other(device, backend, where, monkeypatch):
+    """While one writes a large checkpoint. NCCL's default is 10 minutes."""
+    joined = []
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda **more: joined.append(more))
+    monkeypatch.setenv("RANK", "1")
+    assert parallel.start(device) == device
+    assert joined == [dict(backend=backend, timeout=timedelta(hours=2), device_id=where)]
 
 
 # ---- nothing that is read is executed -----------------------------------------------------------
@@ -412,11 +420,11 @@ FROZENLAKE = dict(env="frozenlake", steps=6, tasks_per_step=4, group_size=4, hor
                   save_every=2, probe_every=0, lr=3e-4, device="cpu", seed=3, filter="none")
 
 
-def script(name, model, **flags):
+def script(name, model, *more, **flags):
     """train.py as a process, with servers of its own."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"),
-         *flags_of(**FROZENLAKE | flags, model=model, name=name)],
+         *flags_of(**FROZENLAKE | flags, model=model, name=name), *more],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -453,7 +461,7 @@ def test_a_killed_process_and_its_resumption_are_one_run(model):
     servers = children(broken.pid)
     broken.kill()
     broken.wait()
-    again = script("broken", model, resume=True)
+    again = script("broken", model, "--resume")
     out = again.stdout.read()
     assert again.wait() == 0, out
     mine, its = weights_of("runs/whole/step_6"), weights_of("runs/broken/step_6")
