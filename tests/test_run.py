@@ -57,24 +57,30 @@ def command(model, url, **flags):
 
 # ---- one folder, one run ------------------------------------------------------------------------
 
+HOLD = """
+import sys
+import parallel
+with parallel.claimed(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_claimed_refuses_a_second_run_and_not_that_of_a_dead_process(tmp_path):
-    folder, (reader, writer) = str(tmp_path / "runs" / "x"), os.pipe()
-    child = os.fork()
-    if not child:
-        with parallel.claimed(folder):
-            os.write(writer, b"!")
-            signal.pause()
-    os.read(reader, 1)
-    with pytest.raises(ValueError, match="runs/x belongs to a run that is still going on; .*-name"):
-        with parallel.claimed(folder):
+    folder = str(tmp_path / "runs" / "x")
+    with subprocess.Popen([sys.executable, "-c", HOLD, folder], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as it:
+        assert it.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="runs/x belongs to a run that is still go.* --name"):
+            with parallel.claimed(folder):
+                pass
+        with parallel.claimed(folder + "2"):        # another name is free
             pass
-    with parallel.claimed(folder + "2"):            # another name is free
-        pass
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    for _ in range(2):                              # and so is that of a run that ended
-        with parallel.claimed(folder):
-            pass
+        it.kill()
+        it.wait()
+        for _ in range(2):                          # and so is that of a run that ended
+            with parallel.claimed(folder):
+                pass
 
 
 def test_main_leaves_the_folder_of_a_living_run_alone(url, model):
