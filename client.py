@@ -29,6 +29,10 @@ class EnvError(RuntimeError):
     """The environment or its server failed: never the agent's doing, never a reward."""
 
 
+class ServersGone(EnvError):
+    """No environment server has answered for `patience` seconds."""
+
+
 @dataclass
 class Reply:
     session: tuple              # (number of the server, id on that server)
@@ -39,7 +43,7 @@ class Reply:
 
 
 @contextmanager
-def connected(env_url, name, success, workers=1, batched=True):
+def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
     """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends."""
     with ExitStack() as stack:
         try:

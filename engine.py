@@ -53,7 +53,9 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     check_folder(path)
     register_attention()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=OURS, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(      # data only: neither pickles nor code
+            path, attn_implementation=OURS, dtype=dtype, use_safetensors=True,
+            trust_remote_code=False)
     except OSError as e:
         raise ValueError(f"{path}: not a model folder, and no such model on the hub could be had "
                          f"({str(e).splitlines()[0]})") from None
@@ -63,9 +65,11 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
 def check_folder(path):
     """ValueError if `path` is a folder without a model, or the name of a folder that is missing."""
     if os.path.isdir(path):
-        if not any(name.endswith((".safetensors", ".bin")) for name in os.listdir(path)):
+        if not any(name.endswith(".safetensors") for name in os.listdir(path)):
             raise ValueError(f"{path}: no weights in this folder; expected model.safetensors "
-                             "beside config.json, as save_pretrained writes them")
+                             "beside config.json, as save_pretrained writes them (a .bin file is "
+                             "a pickle, which can run code: load it where you trust it with "
+                             "AutoModelForCausalLM, then save_pretrained)")
     elif path[0] in "./~":
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
 

@@ -4,6 +4,7 @@ train.py calls `record` after each step and `report` at the end; nothing here ch
 learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import functools
+import itertools
 import json
 import math
 import os
@@ -31,6 +32,7 @@ class Notes:
     players: dict = None      # {"random": (rate, standard error), "expert": ...}
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
+    samples_bytes: int = 0    # length of samples.txt
 
 
 # ---- players to compare with --------------------------------------------------------------------
@@ -240,20 +242,27 @@ def where_time_went(run, m):
 def write_samples(run, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
     with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
+        # what a killed run wrote after its last checkpoint is played again, so it is cut off
+        file.truncate(min(file.tell(), run.notes.samples_bytes))
         for t in trajectories[:2]:
             file.write(f"---- step {run.step} ----\n{t.text(run.agent.tokenizer)}\n")
+        run.notes.samples_bytes = file.tell()
 
 
 def history_until(folder, step):
     """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
-    it is cut off the file."""
+    it is cut off the file. ValueError if some are missing."""
     path = os.path.join(folder, "metrics.jsonl")
     with open(path) as file:
-        history = [line for line in map(json.loads, file) if line["step"] < step]
+        lines = list(itertools.islice(file, step))
+    if len(lines) < step:
+        raise ValueError(f"{path} has {len(lines)} lines, but the checkpoint comes after {step} "
+                         "steps: put the others back, or remove the checkpoint")
+    history = [{k: math.nan if v is None else v for k, v in json.loads(line).items()}
+               for line in lines]
     parallel.wait_for_all()                     # until all ranks have read it
     if parallel.rank() == 0:
-        with open(path, "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in history)
+        os.truncate(path, sum(map(len, lines)))
     return history
 
 
@@ -268,6 +277,8 @@ def probe(run, trajectories):
     """
     firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
               for t in trajectories if t.turns]
+    if not firsts:                      # no prompt fitted into the context
+        return {}
     prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
     replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
     replies = replies[::max(1, len(replies) // 32)][:32]
@@ -307,9 +318,9 @@ def kl_to_start(batch):
 
 # ---- the end ------------------------------------------------------------------------------------
 
-def report(run, seconds):
-    """The table at the end, result.json and curve.png; `seconds` of the whole run."""
-    cfg, notes = run.cfg, run.notes
+def report(run):
+    """The table at the end, result.json and curve.png."""
+    cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
     rl_seconds = seconds_of_rl(run)
     rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
     if notes.control:

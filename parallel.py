@@ -5,18 +5,25 @@ plays its share of the tasks and computes its share of every mini-batch. The sum
 those of one process, so 1, 2, 4 or 8 ranks take the same steps. One process on a CPU shares
 nothing, and every function here does the plain thing.
 """
+import fcntl
+import itertools
 import json
 import os
 import shutil
 import sys
+import textwrap
+import time
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from client import EnvError
+from client import EnvError, ServersGone
 from engine import FORWARD_METHODS, add_value_head, load_policy, token_logprobs
 from rollout import Stats, collect
 
@@ -51,11 +58,15 @@ def start(device="auto"):
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    cuda = device.startswith("cuda")
+    # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
+    # minutes are too few. If a rank dies, torchrun ends the others at once.
+    options = dict(backend="nccl" if cuda else "gloo", timeout=timedelta(hours=2),
+                   device_id=torch.device(device) if cuda else None)
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    elif backend == "nccl":
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(**options)
+    elif cuda:
+        dist.init_process_group(**options, store=dist.HashStore(), rank=0, world_size=1)
     return device
 
 
@@ -138,20 +149,34 @@ def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
     """Each task `group_size` times, dealt over the ranks -> (trajectories, Stats) of all ranks.
 
     Groups come in the order of `tasks`; one whose environment failed is left out and counted. key:
-    the ints from which all random numbers of these episodes follow. EnvError if none was played.
+    the ints from which all random numbers of these episodes follow. EnvError, on every rank, if
+    none was played or one rank's servers are gone; ValueError if no prompt fits at step 0.
     """
     places = range(rank(), len(tasks), world())
     with gathered_weights(policy):
         try:
             mine = collect(policy, agent, run.client, [tasks[place] for place in places],
                            group_size, horizon, key, places, max_concurrent=run.cfg.max_concurrent)
-        except EnvError as error:           # the other ranks wait for this one's share
+        except ServersGone as error:        # the other ranks wait for this one's share
+            mine = error
+        except EnvError as error:
             mine = [], Stats(dropped=len(places), failures=[str(error)])
     parts = gathered(mine)
+    for part in parts:
+        if isinstance(part, ServersGone):
+            raise part
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())
     if not played:
         raise EnvError(stats.failures[-1])
+    if not any(t.turns for t in played):
+        shortest = min(len(t.token_ids) for t in played)
+        sentence = (f"no prompt fits: the shortest has {shortest} tokens, with a reply of "
+                    f"{agent.max_turn_tokens} more than max_context={agent.max_context}; give a "
+                    "larger --max-context")
+        if run.step == 0:
+            raise ValueError(sentence)
+        say(sentence)
     return played, stats
 
 
@@ -187,22 +212,40 @@ def logprobs_under(model, batch, max_tokens, temperature):
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
-# runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer) with trainer.pt
-# beside it: optimizer, critic, value head, and what the run remembers.
+# runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer). Beside these lie
+# trainer.safetensors (optimizer, critic, value head) and trainer.json (what the run remembers, and
+# the size of each file). Both are data: to read them runs no code, as unpickling would.
+
+@contextmanager
+def claimed(folder):
+    """Within, no other process can claim this run's folder: rank 0 holds a lock, which ends with
+    its process however that ends. ValueError if another run holds it."""
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with open(f"{folder}.lock", "a") as file:
+        try:
+            if os.environ.get("RANK", "0") == "0":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} belongs to a run that is still going on; wait for its end, "
+                             "or give this run another --name") from None
+        yield
+
 
 def prepare_folder(cfg):
     """runs/<name>, with the config. A folder of an earlier run is moved aside, never lost."""
     if rank() == 0:
         if os.path.exists(cfg.folder) and not cfg.resume:
-            number = 1
-            while os.path.exists(f"{cfg.folder}.old{number}"):
-                number += 1
+            number = next(n for n in itertools.count(1)
+                          if not os.path.exists(f"{cfg.folder}.old{n}"))
             os.rename(cfg.folder, f"{cfg.folder}.old{number}")
             say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
         os.makedirs(cfg.folder, exist_ok=True)
-        with open(os.path.join(cfg.folder, "config.json"), "w") as file:
+        path = os.path.join(cfg.folder, "config.json")
+        with open(path + ".part", "w") as file:
             json.dump(asdict(cfg), file, indent=1)
+        os.replace(path + ".part", path)
     wait_for_all()
+    say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
 
 
 def cloned_settings(model):
@@ -216,52 +259,98 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder. ValueError if there is none."""
+    """The newest whole checkpoint of a run's folder; of newer ones it is said what is broken.
+    ValueError if there is none."""
     found = [name for name in os.listdir(folder) if name.startswith("step_") and
              name[5:].isdigit()] if os.path.isdir(folder) else []
-    if not found:
-        raise ValueError(f"--resume: no checkpoint in {folder}; start without it, or give --name")
-    return os.path.join(folder, max(found, key=lambda name: int(name[5:])))
+    for name in sorted(found, key=lambda name: int(name[5:]), reverse=True):
+        checkpoint = os.path.join(folder, name)
+        broken = broken_file(checkpoint)
+        if not broken:
+            return checkpoint
+        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
+            "it: the checkpoint before is tried")
+    raise ValueError(f"--resume: no {'whole ' if found else ''}checkpoint in {folder}; start "
+                     "without it, or give --name")
+
+
+def broken_file(checkpoint):
+    """The first file of a checkpoint that is missing or not as long as `save` left it, else ""."""
+    try:
+        with open(os.path.join(checkpoint, "trainer.json")) as file:
+            sizes = json.load(file)["sizes"]
+    except (FileNotFoundError, ValueError):
+        return "trainer.json"
+    found = file_sizes(checkpoint)
+    return next((name for name in sizes if found.get(name) != sizes[name]), "")
+
+
+def file_sizes(folder):
+    return {file.name: file.stat().st_size for file in os.scandir(folder) if file.is_file()}
 
 
 def full_state(model, optimizer):
-    """(weights, optimizer state) whole, on the CPU, under the weights' names."""
+    """(weights, optimizer state), {name: tensor} each, whole and on the CPU; of tied weights the
+    first. On rank 0: the others may get less."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True,
-                                                                     cpu_offload=True))
+    weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
+        full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
+    tied = dict(model.named_parameters(remove_duplicate=False)).keys() \
+        - dict(model.named_parameters()).keys()
+    return ({k: v for k, v in weights.items() if k not in tied},
+            {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
-def save(run, folder, memory):
-    """Write a checkpoint aside and rename it, so that a killed run keeps the one before. memory:
-    what else `restore` shall give back, plain Python values."""
+def save(run):
+    """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
+    so that a killed run keeps the one before."""
     weights, optimizer = full_state(run.policy, run.optimizer)
-    critic = full_state(run.critic, run.critic_optimizer) if run.critic else None
+    heads = {k: weights.pop(k) for k in [*weights] if k.startswith("value_head")}
+    trainer = {"policy": heads, "optimizer": optimizer}
+    if run.critic:
+        trainer["critic"], trainer["critic_optimizer"] = full_state(
+            run.critic, run.critic_optimizer)
+    folder = os.path.join(run.cfg.folder, f"step_{run.step}")
     if rank() == 0:
         aside = folder + ".part"
-        heads = {k: v for k, v in weights.items() if k.startswith("value_head")}
-        run.policy.save_pretrained(
-            aside, state_dict={k: v for k, v in weights.items() if k not in heads})
+        for old in (aside, folder):     # if there: what a killed run left, what --resume rejected
+            shutil.rmtree(old, ignore_errors=True)
+        run.policy.save_pretrained(aside, state_dict=weights)
         run.agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-        torch.save(dict(optimizer=optimizer, value_head=heads, critic=critic, memory=memory),
-                   os.path.join(aside, "trainer.pt"))
+        save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
+                   for name, x in named.items()}, os.path.join(aside, "trainer.safetensors"))
+        memory = dict(step=run.step, skipped_in_a_row=run.skipped_in_a_row,
+                      seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
+                      sizes=file_sizes(aside))
+        with open(os.path.join(aside, "trainer.json"), "w") as file:
+            json.dump(memory, file, indent=1)
         os.replace(aside, folder)
+    run.saved = run.step
     wait_for_all()
 
 
 def restore(run, folder):
-    """Put back everything that `save` kept, but the policy's weights, which are loaded already;
-    -> memory."""
+    """Put back everything that `save` kept, but the policy's weights, which are loaded already.
+    Learning rates and the like stay as the optimizers have them."""
     from torch.distributed.checkpoint.state_dict import (StateDictOptions, set_model_state_dict,
                                                          set_optimizer_state_dict)
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    state = torch.load(os.path.join(folder, "trainer.pt"), weights_only=False)
-    set_optimizer_state_dict(run.policy, run.optimizer, state["optimizer"], options=options)
-    if state["value_head"]:
-        set_model_state_dict(run.policy, state["value_head"], options=options)
-    if run.critic:
-        set_model_state_dict(run.critic, state["critic"][0], options=options)
-        set_optimizer_state_dict(run.critic, run.critic_optimizer, state["critic"][1],
-                                 options=options)
-    return state["memory"]
+    options, state = StateDictOptions(full_state_dict=True, strict=False), defaultdict(dict)
+    for key, x in load_file(os.path.join(folder, "trainer.safetensors")).items():
+        part, _, name = key.partition("/")
+        state[part][name] = x
+    for model, optimizer, weights, moments in (
+            (run.policy, run.optimizer, state["policy"], state["optimizer"]),
+            (run.critic, run.critic_optimizer, state["critic"], state["critic_optimizer"])):
+        if model:
+            settings = {f"param_groups.{name}.{key}": x for name, _ in model.named_parameters()
+                        for key, x in optimizer.param_groups[0].items() if key != "params"}
+            set_model_state_dict(model, weights, options=options)
+            set_optimizer_state_dict(model, optimizer, moments | settings, options=options)
+    with open(os.path.join(folder, "trainer.json")) as file:
+        memory = json.load(file)
+    run.step = run.saved = memory["step"]
+    run.skipped_in_a_row = memory["skipped_in_a_row"]
+    run.began -= memory["seconds"]
+    vars(run.notes).update(memory["notes"])

@@ -85,7 +85,7 @@ class Trajectory:
     @property
     def reward(self):
         """The episode's return: the sum of its turns' rewards."""
-        return sum(turn.reward for turn in self.turns)
+        return sum((turn.reward for turn in self.turns), 0.0)
 
     def text(self, tokenizer):
         """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""

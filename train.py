@@ -15,16 +15,15 @@ A run is a function of its flags and its seed, except in sciworld, whose engine 
 itself, and to the last digit with --no-env-batched, where answers come in any order. runs/<name>/
 holds config.json, metrics.jsonl (a line a step), samples.txt (episodes as text), curve.png,
 result.json and step_<n>/ (an ordinary Hugging Face folder; --resume goes on from the last one as if
-nothing had happened).
+nothing had happened: on a CPU to the last bit; a GPU does not add in the same order twice).
 """
 import json
 import math
 import os
 import sys
-import textwrap
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -62,9 +61,11 @@ class Run:
     critic_optimizer: object = None
     reference: object = None      # the starting policy, frozen; None without a KL
     step: int = 0                 # the next one
+    saved: int = 0                # steps of the newest checkpoint
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
+    began: float = field(default_factory=time.perf_counter)   # as if never interrupted
 
     @property
     def device(self):
@@ -82,7 +83,7 @@ def train(run):
         horizon = current_horizon(run)                 # 1. turns allowed
         played, stats = play_step(run, horizon)        # 2. x ~ D, tau ~ pi_old
         kept = keep_groups(played, cfg)                #    groups that teach something
-        if kept:
+        if any(t.turns for t in kept):
             batch = to_batch(kept, run.device)         #    below here: arithmetic on (B, T)
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
@@ -397,8 +398,7 @@ def evaluate_and_save(run):
     collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
     stop = cfg.stop_on_collapse and collapse
     if run.step % cfg.save_every == 0 or last or stop:
-        parallel.save(run, os.path.join(cfg.folder, f"step_{run.step}"), memory=dict(
-            step=run.step, skipped_in_a_row=run.skipped_in_a_row, notes=asdict(run.notes)))
+        parallel.save(run)
     if stop:
         parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
     return "stop" if stop else ""
@@ -418,17 +418,14 @@ def setup(cfg, module, client):
     device = parallel.start(cfg.device)
     run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families),
               eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families))
-    last = parallel.last_checkpoint(cfg.folder) if cfg.resume else None
+    last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
 
     def load(path, **options):
         return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
-    if last or cfg.model:               # if it is refused, the run's folder is still untouched
-        run.policy = load(last or cfg.model, value_head=cfg.critic == "shared")
-    parallel.prepare_folder(cfg)
-    parallel.say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
+    if not (cfg.resume or cfg.model):   # nothing is left to be refused
+        parallel.prepare_folder(cfg)
     run.start_model = cfg.model or cloned(cfg)
-    if run.policy is None:
-        run.policy = load(run.start_model, value_head=cfg.critic == "shared")
+    run.policy = load(last or run.start_model, value_head=cfg.critic == "shared")
     run.agent = agent_for(run.policy, run.start_model, module, cfg)
     run.optimizer = adamw(run.policy, cfg.lr)
     if cfg.kl_coef:
@@ -437,10 +434,10 @@ def setup(cfg, module, client):
         run.critic = load(run.start_model, value_head=True)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
-        memory = parallel.restore(run, last)
-        run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
-        run.notes = Notes(**memory["notes"])
+        parallel.restore(run, last)
         run.history = metrics.history_until(cfg.folder, run.step)
+    if cfg.resume or cfg.model:         # not before: what is refused above leaves the folder alone
+        parallel.prepare_folder(cfg)
     metrics.describe(run)
     return run
 
@@ -504,6 +501,7 @@ class Config:
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     env_workers: Count = 1        # processes of the local server
     env_batched: bool = True      # many episodes a request; no: one each, for slow environments
+    env_patience: NonNegative = 60.0    # seconds without any server before the run stops
     algo: str = "grpo"            # a preset of the fields from `advantage` on: see ALGOS
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
     seed: Natural = 0             # of everything random in the run
@@ -639,32 +637,59 @@ def preset(given):
     if given.get("resume") and os.path.exists(saved):
         with open(saved) as file:
             values = json.load(file)
-        if given.get("algo", values["algo"]) != values["algo"]:
-            raise ValueError(f"--resume --algo {algo}: this is a run of {values['algo']}")
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
         raise ValueError("--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef as well, "
                          "and the starting policy is kept as reference")
     return values
 
 
+# What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
+# and "after" in the final table would measure two different things.
+SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "format", "context",
+                  "max_turn_tokens", "max_context", "advantage", "surrogate", "turn_level",
+                  "critic", "eval_tasks", *(name for name in vars(Config) if "clone_" in name))
+
+
+def check_resumed(cfg):
+    """Refuse a --resume that would make another run of the one in the folder. ValueError."""
+    path = os.path.join(cfg.folder, "config.json")
+    if not os.path.exists(path):
+        raise ValueError(f"--resume: no {path}; start without it, or give --name")
+    with open(path) as file:
+        begun = {k: tuple(v) if isinstance(v, list) else v for k, v in json.load(file).items()}
+    for name in SAME_ON_RESUME:
+        old, new = begun[name], getattr(cfg, name)
+        if new != old:
+            raise ValueError(f"--resume: {name}={new!r}, but {cfg.folder} was begun with {name}="
+                             f"{old!r}; leave it out, or start another run with --name")
+
+
 def main(argv=None):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
-    began = time.perf_counter()
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
+        if cfg.resume:
+            check_resumed(cfg)
         module = open_env(cfg.env, cfg.recipes)
-        with connected(cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers,       # under torchrun
-                       cfg.env_batched) as client:                # a local server for each rank
+        with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
+                cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers, cfg.env_batched,
+                cfg.env_patience) as client:
             run = setup(cfg, module, client)
-            if not run.notes.before:
-                metrics.evaluate_before(run)
-            train(run)
-            run.notes.after = metrics.sampled_and_greedy(run)
-            metrics.report(run, time.perf_counter() - began)
+            try:
+                if not run.notes.before:
+                    metrics.evaluate_before(run)
+                train(run)
+                run.notes.after = metrics.sampled_and_greedy(run)
+            except EnvError as error:           # of all ranks alike: see play_tasks
+                if run.step > run.saved:
+                    parallel.save(run)
+                raise EnvError(f"{error}; what was learned in {run.saved} steps is saved, "
+                               "go on with --resume" if run.saved else str(error)) from None
+            metrics.report(run)
             if cfg.control:
                 add_control(run)
-                metrics.report(run, time.perf_counter() - began)
+                metrics.report(run)
     except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
     finally:

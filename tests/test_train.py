@@ -24,6 +24,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,7 +40,7 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer
 from metrics import builtin_rate
-from rollout import Stats, Trajectory, play
+from rollout import Stats, Trajectory, Turn, play
 from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -403,13 +404,13 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
 
 def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, monkeypatch):
     cfg = config(model, name="killed", steps=4, save_every=2)
-    save, calls = torch.save, itertools.count(1)
+    save, calls = parallel.save_file, itertools.count(1)
 
     def killed(*arguments):
         if next(calls) == 2:
             raise KeyboardInterrupt
         save(*arguments)
-    monkeypatch.setattr(torch, "save", killed)
+    monkeypatch.setattr(parallel, "save_file", killed)
     with pytest.raises(KeyboardInterrupt):
         trained(url, cfg)
     assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_2"
@@ -438,6 +439,7 @@ def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
         parallel.last_checkpoint(str(tmp_path / "runs"))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer.json").write_text('{"sizes": {}}')
     assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
@@ -453,8 +455,8 @@ def test_resume_takes_the_runs_own_flags(url, model):
     json.dump(asdict(cfg), open(f"{cfg.folder}/config.json", "w"))
     got = train.parse_flags(Config, ["--resume", "--name", "own", "--steps", "9"], "", train.preset)
     assert got == replace(cfg, resume=True, steps=9)
-    with pytest.raises(ValueError, match="--resume --algo ppo: this is a run of rloo"):
-        train.preset(dict(resume=True, name="own", algo="ppo"))
+    with pytest.raises(ValueError, match="algo='ppo', but runs/own was begun with .*rloo"):
+        train.check_resumed(replace(got, algo="ppo"))
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
@@ -485,13 +487,17 @@ def test_two_ranks_are_one(url, model):
         for alone, together in zip(*lines, strict=True):
             for key in alone.keys() - {"pages", "preempted"}:
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
+        for name in ("model", "trainer"):       # the tied lm_head is stored once
+            alone, together = (load_file(f"runs/{algo}-{ranks}/step_2/{name}.safetensors").keys()
+                               for ranks in (1, 2))
+            assert alone == together and not any("lm_head" in key for key in alone)
         alone, together = weights_of(f"runs/{algo}-1/step_2"), weights_of(f"runs/{algo}-2/step_2")
         for key in alone:
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
         if one.critic:
-            kept = torch.load(f"runs/{algo}-2/step_2/trainer.pt", weights_only=False)["critic"][0]
-            for key, weights in one.critic.state_dict().items():
-                torch.testing.assert_close(kept[key], weights, atol=1e-5, rtol=0)
+            kept = load_file(f"runs/{algo}-2/step_2/trainer.safetensors")
+            for key, weights in one.critic.named_parameters():
+                torch.testing.assert_close(kept[f"critic/{key}"], weights, atol=1e-5, rtol=0)
 
 
 # ---- every preset -------------------------------------------------------------------------------
@@ -958,7 +964,7 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
 def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     """Of two ranks the first loses all of its groups, and goes on with the second's."""
     run, seen = started(url, config(model)), []
-    other = [Trajectory(task_id=5, key=(0, 1, member)) for member in (0, 1)], Stats()
+    other = [Trajectory(task_id=5, key=(0, 1, i), turns=[Turn(0, 1)]) for i in (0, 1)], Stats()
 
     def lost(*_, **__):
         raise EnvError("its server is gone")
@@ -1032,8 +1038,8 @@ def test_a_control_needs_a_policy_that_was_cloned(url, model):
 
 def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     reports, report = [], metrics.report
-    monkeypatch.setattr(metrics, "report", lambda run, seconds: (
-        reports.append(run.notes.control) or report(run, seconds)))
+    monkeypatch.setattr(metrics, "report", lambda run: (
+        reports.append(run.notes.control) or report(run)))
     cloned = []
     monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
         cloned.append((folder, seconds)) or load_policy(folder)))

@@ -1,0 +1,561 @@
+# ruff: noqa: F811  a test's arguments are named as the fixtures that are imported
+"""pytest tests/test_run.py: what a run leaves on the disk, whatever ends it, and how it goes on.
+
+Slow ones (-m slow) kill real processes: train.py, and ranks under torchrun.
+"""
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from test_train import (  # noqa: F401  here, model and url are fixtures
+    SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained, url,
+    weights_of)
+
+import agentevol
+import metrics
+import parallel
+import train
+from client import EnvError, ServersGone
+from engine import load_policy
+from rollout import Stats, Trajectory, Turn
+from train import Config
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def nothing_drawn(monkeypatch):
+    """curve.png takes longer than the runs."""
+    monkeypatch.setattr(metrics, "draw", lambda *_: None)
+
+
+def contents(folder):
+    """{path: bytes} of everything below a folder."""
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def command(model, url, **flags):
+    """Flags of train.py for a small run of the toy."""
+    return flags_of(**{k: v for k, v in SMALL.items() if k != "control"} | dict(
+        model=model, env_url=url, format="act") | flags)
+
+
+# ---- one folder, one run ------------------------------------------------------------------------
+
+HOLD = """
+import sys
+import parallel
+with parallel.claimed(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_claimed_refuses_a_second_run_and_not_that_of_a_dead_process(tmp_path):
+    folder = str(tmp_path / "runs" / "x")
+    with subprocess.Popen([sys.executable, "-c", HOLD, folder], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as it:
+        assert it.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="runs/x belongs to a run that is still go.* --name"):
+            with parallel.claimed(folder):
+                pass
+        with parallel.claimed(folder + "2"):        # another name is free
+            pass
+        it.kill()
+        it.wait()
+        for _ in range(2):                          # and so is that of a run that ended
+            with parallel.claimed(folder):
+                pass
+
+
+def test_main_leaves_the_folder_of_a_living_run_alone(url, model):
+    trained(url, config(model, name="x"))
+    before = contents("runs")
+    with parallel.claimed("runs/x"):
+        for more in ([], ["--resume"]):
+            with pytest.raises(SystemExit, match="^train.py: runs/x belongs to a run that is st"):
+                train.main(command(model, url, name="x") + more)
+    del before[next(iter(before))]
+    assert os.listdir("runs/x") and {k: contents("runs")[k] for k in before} == before
+    assert sorted(os.listdir("runs")) == ["x", "x.lock"]
+
+
+# ---- what is refused, is refused before anything is written -------------------------------------
+
+OTHERS = dict(env="bandit", families="odd", algo="rloo", seed=1, horizons="2,4", format="react",
+              context="window", max_turn_tokens=5, max_context=199, surrogate="sequence",
+              eval_tasks=9, clone_width=32, clone_lr=1e-3)
+
+
+def test_resume_refuses_what_would_be_another_run(url, model):
+    trained(url, config(model, name="x", env_url=url, steps=1))
+    before, begun = contents("runs"), json.load(open("runs/x/config.json"))
+    for name, value in OTHERS.items():
+        new, old = ((2, 4), (2, 3)) if name == "horizons" else (value, begun[name])
+        with pytest.raises(SystemExit) as error:
+            train.main(["--resume", "--name=x", *flags_of(**{name: value})])
+        assert str(error.value) == (
+            f"train.py: --resume: {name}={new!r}, but runs/x was begun with {name}={old!r}; "
+            "leave it out, or start another run with --name")
+        assert contents("runs") == before
+    with pytest.raises(SystemExit, match="^train.py: --resume: no runs/y/config.json; start with"):
+        train.main(["--resume", "--name=y"])
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    ("--model OTHER", "model='OTHER', but runs/x was begun with model="),
+    ("--advantage gae --critic own", "advantage='gae', but runs/x was begun with advantage='gr")])
+def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(flags, sentence, url, model, tmp_path):
+    """Both ended in the middle of loading, config.json overwritten; then plain --resume failed."""
+    agentevol.make_policy(265, 16, 1, 2, seed=0).save_pretrained("other")
+    shutil.copytree(model, "other", dirs_exist_ok=True, ignore=shutil.ignore_patterns("c*", "m*"))
+    other = str(tmp_path / "other")
+    trained(url, config(model, name="x", env_url=url))
+    before = contents("runs/x")
+    sentence = sentence.replace("OTHER", other)
+    with pytest.raises(SystemExit, match=f"^train.py: --resume: {sentence}"):
+        train.main(["--resume", "--name=x", *flags.replace("OTHER", other).split()])
+    assert contents("runs/x") == before
+    train.main(["--resume", "--name=x", "--steps=3"])
+    assert [line["step"] for line in lines_of("runs/x")] == [0, 1, 2]
+
+
+def test_a_model_that_cannot_be_loaded_moves_nothing(url, model):
+    trained(url, config(model, name="x"))
+    before = contents("runs/x")
+    os.mkdir("bad")
+    Path("bad/model.safetensors").write_bytes(b"")
+    Path("bad/config.json").write_text("{}")
+    for policy, flags in (("./bad", {}), (model, dict(max_turn_tokens=0))):
+        with pytest.raises(SystemExit, match="^train.py: "):
+            train.main(command(policy, url, name="x", **flags))
+    assert contents("runs/x") == before and sorted(os.listdir("runs")) == ["x", "x.lock"]
+
+
+def test_resume_takes_new_values_of_what_may_change(url, model):
+    trained(url, config(model, name="x", env_url=url))
+    train.main(["--resume", "--name=x", "--steps=3", "--lr=0.003", "--save-every=1",
+                "--eval-every=3", "--kl-coef=0.1", "--mini-batches=1", "--env-patience=5"])
+    kept = json.load(open("runs/x/config.json"))
+    assert (kept["steps"], kept["lr"], kept["kl_coef"], kept["env_patience"]) == (3, 0.003, 0.1, 5)
+    assert [line["step"] for line in lines_of("runs/x")] == [0, 1, 2]
+    assert os.path.exists("runs/x/step_3") and lines_of("runs/x")[2]["kl_start"] > 0
+
+
+def test_every_field_is_the_same_on_resume_or_may_change():
+    assert set(train.SAME_ON_RESUME) <= {f.name for f in fields(Config)}
+    assert sum(name.startswith("clone_") for name in train.SAME_ON_RESUME) == 7
+
+
+def test_a_new_learning_rate_of_the_critic_is_used(url, model):
+    cfg = config(model, "ppo", name="x")
+    trained(url, cfg)
+    run = started(url, replace(cfg, resume=True, critic_lr=0.02))
+    assert [group["lr"] for group in run.critic_optimizer.param_groups] == [0.02]
+    assert all(state["exp_avg"].any() for state in run.critic_optimizer.state.values())
+
+
+# ---- a checkpoint that is not whole -------------------------------------------------------------
+
+def cut(path):
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) // 2)
+
+
+@pytest.mark.parametrize("name, harm", [
+    ("trainer.safetensors", cut), ("trainer.json", cut), ("trainer.json", os.remove),
+    ("model.safetensors", cut), ("model.safetensors", os.remove)])
+def test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken(name, harm, url, model,
+                                                                    capsys):
+    cfg = config(model, name="x", steps=2, save_every=1)
+    trained(url, cfg)
+    harm(f"runs/x/step_2/{name}")
+    run = started(url, again := replace(cfg, resume=True))
+    assert f"runs/x/step_2/{name} is missing or not whole" in capsys.readouterr().out
+    assert run.step == 1 and len(run.history) == 1 == len(lines_of("runs/x"))
+    train.train(run)                                # its step_2 takes the broken one's place
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    for step in (1, 2):
+        harm(f"runs/x/step_{step}/{name}")
+    with pytest.raises(ValueError, match="no whole checkpoint in runs/x; start without it"):
+        started(url, again)
+
+
+def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkeypatch):
+    cfg = config(model, name="x", steps=4, save_every=2)
+    whole = trained(url, replace(cfg, name="whole"))
+    with pytest.raises(KeyboardInterrupt):
+        killed_in(3, url, cfg, monkeypatch)
+    with open("runs/x/metrics.jsonl", "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.truncate(file.tell() - 30)             # the disk was full in the middle of step 2's
+    train.train(started(url, replace(cfg, resume=True)))
+    assert lines_of("runs/x") == lines_of(whole.cfg.folder) and len(lines_of("runs/x")) == 4
+
+
+def test_history_until_gives_what_was_logged(tmp_path):
+    """nan for null, as in the unbroken run; the lines that stay are not written anew."""
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 0, "kl": null}\n', '{"step": 1,  "kl": 0.25}\n', '{"step": 2, "k']
+    path.write_text("".join(lines))
+    first, second = metrics.history_until(str(tmp_path), 2)
+    assert math.isnan(first["kl"]) and second == {"step": 1, "kl": 0.25}
+    assert path.read_text() == "".join(lines[:2])
+    with pytest.raises(ValueError, match="metrics.jsonl has 2 lines, but .* after 3 steps"):
+        metrics.history_until(str(tmp_path), 3)
+    assert path.read_text() == "".join(lines[:2])
+
+
+def test_samples_of_no_step_stand_twice_after_resume(url, model, monkeypatch):
+    cfg = config(model, name="x", steps=5, save_every=2, sample_every=1)
+    whole = trained(url, replace(cfg, name="whole"))
+    with pytest.raises(KeyboardInterrupt):
+        killed_in(3, url, cfg, monkeypatch)         # step 2 was logged, after the checkpoint
+    train.train(started(url, replace(cfg, resume=True)))
+    text = Path("runs/x/samples.txt").read_text()
+    assert Counter(re.findall(r"^---- step (\d+)", text, re.M)) == {str(i): 2 for i in range(5)}
+    assert text == Path(whole.cfg.folder, "samples.txt").read_text()
+
+
+def test_the_seconds_of_the_table_are_those_of_all_sessions(url, model, capsys):
+    train.main(command(model, url, name="x", steps=1))
+    path = Path("runs/x/step_1/trainer.json")
+    state = json.loads(path.read_text())
+    assert 0 < state["seconds"] < json.load(open("runs/x/result.json"))["seconds"] + 0.1
+    path.write_text(json.dumps(state | dict(seconds=5000.0)))        # a long first session
+    lines = lines_of_all("runs/x")
+    Path("runs/x/metrics.jsonl").write_text(json.dumps(lines[0] | dict(seconds=3000.0)) + "\n")
+    capsys.readouterr()
+    train.main(["--resume", "--name=x", "--steps=2"])
+    result = json.load(open("runs/x/result.json"))
+    assert 5000 < result["seconds"] < 5600
+    assert result["rl_seconds"] == pytest.approx(
+        3000 + lines_of_all("runs/x")[1]["seconds"], abs=0.1)
+    assert re.search(r"2 steps of grpo, 5[0-5]\d\d s in all", capsys.readouterr().out)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(url, model, monkeypatch):
+    cfg, save_file = config(model, name="x", steps=3, save_every=1), parallel.save_file
+
+    def full(tensors, path):
+        if "step_2" in path:
+            Path(path).write_bytes(b"a part of it")
+            raise SafetensorError("I/O error: No space left on device")     # as on a full tmpfs
+        save_file(tensors, path)
+    monkeypatch.setattr(parallel, "save_file", full)
+    with pytest.raises(SafetensorError, match="No space left on device"):
+        trained(url, cfg)
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_1"
+    monkeypatch.setattr(parallel, "save_file", save_file)           # there is room again
+    run = started(url, replace(cfg, resume=True))
+    train.train(run)
+    assert run.step == 3 and sorted(name for name in os.listdir("runs/x") if "step" in name) == [
+        "step_1", "step_2", "step_3"]
+
+
+# ---- no prompt fits -----------------------------------------------------------------------------
+
+def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
+    with pytest.raises(SystemExit, match=r"^train.py: no prompt fits: the shortest has \d+ tokens, "
+                       "with a reply of 4 more than max_context=10; give a larger --max-context$"):
+        train.main(command(model, url, max_context=10))
+
+
+@pytest.mark.parametrize("flags", [dict(filter="none"), dict(algo="ppo"),
+                                   dict(filter="refill")], ids=lambda f: "-".join(f.values()))
+def test_a_step_without_a_sampled_token_teaches_nothing_and_is_recorded(flags, url, model, capsys):
+    run = started(url, config(model, **flags, steps=3, probe_every=1, sample_every=1))
+    run.cfg = replace(run.cfg, steps=1)
+    train.train(run)
+    run.agent, run.cfg = replace(run.agent, max_context=10), replace(run.cfg, steps=2)
+    before = {k: w.clone() for k, w in run.policy.state_dict().items()}
+    train.train(run)
+    assert "no prompt fits: the shortest has" in capsys.readouterr().out
+    line = run.history[1]
+    assert (line["trained"], line["grad_norm"], line["turns"], line["truncated"]) == (0, 0, 0, 1)
+    assert all(torch.equal(w, before[k]) for k, w in run.policy.state_dict().items())
+    assert lines_of_all(run.cfg.folder)[1]["step"] == 1
+    run.agent, run.cfg = replace(run.agent, max_context=200), replace(run.cfg, steps=3)
+    train.train(run)
+    assert run.history[2]["grad_norm"] > 0
+
+
+# ---- no server is left --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mine", [True, False], ids=["its own", "the other's"])
+def test_play_tasks_ends_every_rank_when_one_ranks_servers_are_gone(mine, url, model, monkeypatch):
+    run = started(url, config(model))
+    share = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
+    gone = ServersGone("no server has answered for 60 s")
+
+    def collect(*_, **__):
+        if mine:
+            raise gone
+        return share
+
+    def gather(everybody, thing):
+        assert thing is (gone if mine else share)          # told before anybody raises
+        everybody[:] = [thing, share if mine else pickle.loads(pickle.dumps(gone))]
+    monkeypatch.setattr(parallel, "collect", collect)
+    for name, value in dict(is_initialized=True, get_rank=0, get_world_size=2).items():
+        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
+    monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
+    with pytest.raises(ServersGone, match="no server has answered for 60 s"):
+        parallel.play_tasks(run, run.policy, run.agent, [3, 5], 1, 2, (0,))
+
+
+def gone_at(step, monkeypatch):
+    """From this step on no environment answers."""
+    collect = parallel.collect
+
+    def gone(policy, agent, client, tasks, group_size, horizon, key, *rest, **more):
+        if key[1] == step:
+            raise ServersGone("no server has answered for 60 s")
+        return collect(policy, agent, client, tasks, group_size, horizon, key, *rest, **more)
+    monkeypatch.setattr(parallel, "collect", gone)
+
+
+def test_a_run_without_servers_saves_what_it_learned(url, model, monkeypatch):
+    cfg = config(model, name="whole", steps=5)
+    whole = trained(url, cfg)
+    with monkeypatch.context() as patch:
+        gone_at(3, patch)
+        with pytest.raises(SystemExit, match="^train.py: no server has answered for 60 s; what was "
+                           "learned in 3 steps is saved, go on with --resume$"):
+            train.main(command(model, url, name="x", steps=5))
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_3"
+    train.main(["--resume", "--name=x"])
+    mine, its = weights_of("runs/x/step_5"), weights_of(f"{whole.cfg.folder}/step_5")
+    assert all(torch.equal(mine[k], its[k]) for k in mine)
+    assert lines_of("runs/x") == lines_of("runs/whole")
+
+
+def test_a_run_without_servers_from_the_start_has_nothing_to_save(url, model, monkeypatch):
+    gone_at(0, monkeypatch)
+    with pytest.raises(SystemExit, match="^train.py: no server has answered for 60 s$"):
+        train.main(command(model, url, name="x"))
+    assert not any("step" in name for name in os.listdir("runs/x"))
+
+
+def test_main_hands_the_patience_to_the_client(url, model, monkeypatch):
+    asked = []
+
+    def connected(*arguments):
+        asked.append(arguments)
+        raise EnvError("enough")
+    monkeypatch.setattr(train, "connected", connected)
+    with pytest.raises(SystemExit, match="enough"):
+        train.main(command(model, url, env_patience=7.5))
+    assert asked[0][5] == 7.5
+
+
+@pytest.mark.parametrize("device, backend, where", [
+    ("cpu", "gloo", None), ("cuda:1", "nccl", torch.device("cuda:1"))])
+def test_start_gives_ranks_two_hours_to_wait_for_each_other(device, backend, where, monkeypatch):
+    """While one writes a large checkpoint. NCCL's default is 10 minutes."""
+    joined = []
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda **more: joined.append(more))
+    monkeypatch.setenv("RANK", "1")
+    assert parallel.start(device) == device
+    assert joined == [dict(backend=backend, timeout=timedelta(hours=2), device_id=where)]
+
+
+# ---- nothing that is read is executed -----------------------------------------------------------
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_no_pickle_is_read(url, model, capsys):
+    for path in ("runs/x/step_9/trainer.pt", "weights/pytorch_model.bin"):
+        os.makedirs(os.path.dirname(path))
+        with open(path, "wb") as file:
+            pickle.dump(Bomb(), file)
+    shutil.copy(f"{model}/config.json", "weights")
+    trained(url, cfg := config(model, name="y"))
+    shutil.move("runs/y/step_2", "runs/x/step_2")
+    for name in ("metrics.jsonl", "config.json"):
+        shutil.move(f"runs/y/{name}", f"runs/x/{name}")
+    assert started(url, replace(cfg, name="x", resume=True)).step == 2
+    assert "runs/x/step_9/trainer.json is missing or not whole, or an older version made it" \
+        in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no weights in this folder; .*a \.bin file is a pickle"):
+        load_policy("weights")
+    shutil.copy(f"{model}/model.safetensors", "weights")
+    load_policy("weights")
+    Path("weights/adapter.safetensors").touch()
+    os.remove("weights/model.safetensors")                  # a folder that only looks right
+    with pytest.raises(ValueError, match="weights: not a model folder"):
+        load_policy("./weights")
+    assert not os.path.exists("executed")
+    pickle.load(open("weights/pytorch_model.bin", "rb"))    # the bomb is a real one
+    assert os.path.exists("executed")
+
+
+def test_code_of_a_model_is_not_run(model):
+    shutil.copytree(model, "own")
+    settings = json.load(open("own/config.json"))
+    json.dump(settings | dict(model_type="own", auto_map=dict(
+        AutoConfig="own.Config", AutoModelForCausalLM="own.Model")), open("own/config.json", "w"))
+    Path("own/own.py").write_text("import os\nos.mkdir('executed')\n")
+    with pytest.raises(ValueError):
+        load_policy("./own")
+    assert not os.path.exists("executed")
+
+
+# ---- real processes (slow) ----------------------------------------------------------------------
+
+FROZENLAKE = dict(env="frozenlake", steps=6, tasks_per_step=4, group_size=4, horizons="3",
+                  switch_every="9", max_turn_tokens=6, max_context=900, eval_every=0, eval_tasks=4,
+                  save_every=2, probe_every=0, lr=3e-4, device="cpu", seed=3, filter="none")
+
+
+def script(name, model, *more, **flags):
+    """train.py as a process, with servers of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"),
+         *flags_of(**FROZENLAKE | flags, model=model, name=name), *more],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(process, text):
+    """Read what a process prints up to a line with `text` -> all of it."""
+    read = []
+    for line in process.stdout:
+        read.append(line)
+        if text in line:
+            return "".join(read)
+    raise AssertionError(f"no {text!r} in\n{''.join(read)}")
+
+
+def living(pids):
+    """Those processes that have not ended (a zombie has)."""
+    def state(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return "Z"
+    return [pid for pid in pids if state(pid) != "Z"]
+
+
+def children(pid):
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_killed_process_and_its_resumption_are_one_run(model):
+    whole = script("whole", model)
+    assert whole.wait() == 0, whole.stdout.read()
+    broken = script("broken", model)
+    until(broken, "step    4 |")                    # the checkpoint of step 4 is there
+    servers = children(broken.pid)
+    broken.kill()
+    broken.wait()
+    again = script("broken", model, "--resume")
+    out = again.stdout.read()
+    assert again.wait() == 0, out
+    mine, its = weights_of("runs/whole/step_6"), weights_of("runs/broken/step_6")
+    assert all(torch.equal(mine[k], its[k]) for k in mine)
+    assert lines_of("runs/whole") == lines_of("runs/broken") and len(lines_of("runs/whole")) == 6
+    assert Path("runs/whole/samples.txt").read_text() == Path("runs/broken/samples.txt").read_text()
+    one, other = (json.load(open(f"runs/{name}/result.json")) for name in ("whole", "broken"))
+    assert (one["before"], one["after"]) == (other["before"], other["after"])
+    assert servers and not living(servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_signal_leaves_no_server_behind(number, model):
+    process = script("x", model, steps=1000, env_workers=2)
+    until(process, "step    1 |")
+    servers = children(process.pid)
+    assert len(servers) == 2 == len(living(servers))
+    process.send_signal(number)
+    process.stdout.read()
+    assert process.wait() != 0
+    end = time.monotonic() + 20
+    while living(servers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not living(servers)
+
+
+def ranks(program, *flags):
+    """A Python program on two ranks under torchrun."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+         program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+BREAK = """
+import os, sys
+import parallel, train
+credit = train.credit
+
+def breaking(run, batch):
+    if run.step == 3 and os.environ["RANK"] in {ranks!r}:
+        raise {error}
+    credit(run, batch)
+
+train.credit = breaking
+train.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["RuntimeError('odd')", "ValueError('odd')"])
+def test_a_rank_that_dies_ends_the_others(error, model):
+    """Otherwise they would wait for it in the next sum, for two hours: the group's time-out."""
+    Path("breaking.py").write_text(BREAK.format(ranks=["1"], error=error))
+    process = ranks("breaking.py", *flags_of(**FROZENLAKE, model=model, name="x"))
+    out, began = until(process, "step    2 |"), time.monotonic()
+    family = [pid for child in children(process.pid) for pid in (child, *children(child))]
+    assert len(family) == 4                         # two ranks, a server for each
+    out += process.stdout.read()
+    assert process.wait() != 0 and "odd" in out and time.monotonic() - began < 120
+    assert not living(family)
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_ranks(model):
+    """Two ranks, killed; one, killed; two again: the run of one process that was never broken."""
+    flags = flags_of(**FROZENLAKE | dict(save_every=1), model=model)
+    Path("whole.py").write_text("import sys, train\ntrain.main(sys.argv[1:])\n")
+    whole = subprocess.run([sys.executable, str(ROOT / "train.py"), *flags, "--name=whole"])
+    assert whole.returncode == 0
+    process = ranks("whole.py", *flags, "--name=x")
+    until(process, "step    2 |")
+    process.terminate()
+    process.stdout.read()
+    process.wait()
+    process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), "--resume", "--name=x"],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(process, "step    4 |")
+    process.kill()
+    process.wait()
+    process = ranks("whole.py", "--resume", "--name=x")
+    out = process.stdout.read()
+    assert process.wait() == 0 and re.search(r"going on at step [45]", out), out
+    assert [line["step"] for line in lines_of("runs/x")] == list(range(6))
+    for name in ("model", "trainer"):
+        mine, its = (load_file(f"runs/{run}/step_6/{name}.safetensors") for run in ("x", "whole"))
+        assert mine.keys() == its.keys()
+        for key in mine:
+            torch.testing.assert_close(mine[key], its[key], atol=1e-6, rtol=1e-4)
