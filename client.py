@@ -185,6 +185,10 @@ class EnvClient:
         self.away.pop(number, None)
         return True
 
+    def tasks_of(self, module):
+        """The task ids that the servers know; None: all of the module's."""
+        return getattr(module, "ORIGINAL", None) if self.original else None
+
     def prompt(self, module):
         """The environment's rules; an original wordle's with the words that it names, not ours."""
         if not (self.original and module.NAME == "wordle"):

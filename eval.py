@@ -81,9 +81,9 @@ def summarise(module, plays, k=1):
     return figures
 
 
-def play_model(cfg, module, tasks, horizon):
-    """Every task cfg.k times by the policy of cfg.model -> (plays as `summarise` takes them, number
-    of tasks that could not be played)."""
+def play_model(cfg, module, horizon):
+    """Every task cfg.k times by the policy of cfg.model -> (tasks, plays as `summarise` takes them,
+    number of tasks that could not be played, whether the original AgentGym's server played)."""
     device = cfg.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -91,13 +91,15 @@ def play_model(cfg, module, tasks, horizon):
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
           f"most {cfg.max_turn_tokens}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
-    agent = Agent(AutoTokenizer.from_pretrained(cfg.model), module.PROMPT, cfg.format, cfg.context,
-                  max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context,
-                  temperature=cfg.temperature)
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
+        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, client.tasks_of(module))
+        agent = Agent(AutoTokenizer.from_pretrained(cfg.model), client.prompt(module), cfg.format,
+                      cfg.context, max_turn_tokens=cfg.max_turn_tokens,
+                      max_context=cfg.max_context, temperature=cfg.temperature)
         trajectories, dropped = evaluate(policy, agent, client, tasks, horizon, (cfg.seed,),
                                          cfg.k, cfg.max_concurrent)
-    return [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories], dropped
+    plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
+    return tasks, plays, dropped, client.original
 
 
 def run(cfg):
@@ -108,14 +110,14 @@ def run(cfg):
     if cfg.policy not in ("random", "expert") and (cfg.policy or not cfg.model):
         raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
                          "or --policy random or expert")
-    module, dropped = open_env(cfg.env), 0
+    module, dropped, original = open_env(cfg.env), 0, False
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
     if cfg.policy:
         plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i)))
                  for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
     else:
-        plays, dropped = play_model(cfg, module, tasks, horizon)
+        tasks, plays, dropped, original = play_model(cfg, module, horizon)
     figures = summarise(module, plays, cfg.k)
     every = figures["all"]
     for player in ("random", "expert"):
@@ -126,17 +128,17 @@ def run(cfg):
           f"temperature {cfg.temperature:g}")
     if dropped:
         print(f"{dropped} tasks could not be played and are left out")
-    print(table(module, figures, len(tasks), cfg.k))
+    print(table(module, figures, len(tasks), cfg.k, original))
     if cfg.json:
         with open(cfg.json, "w") as file:
             json.dump(figures, file, indent=1)
     return figures
 
 
-def table(module, figures, n, k):
+def table(module, figures, n, k, original=False):
     """The figures as text: a line for each family, in the environment's order, "all", and the
-    built-in players on the same n tasks."""
-    width = max(24, *map(len, figures))
+    built-in players on the same n tasks, of our own game if the original's server played."""
+    width = max(40 if original else 24, *map(len, figures))
     lines = [f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(k):>8} "
              f"{'score':>8} {'turns':>6}"]
     for name in [*filter(figures.get, module.FAMILIES), "all"]:
@@ -144,7 +146,7 @@ def table(module, figures, n, k):
         error = f"{f['stderr']:6.1%}" if f["n"] > 1 else "     -"
         lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {error} {f['passed']:8.1%} "
                      f"{f['score']:8.3f} {f['turns']:6.1f}")
-    exact = " (exact)" if hasattr(module, "exact_success") else ""
+    exact = ", our local game" * original + " (exact)" * hasattr(module, "exact_success")
     for player in ("random", "expert"):
         lines.append(f"{player + ' player' + exact:{width}} {n:5d} {figures['all'][player]:8.1%} "
                      f"{figures['all'][f'{player}_stderr']:6.1%}")
