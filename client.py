@@ -286,15 +286,16 @@ class OriginalServer:
         """The id of a new session."""
         key, url = self.wire.id_key, f"{self.url}/create"
         made = self.http.post(url, {"id": 0} if key == "env_idx" else {})
-        return field(made if isinstance(made, dict) else {key: made}, key, int, url)
+        return field({key: made} if self.wire.create == key else made, key, int, url)
 
     def translated(self, answer, verb, number):
         """{field: value}, [observation, null] or the observation alone, as WIRES says for this
         environment, as our server would put it."""
         form, url = self.wire.reset if verb == "reset" else self.wire.step, f"{self.url}/{verb}"
+        if form[0] == "[":
+            answer = answer[0] if type(answer) is list and answer else None
         if form[0] != "{":
-            listed = form[0] == "[" and type(answer) is list
-            answer = {"observation": [*answer, None][0] if listed else answer}
+            answer = {"observation": answer}
         observation = field(answer, "state" if "state" in form else "observation", str, url)
         if verb == "reset":
             if "task_description" in form:
