@@ -76,9 +76,9 @@ class EnvClient:
 
     def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
                  patience=60.0):
-        self.http, self.quick = Http(timeout, retries), Http(min(2, timeout), 0)
-        self.urls = [urls] if isinstance(urls, str) else list(urls)
-        self.servers = [find_server(url, name, success, self.http) for url in self.urls]
+        http, self.quick = Http(timeout, retries), Http(min(2, timeout), 0)
+        self.servers = [find_server(url, name, success, http)
+                        for url in ([urls] if isinstance(urls, str) else urls)]
         if len({type(server) for server in self.servers}) > 1:
             raise EnvError(f"{', '.join(server.url for server in self.servers)}: some are servers "
                            "of ours, some the original AgentGym's; give addresses of one kind")
@@ -115,7 +115,7 @@ class EnvClient:
         """One episode's item in a request. session: None if it is to be opened."""
         episode, turn = self.playing.get(session[:2], (None, 0)) if session else (None, 0)
         if session and episode != session[2]:
-            raise ServerAway(f"{self.urls[session[0]]}: id {session[1]} was lost with its server")
+            raise ServerAway(f"{self.servers[session[0]].url}: id {session[1]} was lost")
         body = {self.wire.id_key: session[1]} if session else {}
         if verb == "step":
             return body | {"action": argument, "turn": turn, "episode": episode}
@@ -131,27 +131,20 @@ class EnvClient:
             if isinstance(error, ServerAway) and self.lives(server):
                 error = EnvError(str(error))        # then the fault is in this request
             return [(place, error) for place, _ in part]
-        return [(place, self.read(server, verb, body, item))
+        return [(place, self.reply(server, verb, body, item))
                 for (place, body), item in zip(part, items)]
 
-    def read(self, server, verb, body, item):
+    def reply(self, server, verb, body, item):
         """One episode's item in an answer -> Reply or EnvError."""
         url = self.servers[server].url
         try:
-            if isinstance(item, dict) and "error" in item:
-                checked(item.get("status"), item, url)
-            number, info = field(item, "id", int, url), field(item, "info", dict, url)
+            number, *fields = read(item, url, self.original)
             if number != body.get(self.wire.id_key, number):
                 raise EnvError(f"{url}: an answer of id {number} to this request: {brief(body)}")
-            info = dict(success=field(info, "success", bool, url),
-                        valid=None if self.original else field(info, "valid", bool, url),
-                        score=field(info, "score", float, url))
-            reply = Reply((server, number, body["episode"]), field(item, "observation", str, url),
-                          field(item, "reward", float, url), field(item, "done", bool, url), info)
         except EnvError as error:
             return error
         self.playing[server, number] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
-        return reply
+        return Reply((server, number, body["episode"]), *fields)
 
     def next_server(self):
         """The number of the server for a new session: each in its turn, but those that are away."""
@@ -163,9 +156,9 @@ class EnvClient:
             if len(since) == len(self.servers):
                 if time.monotonic() - max(since) > self.patience:
                     raise ServersGone(
-                        f"{', '.join(self.urls)}: no server of {self.name} has answered for "
-                        f"{self.patience:g} s; start one again and repeat the command (train.py: "
-                        "with --resume)")
+                        f"no server of {self.name} has answered for {self.patience:g} s, asked: "
+                        f"{', '.join(server.url for server in self.servers)}; start one again and "
+                        "repeat the command (train.py: with --resume)")
                 time.sleep(0.02)
 
     def lives(self, number):
@@ -177,27 +170,13 @@ class EnvClient:
             return False
         self.away[number] = since, now + pause, min(2 * pause, 10)
         try:
-            find_server(self.urls[number], self.name, 1.0, self.quick)
+            find_server(self.servers[number].url, self.name, 1.0, self.quick)
         except EnvError:
             for session in [s for s in list(self.playing) if s[0] == number]:
                 self.playing.pop(session, None)
             return False
         self.away.pop(number, None)
         return True
-
-    def tasks_of(self, module):
-        """The task ids that the servers know; None: all of the module's."""
-        return getattr(module, "ORIGINAL", None) if self.original else None
-
-    def prompt(self, module):
-        """The environment's rules; an original wordle's with the words that it names, not ours."""
-        if not (self.original and module.NAME == "wordle"):
-            return module.PROMPT
-        server = self.servers[0]
-        url = f"{server.url}/filtered_vocab?id={server.create()}"
-        words = self.http.post(url, None, method="GET")
-        words = field({"words": words}, "words", list[str], server.url)
-        return module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
 
     def close(self, sessions):
         """Close those that are open; a server that is gone has closed them already."""
@@ -239,7 +218,7 @@ def find_server(url, name, success, http):
                                               or greeting == "ok"):
                 return OriginalServer(f"{root}/{name}" if name in LMRL_GYM else base, name,
                                       success, http)
-    except (*NO_ANSWER, ValueError, OverflowError) as error:    # the last two: it is no address
+    except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
         raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
     raise EnvError(f"{root} answers, but not as an environment server; {how}")
 
@@ -247,6 +226,9 @@ def find_server(url, name, success, http):
 class OurServer:
     def __init__(self, url, http):
         self.url, self.http = url, http
+
+    def game(self, module):
+        return module.PROMPT, None
 
     def answer(self, verb, bodies):
         url = f"{self.url}/{verb}s"
@@ -281,6 +263,17 @@ class OriginalServer:
         except EnvError:
             self.close([body[key]] if created else [])
             raise
+
+    def game(self, module):
+        """(what the agent is told, the task ids that are known here or None for all). A wordle has
+        words of its own here, which stand in the place of ours."""
+        prompt, known = module.PROMPT, getattr(module, "ORIGINAL", None)
+        if self.name == "wordle":
+            url = f"{self.url}/filtered_vocab"
+            words = self.http.post(f"{url}?id={self.create()}", None, method="GET")
+            words = field({"words": words}, "words", list[str], url)
+            prompt = prompt.replace(", ".join(module.LISTED), ", ".join(words))
+        return prompt, known
 
     def create(self):
         """The id of a new session."""
@@ -326,30 +319,29 @@ class Http(threading.local):
     def exchange(self, method, url, body=None, fresh=False):
         """Send once -> (status, JSON or None if it is none); else NO_ANSWER, or EnvError if it
         leads elsewhere or is too large. fresh: on a new connection."""
-        at, ends = urlsplit(url), time.monotonic() + self.timeout
-        if at.scheme not in ("http", "https") or not at.hostname:
-            raise ValueError(f"{url} is no address")
-        kind = HTTPSConnection if at.scheme == "https" else HTTPConnection
+        at = urlsplit(url)
         connection = None if fresh else self.kept.pop(at[:2], None)
-        connection = connection or kind(at.netloc, timeout=min(10, self.timeout))   # to connect
-        connection.response_class = partial(response_until, ends)
+        if connection is None:
+            kind = {"http": HTTPConnection, "https": HTTPSConnection}[at.scheme]
+            connection = kind(at.netloc, timeout=min(10, self.timeout))     # to connect
+        connection.response_class = partial(response_until, time.monotonic() + self.timeout)
         try:
-            if connection.sock:
-                connection.sock.settimeout(self.timeout)
             connection.request(method, url.partition(at.netloc)[2],
                                None if body is None else json.dumps(body),
                                {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read(MAX_ANSWER + 1)
-            if len(text) > MAX_ANSWER or 300 <= response.status < 400:
-                raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give "
-                               "that address" if response.status < 400 else f"{url}: too large")
+            if len(text) > MAX_ANSWER:
+                raise EnvError(f"{url}: an answer of more than {MAX_ANSWER} bytes")
             if response.length:
                 raise IncompleteRead(text, response.length)
         except BaseException:
             connection.close()
             raise
         self.kept[at[:2]] = connection
+        if 300 <= response.status < 400:
+            raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
+                           "server's own address")
         try:
             return response.status, json.loads(text, parse_constant=int)    # NaN is no int: none
         except (ValueError, RecursionError):
@@ -399,6 +391,18 @@ def field(answer, name, kind, url):
         raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
                        f"{'a finite ' * (kind is float)}{kind.__name__}")
     return value
+
+
+def read(item, url, original):
+    """One episode's item in an answer -> (id, observation, reward, done, info); EnvError."""
+    if isinstance(item, dict) and "error" in item:
+        checked(item.get("status"), item, url)
+    info = field(item, "info", dict, url)
+    info = dict(success=field(info, "success", bool, url),
+                valid=None if original else field(info, "valid", bool, url),
+                score=field(info, "score", float, url))
+    return (field(item, "id", int, url), field(item, "observation", str, url),
+            field(item, "reward", float, url), field(item, "done", bool, url), info)
 
 
 def checked(status, answer, url):

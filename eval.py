@@ -92,10 +92,11 @@ def play_model(cfg, module, horizon):
           f"most {cfg.max_turn_tokens}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
-        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, client.tasks_of(module))
-        agent = Agent(AutoTokenizer.from_pretrained(cfg.model), client.prompt(module), cfg.format,
-                      cfg.context, max_turn_tokens=cfg.max_turn_tokens,
-                      max_context=cfg.max_context, temperature=cfg.temperature)
+        prompt, known = client.servers[0].game(module)
+        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, known)
+        agent = Agent(AutoTokenizer.from_pretrained(cfg.model), prompt, cfg.format, cfg.context,
+                      max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context,
+                      temperature=cfg.temperature)
         trajectories, dropped = evaluate(policy, agent, client, tasks, horizon, (cfg.seed,),
                                          cfg.k, cfg.max_concurrent)
     plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]

@@ -416,7 +416,7 @@ def add_control(run):
 def setup(cfg, module, client):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device = parallel.start(cfg.device)
-    known = client.tasks_of(module)
+    prompt, known = client.servers[0].game(module)
     run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families, known),
               eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families, known))
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else None
@@ -430,7 +430,7 @@ def setup(cfg, module, client):
     run.start_model = cfg.model or cloned(cfg)
     if run.policy is None:
         run.policy = load(run.start_model, value_head=cfg.critic == "shared")
-    run.agent = Agent(AutoTokenizer.from_pretrained(run.start_model), client.prompt(module),
+    run.agent = Agent(AutoTokenizer.from_pretrained(run.start_model), prompt,
                       cfg.format, cfg.context, max_turn_tokens=cfg.max_turn_tokens,
                       max_context=cfg.max_context, temperature=cfg.temperature)
     run.optimizer = adamw(run.policy, cfg.lr)

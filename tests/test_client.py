@@ -577,30 +577,31 @@ def test_the_original_maze_and_wordle_are_played_as_recorded(name, task_key, fir
         ("POST", f"/{name}/step", {"id": 0, "action": "move up"})]
 
 
-def test_prompt_of_an_original_wordle_lists_its_words(url):
+def test_game_of_an_original_wordle_lists_its_words(url):
     with serving(lmrl_gym(["adieu", "stone"])) as address:
-        prompt = EnvClient(address, "wordle").prompt(wordle)
-        assert EnvClient(address, "maze").prompt(maze) == maze.PROMPT
+        prompt = EnvClient(address, "wordle").servers[0].game(wordle)[0]
+        assert EnvClient(address, "maze").servers[0].game(maze)[0] == maze.PROMPT
     assert "the vocabulary is: adieu, stone." in prompt and "abbey" not in prompt
     assert prompt.partition("vocabulary is")[0] == wordle.PROMPT.partition("vocabulary is")[0]
-    assert EnvClient(url, "maze").prompt(maze) == maze.PROMPT
+    assert EnvClient(url, "maze").servers[0].game(maze)[0] == maze.PROMPT
 
 
-def test_prompt_says_when_an_original_names_no_words():
+def test_game_says_when_an_original_names_no_words():
     with serving(lmrl_gym({"error": "The id 0 is not valid."})) as address:
         with pytest.raises(EnvError, match="not valid"):
-            EnvClient(address, "wordle").prompt(wordle)
+            EnvClient(address, "wordle").servers[0].game(wordle)[0]
     with serving(lmrl_gym([["adieu"], 3])) as address:
         with pytest.raises(EnvError, match="words is .*expected list"):
-            EnvClient(address, "wordle").prompt(wordle)
+            EnvClient(address, "wordle").servers[0].game(wordle)[0]
 
 
-def test_tasks_of_an_original_are_those_it_has(url):
-    module = SimpleNamespace(ORIGINAL=range(26))
-    assert EnvClient(url, "maze").tasks_of(module) is None
+def test_game_of_an_original_has_its_own_tasks_only(url):
+    def known(address, **only):
+        return EnvClient(address, "maze").servers[0].game(SimpleNamespace(PROMPT="", **only))[1]
+    assert known(url, ORIGINAL=range(26)) is None
     with serving(lmrl_gym()) as address:
-        assert EnvClient(address, "maze").tasks_of(module) == range(26)
-        assert EnvClient(address, "maze").tasks_of(SimpleNamespace()) is None
+        assert known(address, ORIGINAL=range(26)) == range(26)
+        assert known(address) is None
 
 
 def test_an_original_babyai_pays_a_success_once():
