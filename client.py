@@ -79,14 +79,15 @@ class EnvClient:
         http, self.quick = Http(timeout, retries), Http(min(2, timeout), 0)
         self.servers = [find_server(url, name, success, http)
                         for url in ([urls] if isinstance(urls, str) else urls)]
+        self.urls = ", ".join(server.url for server in self.servers)
         if len({type(server) for server in self.servers}) > 1:
-            raise EnvError(f"{', '.join(server.url for server in self.servers)}: some are servers "
-                           "of ours, some the original AgentGym's; give addresses of one kind")
+            raise EnvError(f"{self.urls}: some are servers of ours, some the original AgentGym's; "
+                           "give addresses of one kind")
         self.name, self.wire, self.patience = name, WIRES.get(name, Wire()), patience
-        self.playing = {}           # (server, id) -> (number of its episode, steps answered in it)
-        self.away = {}              # server that is left out -> (since when, next try, pause)
+        self.playing = {}       # (server, id) -> (number of its episode, steps answered in it)
+        self.away = {}          # server that is left out -> (since when, next try, pause after it)
         self.opened = itertools.count()
-        self.episodes = itertools.count(time.time_ns())     # never the numbers of another client
+        self.episodes = itertools.count(time.time_ns())     # other numbers than other clients'
         self.pool = ThreadPoolExecutor(2 * len(self.servers))     # they answer side by side
         self.original = isinstance(self.servers[0], OriginalServer)
         self.batched = batched and not self.original
@@ -155,10 +156,9 @@ class EnvClient:
             since = [since for since, *_ in list(self.away.values())]
             if len(since) == len(self.servers):
                 if time.monotonic() - max(since) > self.patience:
-                    raise ServersGone(
-                        f"no server of {self.name} has answered for {self.patience:g} s, asked: "
-                        f"{', '.join(server.url for server in self.servers)}; start one again and "
-                        "repeat the command (train.py: with --resume)")
+                    raise ServersGone(f"{self.urls}: no server has answered for {self.patience:g} "
+                                      "s; start one again and repeat the command (train.py: with "
+                                      "--resume)")
                 time.sleep(0.02)
 
     def lives(self, number):
@@ -168,7 +168,7 @@ class EnvClient:
         since, due, pause = self.away.get(number, (now, now, 0.1))
         if now < due:
             return False
-        self.away[number] = since, now + pause, min(2 * pause, 10)
+        self.away[number] = since, now + pause, min(2 * pause, 20)
         try:
             find_server(self.servers[number].url, self.name, 1.0, self.quick)
         except EnvError:

@@ -790,7 +790,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def test_bytes_that_trickle_in_do_not_extend_the_time_for_an_answer(start):
     def pieces():
         yield start
-        yield from itertools.repeat(b"1")
+        yield from itertools.repeat(b"1", 300)      # 6 s of them
     with raw_server(pieces, pause=0.02) as address:
         began = time.perf_counter()
         with pytest.raises((OSError, http.client.HTTPException)):
@@ -1000,11 +1000,11 @@ def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
         asked.append(clock[0])
         raise EnvError("no")
     monkeypatch.setattr(client_file, "find_server", dead)
-    for clock[0] in [100 + tick / 20 for tick in range(20 * 60)]:
+    for clock[0] in [100 + tick / 20 for tick in range(20 * 120)]:
         assert not client.lives(0)
     pauses = [b - a for a, b in zip(asked, asked[1:])]
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.06)
-    assert all(pause == pytest.approx(10, abs=0.06) for pause in pauses[7:]) and len(asked) < 15
+    assert pauses[8:] == pytest.approx([20] * len(pauses[8:]), abs=0.06) and 9 < len(asked) < 15
 
 
 def test_collect_outlives_the_absence_of_the_only_server():
@@ -1024,7 +1024,7 @@ def test_collect_raises_when_all_servers_are_gone(batched):
                            before=lambda n: [end(url) for url in urls] if n == 3 else None)
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
-        with pytest.raises(ServersGone, match="no server of maze has answered for 0.5 s") as error:
+        with pytest.raises(ServersGone, match="no server has answered for 0.5 s") as error:
             played(client, engine=engine)
         assert time.perf_counter() - began < 10
         assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)

@@ -220,10 +220,11 @@ def test_format_read_gives_the_action_or_a_complaint(name, reply, action, compla
 
 
 def test_read_think_takes_no_more_time_for_tags_that_are_not_closed():
-    """A million tags; at a cost that grows with the square, this would take hours."""
+    """256 KB; at a cost that grows with the square they would take a minute."""
+    began = time.perf_counter()
     for piece in ("</think>", "<answer>", "</think><answer>", "</think> \n", " " * 16):
-        reply = "</think>" + piece * (2**24 // 16 // len(piece) * 8)
-        assert within(20, FORMATS["think"].read, reply)[0] == ""
+        assert FORMATS["think"].read("</think>" + piece * (2**18 // len(piece)))[0] == ""
+    assert time.perf_counter() - began < 10
     assert FORMATS["think"].read("</think><answer>" * 9 + "up</answer>")[0] == \
         "</think><answer>" * 8 + "up"
 
