@@ -6,40 +6,50 @@
     client.close([reply.session])
 
 EnvClient speaks the protocol of env_server.py to its `servers`: OurServer sends that as it is,
-OriginalServer translates it for a server of the original.
+OriginalServer translates it for a server of the original. Nothing that a server sends is used
+before `field` has checked it.
 """
 import itertools
 import json
+import reprlib
 import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-
-import requests
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from urllib.parse import urlsplit
 
 from env_server import MAX_BODY, WIRES, Wire, local_server
 
 BATCH = 256                         # most episodes in one request
+MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
 RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # only the originals
+LMRL_GYM = ("maze", "wordle")       # an original that greets at its root, and plays below it
+NO_ANSWER = OSError, HTTPException  # nothing came, or not all of it in time
 
 
 class EnvError(RuntimeError):
     """The environment or its server failed: never the agent's doing, never a reward."""
 
 
+class ServerAway(EnvError):
+    """A server cannot be reached: its episodes are played again elsewhere, or when it is back."""
+
+
 class ServersGone(EnvError):
-    """No environment server has answered for `patience` seconds."""
+    """No server could be reached for as long as the client waits: the run cannot go on."""
 
 
 @dataclass
 class Reply:
-    session: tuple              # (number of the server, id on that server)
+    session: tuple              # (number of the server, id on that server, number of the episode)
     observation: str
     reward: float
     done: bool
-    info: dict                  # success, valid, score
+    info: dict                  # success, valid (None: an original does not say), score
 
 
 @contextmanager
@@ -51,31 +61,36 @@ def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
                 stack.enter_context(local_server(name, workers))
         except RuntimeError as reason:
             raise EnvError(f"no local server: {reason}") from None
-        yield EnvClient(urls, name, success, batched=batched)
+        yield EnvClient(urls, name, success, batched=batched, patience=patience)
 
 
 class EnvClient:
     """Episodes of one environment on one or several servers, all ours or all the original's.
 
-    A request without an answer in `timeout` seconds is sent again, `retries` times: our server
-    sees by the turn's number whether it has acted already; to an original a step is never sent
-    twice. `success`: the score that counts as success on an original. `batched`: many episodes in
-    one request, if the servers are ours; otherwise one in each, `connections` at a time, so that a
-    slow one holds up no other.
+    A request without an answer in `timeout` seconds is sent again, `retries` times: our server sees
+    by the numbers of episode and turn whether it has acted already; to an original a step is never
+    sent twice. `success`: the score that counts as success on an original. `batched`: many episodes
+    in one request, if the servers are ours; otherwise one in each, `connections` at a time, so that
+    a slow one holds up no other. `patience`: seconds without any server until ServersGone.
     """
 
-    def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True):
-        http = Http(timeout, retries)
+    def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
+                 patience=60.0):
+        http, self.quick = Http(timeout, retries), Http(min(2, timeout), 0)
         self.servers = [find_server(url, name, success, http)
                         for url in ([urls] if isinstance(urls, str) else urls)]
+        self.urls = ", ".join(server.url for server in self.servers)
         if len({type(server) for server in self.servers}) > 1:
-            raise EnvError(f"{', '.join(server.url for server in self.servers)}: some are servers "
-                           "of ours, some the original AgentGym's; give addresses of one kind")
-        self.wire = WIRES.get(name, Wire())
-        self.turns = {}                         # session -> steps answered in its episode
+            raise EnvError(f"{self.urls}: some are servers of ours, some the original AgentGym's; "
+                           "give addresses of one kind")
+        self.name, self.wire, self.patience = name, WIRES.get(name, Wire()), patience
+        self.playing = {}       # (server, id) -> (number of its episode, steps answered in it)
+        self.away = {}          # server that is left out -> (since when, next try, pause after it)
         self.opened = itertools.count()
+        self.episodes = itertools.count(time.time_ns())     # other numbers than other clients'
         self.pool = ThreadPoolExecutor(2 * len(self.servers))     # they answer side by side
-        self.batched = batched and isinstance(self.servers[0], OurServer)
+        self.original = isinstance(self.servers[0], OriginalServer)
+        self.batched = batched and not self.original
         self.connections = 2 if self.batched else 32
 
     def answer(self, items):
@@ -83,49 +98,94 @@ class EnvClient:
         EnvError each, in order; ValueError when a server refuses one as wrong (no such task). None
         opens a session. A task may be (task_id, stream): stream is a number that seeds the
         episode's luck where an environment has some (bandit, frozenlake)."""
-        bodies = defaultdict(list)              # (server, verb) -> [(place in items, body)]
+        bodies, replies = defaultdict(list), {}     # (server, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
-            server = session[0] if session else next(self.opened) % len(self.servers)
-            bodies[server, verb].append((place, self.body(session, verb, argument)))
+            try:
+                body = self.body(session, verb, argument)
+                server = session[0] if session else self.next_server()
+                bodies[server, verb].append((place, body))
+            except ServerAway as error:
+                replies[place] = error
         calls = [(*key, part) for key, mine in bodies.items()
                  for part in split(mine, BATCH if self.batched else 1)]
         run = self.pool.map if len(self.servers) > 1 and len(calls) > 1 else map
-        replies = dict(itertools.chain(*run(lambda call: self.call(*call), calls)))
+        replies.update(itertools.chain(*run(lambda call: self.call(*call), calls)))
         return [replies[place] for place in range(len(items))]
 
     def body(self, session, verb, argument):
         """One episode's item in a request. session: None if it is to be opened."""
-        body = {} if session is None else {self.wire.id_key: session[1]}
+        episode, turn = self.playing.get(session[:2], (None, 0)) if session else (None, 0)
+        if session and episode != session[2]:
+            raise ServerAway(f"{self.servers[session[0]].url}: id {session[1]} was lost")
+        body = {self.wire.id_key: session[1]} if session else {}
         if verb == "step":
-            return body | {"action": argument, "turn": self.turns[session]}
+            return body | {"action": argument, "turn": turn, "episode": episode}
         task_id, stream = argument if isinstance(argument, tuple) else (argument, None)
-        return body | {self.wire.task_key: task_id} | ({} if stream is None else {"stream": stream})
+        body |= {self.wire.task_key: task_id, "episode": next(self.episodes)}
+        return body | ({} if stream is None else {"stream": stream})
 
     def call(self, server, verb, part):
         """One request -> [(place, Reply or EnvError)]. If it fails, all its episodes fail."""
         try:
             items = self.servers[server].answer(verb, [body for _, body in part])
         except EnvError as error:
+            if isinstance(error, ServerAway) and self.lives(server):
+                error = EnvError(str(error))        # then the fault is in this request
             return [(place, error) for place, _ in part]
-        return [(place, self.read(server, verb, item)) for (place, _), item in zip(part, items)]
+        return [(place, self.reply(server, verb, body, item))
+                for (place, body), item in zip(part, items)]
 
-    def read(self, server, verb, item):
-        """One episode's item in an answer, of either kind of server: checked, then a Reply."""
+    def reply(self, server, verb, body, item):
+        """One episode's item in an answer -> Reply or EnvError."""
+        url = self.servers[server].url
         try:
-            checked(item.get("status", 200), item, self.servers[server].url)
+            number, *fields = read(item, url, self.original)
+            if number != body.get(self.wire.id_key, number):
+                raise EnvError(f"{url}: an answer of id {number} to this request: {brief(body)}")
         except EnvError as error:
             return error
-        session = (server, item["id"])
-        self.turns[session] = 0 if verb == "reset" else self.turns[session] + 1
-        return Reply(session, item["observation"], item["reward"], item["done"], item["info"])
+        self.playing[server, number] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
+        return Reply((server, number, body["episode"]), *fields)
+
+    def next_server(self):
+        """The number of the server for a new session: each in its turn, but those that are away."""
+        for turn in self.opened:
+            number = turn % len(self.servers)
+            if number not in self.away or self.lives(number):
+                return number
+            since = [since for since, *_ in list(self.away.values())]
+            if len(since) == len(self.servers):
+                if time.monotonic() - max(since) > self.patience:
+                    raise ServersGone(f"{self.urls}: no server has answered for {self.patience:g} "
+                                      "s; start one again and repeat the command (train.py: with "
+                                      "--resume)")
+                time.sleep(0.02)
+
+    def lives(self, number):
+        """Does this server answer? It is asked again after growing pauses only. While it does not,
+        it is left out of the turns, and what was played there is lost."""
+        now = time.monotonic()
+        since, due, pause = self.away.get(number, (now, now, 0.1))
+        if now < due:
+            return False
+        self.away[number] = since, now + pause, min(2 * pause, 20)
+        try:
+            find_server(self.servers[number].url, self.name, 1.0, self.quick)
+        except EnvError:
+            for session in [s for s in list(self.playing) if s[0] == number]:
+                self.playing.pop(session, None)
+            return False
+        self.away.pop(number, None)
+        return True
 
     def close(self, sessions):
         """Close those that are open; a server that is gone has closed them already."""
+        mine = {session[:2] for session in sessions if session and session[:2] in self.playing}
         for number, server in enumerate(self.servers):
-            if ids := [session[1] for session in sessions if session and session[0] == number]:
+            if ids := sorted(session[1] for session in mine if session[0] == number):
                 server.close(ids)
-        for session in sessions:
-            self.turns.pop(session, None)
+        for session in mine:
+            self.playing.pop(session, None)
 
 
 def split(bodies, most=BATCH):
@@ -148,16 +208,17 @@ def find_server(url, name, success, http):
     try:
         health = http.exchange("GET", f"{root}/health")[1]
         if isinstance(health, dict) and health.get("server") == "nanoAgentGym":
-            if name not in health["environments"]:
-                raise EnvError(f"{root} serves {', '.join(health['environments'])}, not {name}; "
-                               f"start: python env_server.py {name}")
+            if name not in field(health, "environments", list, root):
+                raise EnvError(f"{root} serves {', '.join(map(brief, health['environments']))}, "
+                               f"not {name}; start: python env_server.py {name}")
             return OurServer(f"{root}/{name}", http)
         for base in (f"{root}/{name}", root):   # most originals are at the root
             greeting = http.exchange("GET", f"{base}/")[1]
             if isinstance(greeting, str) and (greeting.lower().startswith("this is environment")
                                               or greeting == "ok"):
-                return OriginalServer(base, name, success, http)
-    except requests.RequestException as error:
+                return OriginalServer(f"{root}/{name}" if name in LMRL_GYM else base, name,
+                                      success, http)
+    except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
         raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
     raise EnvError(f"{root} answers, but not as an environment server; {how}")
 
@@ -166,8 +227,15 @@ class OurServer:
     def __init__(self, url, http):
         self.url, self.http = url, http
 
+    def game(self, module):
+        return module.PROMPT, None
+
     def answer(self, verb, bodies):
-        return self.http.post(f"{self.url}/{verb}s", {"items": bodies})["items"]
+        url = f"{self.url}/{verb}s"
+        items = field(self.http.post(url, {"items": bodies}), "items", list, url)
+        if len(items) != len(bodies):
+            raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
+        return items
 
     def close(self, ids):
         with suppress(EnvError):
@@ -180,73 +248,174 @@ class OriginalServer:
 
     def __init__(self, url, name, success, http):
         self.url, self.name, self.success, self.http = url, name, success, http
-        self.id_key = WIRES.get(name, Wire()).id_key
+        self.wire = WIRES.get(name, Wire())
 
     def answer(self, verb, bodies):
-        # one body, by EnvClient.batched; the originals know neither turns nor streams
-        body = {key: value for key, value in bodies[0].items() if key not in ("turn", "stream")}
+        # one body, by EnvClient.batched; the originals know neither turns, episodes nor streams
+        body = {key: value for key, value in bodies[0].items()
+                if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}
-        if created := self.id_key not in body:
-            made = self.http.post(f"{self.url}/create",
-                                  {"id": 0} if self.id_key == "env_idx" else {})
-            body[self.id_key] = made[self.id_key] if isinstance(made, dict) else made
+        key, url = self.wire.id_key, f"{self.url}/{verb}"
+        if created := key not in body:
+            body[key] = self.create()
         try:
-            answer = self.http.post(f"{self.url}/{verb}", body, again=verb == "reset")
+            return [self.translated(self.http.post(url, body, verb == "reset"), verb, body[key])]
         except EnvError:
-            self.close([body[self.id_key]] if created else [])
+            self.close([body[key]] if created else [])
             raise
-        # {field: value}, [observation, null] or the observation alone -> our server's fields
-        answer = answer[0] if isinstance(answer, list) else answer
-        answer = answer if isinstance(answer, dict) else {"observation": answer}
-        observation = answer.get("observation", answer.get("state"))
-        if verb == "reset" and "task_description" in answer:
-            observation = f"{answer['task_description']}\n{observation}"
-        if verb == "reset" and "available_actions" in answer:
-            observation += f"\nAVAILABLE ACTIONS: {','.join(answer['available_actions'])}"
-        reward, done = answer.get("reward", 0), answer.get("done", answer.get("terminated", False))
-        score = answer.get("score", reward)
-        return [dict(id=body[self.id_key], observation=observation, reward=reward, done=done,
-                     info=dict(success=score >= self.success, valid=True, score=score))]
+
+    def game(self, module):
+        """(what the agent is told, the task ids that are known here or None for all). A wordle has
+        words of its own here, which stand in the place of ours."""
+        prompt, known = module.PROMPT, getattr(module, "ORIGINAL", None)
+        if self.name == "wordle":
+            url = f"{self.url}/filtered_vocab"
+            words = self.http.post(f"{url}?id={self.create()}", None, method="GET")
+            words = field({"words": words}, "words", list[str], url)
+            prompt = prompt.replace(", ".join(module.LISTED), ", ".join(words))
+        return prompt, known
+
+    def create(self):
+        """The id of a new session."""
+        key, url = self.wire.id_key, f"{self.url}/create"
+        made = self.http.post(url, {"id": 0} if key == "env_idx" else {})
+        return field({key: made} if self.wire.create == key else made, key, int, url)
+
+    def translated(self, answer, verb, number):
+        """{field: value}, [observation, null] or the observation alone, as WIRES says for this
+        environment, as our server would put it."""
+        form, url = self.wire.reset if verb == "reset" else self.wire.step, f"{self.url}/{verb}"
+        if form[0] == "[":
+            answer = answer[0] if type(answer) is list and answer else None
+        if form[0] != "{":
+            answer = {"observation": answer}
+        observation = field(answer, "state" if "state" in form else "observation", str, url)
+        if verb == "reset":
+            if "task_description" in form:
+                observation = f"{field(answer, 'task_description', str, url)}\n{observation}"
+            if "available_actions" in form:
+                actions = field(answer, "available_actions", list[str], url)
+                observation += f"\nAVAILABLE ACTIONS: {','.join(actions)}"
+            answer = {"reward": 0, "done": False} | answer      # not every reset has them
+        done = field(answer, "terminated" if "terminated" in form else "done", bool, url)
+        score = field(answer, "score" if "score" in form else "reward", float, url)
+        success = score >= self.success
+        return dict(id=answer.get(self.wire.id_key, number), observation=observation,
+                    reward=answer.get("reward"), info=dict(success=success, score=score),
+                    done=done or success)       # else babyai would pay again at the next turn
 
     def close(self, ids):
         with suppress(EnvError):                # maze, wordle and the tools have no /close
             for number in ids:
-                self.http.post(f"{self.url}/close", {self.id_key: number}, again=False)
+                self.http.post(f"{self.url}/close", {self.wire.id_key: number}, again=False)
 
 
 class Http(threading.local):
-    """Connections that are kept alive; each thread has its own: requests.Session is for one."""
+    """Connections that are kept alive; each thread has its own."""
 
     def __init__(self, timeout, retries):
-        self.timeout, self.retries = (min(10, timeout), timeout), retries   # to connect, to answer
-        self.session = requests.Session()
-        self.session.trust_env = False           # never through a proxy of the environment's
+        self.timeout, self.retries, self.kept = timeout, retries, {}    # seconds for an answer
 
-    def exchange(self, method, url, body=None):
-        """Send once -> (status, JSON or None if it is none); else requests.RequestException."""
-        response = self.session.request(method, url, json=body, timeout=self.timeout)
+    def exchange(self, method, url, body=None, fresh=False):
+        """Send once -> (status, JSON or None if it is none); else NO_ANSWER, or EnvError if it
+        leads elsewhere or is too large. fresh: on a new connection."""
+        at = urlsplit(url)
+        connection = None if fresh else self.kept.pop(at[:2], None)
+        if connection is None:
+            kind = {"http": HTTPConnection, "https": HTTPSConnection}[at.scheme]
+            connection = kind(at.netloc, timeout=min(10, self.timeout))     # to connect
+        connection.response_class = partial(response_until, time.monotonic() + self.timeout)
         try:
-            return response.status_code, response.json()
-        except ValueError:
-            return response.status_code, None
+            connection.request(method, url.partition(at.netloc)[2],
+                               None if body is None else json.dumps(body),
+                               {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read(MAX_ANSWER + 1)
+            if len(text) > MAX_ANSWER:
+                raise EnvError(f"{url}: an answer of more than {MAX_ANSWER} bytes")
+            if response.length:
+                raise IncompleteRead(text, response.length)
+        except BaseException:
+            connection.close()
+            raise
+        self.kept[at[:2]] = connection
+        if 300 <= response.status < 400:
+            raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
+                           "server's own address")
+        try:
+            return response.status, json.loads(text, parse_constant=int)    # NaN is no int: none
+        except (ValueError, RecursionError):
+            return response.status, None
 
-    def post(self, url, body, again=True):
-        """Send until an answer comes, which is `checked`; EnvError if none does."""
+    def post(self, url, body, again=True, method="POST"):
+        """Send until an answer comes, which is `checked`; ServerAway if none does. Not again: on a
+        new connection, since the server may just be closing a kept one."""
         for attempt in range(self.retries + 1 if again else 1):
-            if attempt:
-                time.sleep(0.1 * 2 ** attempt)
+            time.sleep(0.2 * max(attempt - 1, 0))
             try:
-                return checked(*self.exchange("POST", url, body), url)
-            except requests.RequestException as error:
+                return checked(*self.exchange(method, url, body, fresh=not again), url)
+            except NO_ANSWER as error:
                 failure = error
-        raise EnvError(f"{url}: {type(failure).__name__}: {failure}")
+        raise ServerAway(f"{url}: {type(failure).__name__}: {brief(str(failure))}")
+
+
+def response_until(ends, sock, **options):
+    """An HTTPResponse that waits for nothing, headers too, beyond `ends`, even if bytes trickle in:
+    TimeoutError."""
+    response = HTTPResponse(sock, **options)
+    read = response.fp.raw.readinto
+
+    def readinto(buffer):
+        if (left := ends - time.monotonic()) <= 0:
+            raise TimeoutError("the answer takes too long")
+        sock.settimeout(left)
+        return read(buffer)
+    response.fp.raw.readinto = readinto
+    return response
+
+
+def field(answer, name, kind, url):
+    """answer[name], if it is of this type: every value that a server sends is read here. EnvError,
+    too, for numbers that are not finite (a sum of them in float32) and for texts above 1 MiB or
+    with halves of characters, which no tokenizer takes."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    if kind is float:
+        good = type(value) in (int, float) and abs(value) < 1e30
+    elif kind == list[str]:
+        good = type(value) is list and all(type(text) is str for text in value)
+    else:
+        good = type(value) is kind
+    if good and kind is str:
+        good = len(value) <= 2**20 and value == value.encode(errors="replace").decode()
+    if not good:
+        raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
+                       f"{'a finite ' * (kind is float)}{kind.__name__}")
+    return value
+
+
+def read(item, url, original):
+    """One episode's item in an answer -> (id, observation, reward, done, info); EnvError."""
+    if isinstance(item, dict) and "error" in item:
+        checked(item.get("status"), item, url)
+    info = field(item, "info", dict, url)
+    info = dict(success=field(info, "success", bool, url),
+                valid=None if original else field(info, "valid", bool, url),
+                score=field(info, "score", float, url))
+    return (field(item, "id", int, url), field(item, "observation", str, url),
+            field(item, "reward", float, url), field(item, "done", bool, url), info)
 
 
 def checked(status, answer, url):
     """The answer (JSON, None if it was none), unless it reports a failure, with whatever status:
     then ValueError if the request was wrong, and would be again, else EnvError."""
     fields = answer if isinstance(answer, dict) else {}
-    if status < 400 and answer is not None and "error" not in fields:
+    if answer is not None and "error" not in fields and status < 400:
         return answer
     why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
-    raise (ValueError if status in (400, 413, 422) else EnvError)(f"{url}: {why} (status {status})")
+    raise (ValueError if status in (400, 413, 422) else EnvError)(
+        f"{url}: {brief(why)} (status {brief(status)})")
+
+
+def brief(value):
+    """What a server sent, on one line and cut, for a sentence."""
+    return " ".join(value[:300].split()) if isinstance(value, str) else reprlib.repr(value)

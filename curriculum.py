@@ -80,12 +80,12 @@ def stage_after(successes, stages):
     return stage
 
 
-def choose_tasks(module, split, n, families=""):
+def choose_tasks(module, split, n, families="", only=None):
     """n task ids of an environment's split, always the same ones; all of them for n = 0.
 
     module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
-    their tasks, "" for all. The n are a random sample, in ascending order: every k-th id would not
-    be fair, since families take turns.
+    their tasks, "" for all. only: the ids that the server knows; None: all. The n are a random
+    sample, in ascending order: every k-th id would not be fair, since families take turns.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r}; known: train, test")
@@ -97,6 +97,8 @@ def choose_tasks(module, split, n, families=""):
     tasks = list({"train": module.TRAIN, "test": module.TEST}[split])
     if wanted:
         tasks = [t for t in tasks if module.family(t) in wanted]
+    if only is not None:
+        tasks = [t for t in tasks if t in only]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):

@@ -91,20 +91,20 @@ def summarise(module, plays, k=1):
     return figures
 
 
-def agent_for(policy, path, module, cfg):
+def agent_for(policy, path, prompt, cfg):
     """How the policy of `path`, a folder or a hub id, speaks -> Agent. ValueError."""
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     last, rows = max(tokenizer.get_vocab().values()), len(policy.get_input_embeddings().weight)
     if last >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {last}, its model embeddings "
                          f"up to {rows - 1}; give it its own tokenizer, or resize the embeddings")
-    return Agent(tokenizer, module.PROMPT, cfg.format, cfg.context, max_context=cfg.max_context,
+    return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
                  max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature)
 
 
-def play_model(cfg, module, tasks, horizon):
-    """Every task cfg.k times by the policy of cfg.model -> (plays as `summarise` takes them, number
-    of tasks that could not be played)."""
+def play_model(cfg, module, horizon):
+    """Every task cfg.k times by the policy of cfg.model -> (tasks, plays as `summarise` takes them,
+    number of tasks that could not be played, whether the original AgentGym's server played)."""
     device = cfg.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,11 +112,14 @@ def play_model(cfg, module, tasks, horizon):
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
           f"most {cfg.max_turn_tokens}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
-    agent = agent_for(policy, cfg.model, module, cfg)
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
+        prompt, known = client.servers[0].game(module)
+        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, known)
+        agent = agent_for(policy, cfg.model, prompt, cfg)
         trajectories, stats = collect(policy, agent, client, tasks, cfg.k, horizon, (cfg.seed,),
                                       max_concurrent=cfg.max_concurrent)
-    return [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories], stats.dropped
+    plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
+    return tasks, plays, stats.dropped, client.original
 
 
 def run(cfg):
@@ -124,14 +127,14 @@ def run(cfg):
     if cfg.policy not in ("", "random", "expert") or bool(cfg.policy) == bool(cfg.model):
         raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
                          "or --policy random or expert")
-    module, dropped = open_env(cfg.env, cfg.recipes), 0
+    module, dropped, original = open_env(cfg.env, cfg.recipes), 0, False
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
     if cfg.policy:
         plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i), i or None))
                  for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
     else:
-        plays, dropped = play_model(cfg, module, tasks, horizon)
+        tasks, plays, dropped, original = play_model(cfg, module, horizon)
     figures = summarise(module, plays, cfg.k)
     every = figures["all"]
     for player in ("random", "expert"):
@@ -146,7 +149,7 @@ def run(cfg):
     if silent:
         print(f"{silent} of {len(plays)} episodes had no turn and count as failures: their prompt "
               f"and a reply of {cfg.max_turn_tokens} exceed --max-context {cfg.max_context} tokens")
-    print(table(module, figures, len(tasks), cfg.k))
+    print(table(module, figures, len(tasks), cfg.k, original))
     if cfg.json:
         with open(cfg.json, "w") as file:               # null: not defined, as an error of n = 1
             json.dump({name: {k: None if math.isnan(v) else v for k, v in f.items()}
@@ -154,17 +157,17 @@ def run(cfg):
     return figures
 
 
-def table(module, figures, n, k):
+def table(module, figures, n, k, original=False):
     """The figures as text: a line for each family, in the environment's order, "all", and the
-    built-in players on the same n tasks."""
-    width = max(24, *map(len, figures))
+    built-in players on the same n tasks, of our own game if the original's server played."""
+    width = max(40 if original else 24, *map(len, figures))
     lines = [f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(k):>8} "
              f"{'score':>8} {'turns':>6}"]
     for name in [*filter(figures.get, module.FAMILIES), "all"]:
         f = figures[name]
         lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
                      f"{f['passed']:8.1%} {f['score']:8.3f} {f['turns']:6.1f}")
-    exact = " (exact)" if hasattr(module, "exact_success") else ""
+    exact = ", our local game" * original + " (exact)" * hasattr(module, "exact_success")
     for player in ("random", "expert"):
         lines.append(f"{player + ' player' + exact:{width}} {n:5d} {figures['all'][player]:8.1%} "
                      f"{figures['all'][f'{player}_stderr']:6.1%}")

@@ -154,7 +154,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
         constant_groups=(spread <= 1e-6).float().mean().item(),
-        valid=sum(turn.valid for turn in turns) / max(len(turns), 1),
+        valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
         turns=len(turns) / len(played),
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
         distinct_3gram=algos.distinct_ngrams(sampled),
@@ -219,9 +219,10 @@ def describe(run):
 
 def log_line(m):
     """The line of metrics `m` as one aligned line of text, for a person."""
+    valid = "-" if math.isnan(m["valid"]) else f"{m['valid']:.0%}"
     return (f"step {m['step']:4d} | horizon {m['horizon']:2d} | reward {m['reward']:5.2f} | "
             f"success {m['success']:4.0%} (random {m['random']:.0%}) | std {m['reward_std']:.2f} | "
-            f"turns {m['turns']:4.1f} | valid {m['valid']:4.0%} | entropy {m['entropy']:.2f} | "
+            f"turns {m['turns']:4.1f} | valid {valid:>4} | entropy {m['entropy']:.2f} | "
             f"kl {m['kl']:.4f} | clipped {m['clipped']:3.0%} | grad {m['grad_norm']:5.2f} | "
             f"{m['tokens_per_second']:6.0f} tok/s | dropped {m['dropped']}"
             + (f" | skipped {m['skipped']}" if m["skipped"] else ""))
@@ -321,6 +322,7 @@ def kl_to_start(batch):
 def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
+    local = ", our local game" * run.client.original
     rl_seconds = seconds_of_rl(run)
     rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
     if notes.control:
@@ -333,7 +335,7 @@ def report(run):
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
              f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}   "
-             "goals never trained on: T=1, greedy"]
+             f"goals never trained on{local}: T=1, greedy"]
     for key, (title, rate) in rows.items():
         s, g = rate["sampled"], rate["greedy"]
         result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"])
@@ -346,7 +348,7 @@ def report(run):
                      f"{s['n']:4d}   {unseen}")
     for who, (rate, error) in notes.players.items():
         result[who] = rate
-        lines.append(f"{who + ' player':32} {rate:7.1%} {error:6.1%} {'':7} "
+        lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
                      f"{len(run.eval_tasks):4d}")
     result["warnings"] = notes.warnings
     if parallel.rank() == 0:

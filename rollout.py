@@ -27,7 +27,7 @@ import torch
 from jinja2 import TemplateError
 from tqdm import tqdm
 
-from client import EnvError
+from client import EnvError, ServerAway
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 
 
@@ -39,7 +39,7 @@ class Turn:
     start: int                 # token_ids[start:end] were sampled, the stop token too
     end: int
     reward: float = 0.0
-    valid: bool = True         # the environment understood the action
+    valid: bool | None = True  # the environment understood the action; None: it does not say
     observation_hash: int = 0  # of the observation replied to; equal texts, equal hashes (GiGPO)
 
 
@@ -93,7 +93,8 @@ class Trajectory:
         for turn in self.turns:
             pieces += [tokenizer.decode(self.token_ids[at:turn.start]), "⟦",
                        tokenizer.decode(self.token_ids[turn.start:turn.end]),
-                       f"⟧ (reward {turn.reward:g}{'' if turn.valid else ', not understood'})"]
+                       f"⟧ (reward {turn.reward:g}"
+                       f"{', not understood' if turn.valid is False else ''})"]
             at = turn.end
         end = "done" if self.done else f"truncated: {self.truncated}"
         return "".join(pieces) + tokenizer.decode(self.token_ids[at:]) + \
@@ -215,10 +216,11 @@ def read_think(reply):
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour, and it is the goal: I
     craft it.</think><answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
     """
-    match = re.search(r"</think>\s*<answer>(.*?)</answer>", reply, re.DOTALL)
-    if not match:
+    opening = re.search(r"</think>\s*<answer>", reply)     # if it is not closed, no later one is
+    answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
+    if not closed:
         return "", "Your reply had no <think>...</think><answer>...</answer>."
-    return match[1].strip(), ""
+    return answer.strip(), ""
 
 
 ASK_REACT = "Reply with 'Thought: ' and your reasoning, then on a line of its own 'Action: ' " \
@@ -376,7 +378,7 @@ class Episode:
             return self._show(observation)
         info = info or {}
         turn = trajectory.turns[-1]
-        turn.reward, turn.valid = float(reward), bool(info.get("valid", True))
+        turn.reward, turn.valid = float(reward), info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
         self.observation = f"{self.complaint}\n{observation}".strip()
@@ -518,7 +520,7 @@ def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=
     member whose environment failed `retries` + 1 times is left out whole: it is no reward of 0.
     An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole step
     (i by default), so that a rank draws the numbers that one process would. EnvError when no group
-    could be played.
+    could be played, ServersGone when no server has answered for the client's patience.
     """
     engine = engine or make_engine(policy, agent, len(tasks) * group_size, max_concurrent)
     slots = [Slot(Episode(agent, task_id, (*key, place, member), horizon), group)
@@ -552,6 +554,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
 
 # ---- many episodes in one loop ------------------------------------------------------------------
 
+MOST_MOVES = 20                 # of an episode, from servers that went away
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
                 "asking",       # its request to the environment is still to be sent
                 "in flight",    # the request has been sent
@@ -571,7 +574,8 @@ class Slot:
     token_ids: list[int] = field(default_factory=list)       # of the reply being sampled
     logprobs: list[float] = field(default_factory=list)
     uniforms: np.ndarray = None
-    failures: int = 0
+    failures: int = 0           # of its environment
+    moves: int = 0              # because its server went away
 
     @property
     def seen(self):
@@ -677,10 +681,12 @@ class Scheduler:
 
     def fail(self, slot, error):
         """The environment or its server failed, after the client's own attempts: play the episode
-        again from its start, in a new session; after `retries` such failures give its group up."""
+        again from its start, in a new session; after `retries` such failures give its group up. A
+        server that went away is no fault of the episode, unless it takes each one down."""
         self.stats.failures.append(str(error))
-        slot.failures += 1
-        if slot.failures > self.retries:
+        slot.failures += not isinstance(error, ServerAway)
+        slot.moves += isinstance(error, ServerAway)
+        if slot.failures > self.retries or slot.moves > MOST_MOVES:
             self.lost.add(slot.group)
             return self.finish(slot)
         self.release(slot)

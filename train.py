@@ -416,8 +416,9 @@ def add_control(run):
 def setup(cfg, module, client):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device = parallel.start(cfg.device)
-    run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families),
-              eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families))
+    prompt, known = client.servers[0].game(module)
+    run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families, known),
+              eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families, known))
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
 
     def load(path, **options):
@@ -426,7 +427,7 @@ def setup(cfg, module, client):
         parallel.prepare_folder(cfg)
     run.start_model = cfg.model or cloned(cfg)
     run.policy = load(last or run.start_model, value_head=cfg.critic == "shared")
-    run.agent = agent_for(run.policy, run.start_model, module, cfg)
+    run.agent = agent_for(run.policy, run.start_model, prompt, cfg)
     run.optimizer = adamw(run.policy, cfg.lr)
     if cfg.kl_coef:
         run.reference = load(run.start_model).requires_grad_(False)

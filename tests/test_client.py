@@ -3,21 +3,37 @@
 Our server runs in this process. The original's are played back from recorded exchanges: their
 routes and key names, no /health, no /steps, no `turn`, no `info`.
 """
+import functools
+import gzip
 import http.client
+import itertools
 import json
+import math
+import os
+import random
+import select
+import signal
 import socket
+import socketserver
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+import tracemalloc
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 
 import client as client_file
 import env_server
-from client import EnvClient, EnvError, OriginalServer, connected, split
+from client import (EnvClient, EnvError, Http, OriginalServer, ServerAway, ServersGone, connected,
+                    split)
 from env_server import HttpServer, local_server
-from envs import maze
+from envs import maze, wordle
+from fakes import LocalClient, Toy, chat_tokenizer, twins
+from rollout import Agent, collect, make_engine
 
 STARTS = [maze.Env().reset(task) for task in range(25)]
 
@@ -102,16 +118,19 @@ def test_answer_mixes_resets_and_steps(url):
     items = [(first.session, "step", "move up"), (None, "reset", 6), (second.session, "reset", 8)]
     stepped, fresh, again = client.answer(items)
     assert stepped.observation != STARTS[18] and fresh.observation == STARTS[6]
-    assert again.observation == STARTS[8] and again.session == second.session
-    assert client.turns == {first.session: 1, second.session: 0, fresh.session: 0}
-    client.close(list(client.turns))
-    assert client.turns == {}
+    assert again.observation == STARTS[8] and again.session[:2] == second.session[:2]
+    assert {session[:2] + (episode,): turns for session, (episode, turns)
+            in client.playing.items()} == {first.session: 1, again.session: 0, fresh.session: 0}
+    client.close(list(client.playing))
+    assert client.playing == {}
 
 
 def test_answer_gives_an_episode_its_stream(url, posts):
     client = EnvClient(url, "frozenlake")
     reply, _ = opened(client, [(3, 77), 3])
+    episodes = [item.pop("episode") for item in posts[0][1]]
     assert posts[0][1] == [{"data_idx": 3, "stream": 77}, {"data_idx": 3}]
+    assert len(set(map(int, episodes))) == 2
     client.close([reply.session])
 
 
@@ -166,7 +185,7 @@ def test_a_request_is_sent_again_a_bounded_number_of_times(url, posts):
     posts.lose = 3
     (error,) = client.answer([(reply.session, "step", "move up")])
     assert isinstance(error, EnvError) and len(posts) == 3
-    assert client.turns[reply.session] == 0
+    assert client.playing[reply.session[:2]][1] == 0
     client.close([reply.session])
 
 
@@ -184,7 +203,7 @@ def test_an_expired_session_is_an_outage(url):
     client = EnvClient(url, "maze")
     a, b = opened(client, [1, 2])
     client.close([a.session])
-    client.turns[a.session] = 0
+    client.playing[a.session[:2]] = a.session[2], 0
     gone, fine = client.answer([(s, "step", "move up") for s in (a.session, b.session)])
     assert isinstance(gone, EnvError) and "not valid any more" in str(gone)
     assert fine.observation.startswith("The goal")
@@ -354,9 +373,14 @@ ORIGINALS = {
 }
 
 
+class Raw(str):
+    """Sent by `original` as it stands."""
+
+
 def original(name, plays=()):
     """An original AgentGym server: its routes and keys, FastAPI's 404 and 422. plays[action]: what
-    a step answers. server.log: what arrived; server.sessions: ids that were given."""
+    a step answers; server.instead[verb]: what it answers in place of the right thing. server.log:
+    what arrived; server.sessions: ids that were given."""
     greeting, keys, create, reset = ORIGINALS[name]
     id_key = min(keys & {"id", "env_idx"})
     wanted = {"/create": set(), "/reset": keys, "/step": {id_key, "action"}, "/close": {id_key}}
@@ -380,11 +404,12 @@ def original(name, plays=()):
         return 200, reset(body[id_key]) if path == "/reset" else \
             True if path == "/close" else plays[body["action"]]
 
-    def as_text(*request):
-        status, value = answer(*request)
-        return status, json.dumps(value)
+    def as_text(method, path, body):
+        status, value = answer(method, path, body)
+        value = server.instead.get(path.strip("/"), value)
+        return status, value if isinstance(value, Raw) else json.dumps(value)
     server = canned(as_text)
-    server.log, server.sessions = [], []
+    server.log, server.sessions, server.instead = [], [], {}
     return server
 
 
@@ -395,10 +420,10 @@ def test_the_original_babyai_is_played_as_recorded():
         client = EnvClient(address, "babyai", success=0.1)
         assert isinstance(client.servers[0], OriginalServer) and not client.batched
         (reply,) = opened(client, [7])
-        assert reply.observation.startswith("Your goal") and reply.session == (0, 0)
+        assert reply.observation.startswith("Your goal") and reply.session[:2] == (0, 0)
         (reply,) = client.answer([(reply.session, "step", "go to red ball 1")])
         assert (reply.reward, reply.done, reply.info) == (
-            0.8875, True, {"success": True, "valid": True, "score": 0.8875})
+            0.8875, True, {"success": True, "valid": None, "score": 0.8875})
         (error,) = client.answer([(reply.session, "step", "turn left")])
         assert isinstance(error, EnvError) and "has finished" in str(error)
         client.close([reply.session])
@@ -415,7 +440,7 @@ def test_the_original_textcraft_is_played_as_recorded():
     with serving(server) as address:
         client = EnvClient(f"{address}/", "textcraft")
         a, b = opened(client, [0, (5, 123)])            # a stream means nothing to the original
-        assert (a.session, b.session) == ((0, 0), (0, 1))
+        assert (a.session[:2], b.session[:2]) == ((0, 0), (0, 1))
         assert a.observation == TEXTCRAFT["observation"]
         got, crafted = client.answer([(a.session, "step", "get 1 blue orchid"),
                                       (b.session, "step", "craft")])
@@ -459,7 +484,7 @@ def test_the_original_second_dialect_is_played():
         assert (reply.observation, reply.reward, reply.done) == ("Page 1", 0.0, False)
         (reply,) = client.answer([(reply.session, "step", "click[Buy Now]")])
         assert (reply.reward, reply.done, reply.info) == (
-            0.75, True, {"success": False, "valid": True, "score": 0.75})
+            0.75, True, {"success": False, "valid": None, "score": 0.75})
         client.close([reply.session])       # the original has no /close here
     assert server.log[-1][1] == "/close"
 
@@ -473,7 +498,8 @@ def test_a_step_is_never_sent_twice_to_an_original():
         if path == "/step":
             steps.append(body)
             time.sleep(0.5)
-        return (404, '{"detail": "Not Found"}') if method == "GET" else (200, '{"id": 0}')
+        return (404, '{"detail": "Not Found"}') if method == "GET" else (
+            200, json.dumps({"id": 0, **BABYAI}))
     with serving(canned(answer)) as address:
         client = EnvClient(address, "babyai", timeout=0.1, retries=3)
         (reply,) = opened(client, [0])
@@ -501,3 +527,602 @@ def test_an_original_whose_reset_fails_keeps_no_session_open():
         server.sessions = Forgetful()        # no id is valid: the reset answers an error
         (error,) = client.answer([(None, "reset", 0)])
     assert isinstance(error, EnvError) and server.log[-1][1] == "/close"
+
+
+# ---- the maze and wordle of the original, one server for both ----
+
+def lmrl_gym(words=("c r a n e",)):
+    """The original's LMRL-Gym: it greets at its root; its routes lie below /maze and /wordle; there
+    is no /close. server.log: what arrived."""
+    sessions = {"maze": 0, "wordle": 0}
+
+    def answer(method, path, body):
+        server.log.append((method, path, json.loads(body) if body else None))
+        name, _, verb = path.strip("/").partition("/")
+        if (method, path) == ("GET", "/"):
+            return 200, '"This is environment LMRL-Gym."'
+        if (method, path) == ("GET", "/wordle/filtered_vocab?id=0"):
+            return 200, json.dumps(words)
+        if name not in sessions or (method, verb) not in (
+                ("POST", "create"), ("POST", "reset"), ("POST", "step")):
+            return 404, '{"detail": "Not Found"}'
+        if verb == "create":
+            sessions[name] += 1
+            return 200, json.dumps({"id": sessions[name] - 1})
+        if verb == "reset" and name == "maze":
+            return 200, json.dumps({"observation": f"task {json.loads(body)['game']}"})
+        if verb == "reset":
+            return 200, json.dumps({"id": json.loads(body)["id"],
+                                    "observation": "Let's start Wordle!"})
+        return 200, json.dumps({"observation": "Success", "reward": 1, "done": True})
+    server = canned(answer)
+    server.log = []
+    return server
+
+
+@pytest.mark.parametrize("name, task_key, first", [("maze", "game", "task 3"),
+                                                   ("wordle", "seed", "Let's start Wordle!")])
+@pytest.mark.parametrize("below", [False, True])
+def test_the_original_maze_and_wordle_are_played_as_recorded(name, task_key, first, below):
+    server = lmrl_gym()
+    with serving(server) as address:
+        client = EnvClient(address + f"/{name}" * below, name)
+        (reply,) = opened(client, [3])
+        assert reply.observation == first
+        (reply,) = client.answer([(reply.session, "step", "move up")])
+        assert (reply.observation, reply.reward, reply.done, reply.info) == (
+            "Success", 1, True, {"success": True, "valid": None, "score": 1})
+    assert [entry for entry in server.log if entry[0] == "POST"] == [
+        ("POST", f"/{name}/create", {}), ("POST", f"/{name}/reset", {"id": 0, task_key: 3}),
+        ("POST", f"/{name}/step", {"id": 0, "action": "move up"})]
+
+
+def test_game_of_an_original_wordle_lists_its_words(url):
+    with serving(lmrl_gym(["adieu", "stone"])) as address:
+        prompt = EnvClient(address, "wordle").servers[0].game(wordle)[0]
+        assert EnvClient(address, "maze").servers[0].game(maze)[0] == maze.PROMPT
+    assert "the vocabulary is: adieu, stone." in prompt and "abbey" not in prompt
+    assert prompt.partition("vocabulary is")[0] == wordle.PROMPT.partition("vocabulary is")[0]
+    assert EnvClient(url, "maze").servers[0].game(maze)[0] == maze.PROMPT
+
+
+def test_game_says_when_an_original_names_no_words():
+    with serving(lmrl_gym({"error": "The id 0 is not valid."})) as address:
+        with pytest.raises(EnvError, match="not valid"):
+            EnvClient(address, "wordle").servers[0].game(wordle)[0]
+    with serving(lmrl_gym([["adieu"], 3])) as address:
+        with pytest.raises(EnvError, match="words is .*expected list"):
+            EnvClient(address, "wordle").servers[0].game(wordle)[0]
+
+
+def test_game_of_an_original_has_its_own_tasks_only(url):
+    def known(address, **only):
+        return EnvClient(address, "maze").servers[0].game(SimpleNamespace(PROMPT="", **only))[1]
+    assert known(url, ORIGINAL=range(26)) is None
+    with serving(lmrl_gym()) as address:
+        assert known(address, ORIGINAL=range(26)) == range(26)
+        assert known(address) is None
+
+
+def test_an_original_babyai_pays_a_success_once():
+    """Its level is not done after a small success, and pays again for every further action."""
+    paid = {"observation": "You see ...", "reward": 0.325, "score": 0.325, "done": False}
+    missed = {"observation": "You see ...", "reward": 0, "score": 0, "done": False}
+    with serving(original("babyai", {"go": paid, "look": missed})) as address:
+        client = EnvClient(address, "babyai", success=0.05)
+        (reply,) = opened(client, [7])
+        (reply,) = client.answer([(reply.session, "step", "look")])
+        assert (reply.done, reply.info["success"]) == (False, False)
+        (reply,) = client.answer([(reply.session, "step", "go")])
+        assert (reply.reward, reply.done, reply.info["success"]) == (0.325, True, True)
+
+
+# ---- every value that a server sends is checked ----
+
+BROKEN = ["{}", "[]", "5", "true", "null", '["x"]', '"1"', "NaN", "", "no JSON", "[" * 200_000,
+          '{"a":' * 100_000, '{"message": "internal error"}', '{"detail": "?"}', '{"error": "?"}',
+          '{"error": ' + "[" * 900 + "]" * 900 + "}"]
+WRONG_ITEMS = [None, [], "x", {}, {"error": None}, {"error": "x", "status": "y"},
+               {"error": "x", "status": [400]}]
+NO_NUMBERS = [None, "1", True, math.nan, math.inf, -math.inf, 10**400, [1], {}]
+WRONG_FIELDS = [
+    *(("reward", value) for value in NO_NUMBERS),
+    *(("score", value) for value in (None, "1", math.nan)),
+    *(("done", value) for value in (None, 0, 1, "false", [])),
+    *(("success", value) for value in (None, 1, "false")),
+    *(("valid", value) for value in (None, 1, "false")),
+    *(("id", value) for value in (None, 7, "0", True, 0.0)),
+    *(("observation", value) for value in (None, 5, ["x"], "x" * (2**20 + 1), "\ud800")),
+    *(("info", value) for value in (None, [], "x", {}))]
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Set answers.change: what becomes of the text with which our server answers a step."""
+    control, respond = SimpleNamespace(change=None), env_server.respond
+
+    def changed(services, method, target, body):
+        status, text = respond(services, method, target, body)
+        if control.change and target.endswith(control.verb):
+            text = control.change(text)
+        return status, text
+    monkeypatch.setattr(env_server, "respond", changed)
+    return control
+
+
+def outage_of_ours(url, answers, verb, change):
+    """The EnvError of one request whose answer was changed; the same client then goes on."""
+    client = EnvClient(url, "maze")
+    (reply,) = opened(client, [18])
+    answers.verb, answers.change = verb, change
+    item = (reply.session, "step", "look") if verb == "steps" else (None, "reset", 3)
+    (error,) = client.answer([item])
+    answers.change = None
+    assert isinstance(error, EnvError) and not isinstance(error, ServerAway), error
+    assert len(str(error)) < 900 and "\n" not in str(error)
+    (fresh,) = opened(client, [5])
+    assert fresh.observation == STARTS[5]
+    client.close([reply.session, fresh.session])
+
+
+@pytest.mark.parametrize("verb", ["steps", "resets"])
+@pytest.mark.parametrize("text", [*BROKEN, '{"items": null}', '{"items": []}', '{"items": {}}'],
+                         ids=lambda text: text[:12])
+def test_answer_makes_an_outage_of_a_broken_answer_of_ours(url, answers, verb, text):
+    outage_of_ours(url, answers, verb, lambda _: text)
+
+
+@pytest.mark.parametrize("item", WRONG_ITEMS, ids=repr)
+def test_answer_makes_an_outage_of_a_broken_item_of_ours(url, answers, item):
+    outage_of_ours(url, answers, "steps", lambda _: json.dumps({"items": [item]}))
+
+
+def test_answer_takes_as_many_items_as_it_asked_for(url, answers):
+    outage_of_ours(url, answers, "steps", lambda text: json.dumps(
+        {"items": json.loads(text)["items"] * 2}))
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize("name, value", [
+    *WRONG_FIELDS, *((name, MISSING) for name in dict(WRONG_FIELDS))],
+    ids=lambda x: "missing" if x is MISSING else repr(x)[:12])
+def test_answer_makes_an_outage_of_a_wrong_field_of_ours(url, answers, name, value):
+    def change(text):
+        item = json.loads(text)["items"][0]
+        place = item if name in item else item["info"]
+        assert name in place
+        place[name] = value
+        if value is MISSING:
+            del place[name]
+        return json.dumps({"items": [item]})
+    outage_of_ours(url, answers, "steps", change)
+
+
+def test_answer_does_not_let_a_wrong_item_disturb_its_neighbours(url, answers):
+    def change(text):
+        items = json.loads(text)["items"]
+        items[1]["reward"] = None
+        return json.dumps({"items": items})
+    client = EnvClient(url, "maze")
+    replies = opened(client, [1, 2, 3])
+    answers.verb, answers.change = "steps", change
+    a, b, c = client.answer([(r.session, "step", "look") for r in replies])
+    assert (a.observation, c.observation) == (STARTS[1], STARTS[3]) and isinstance(b, EnvError)
+    client.close([r.session for r in replies])
+
+
+def outages_of_an_original(name, verb, wrong):
+    """Each of these is one answer of an original, in turn; the same client then goes on."""
+    fine = {"babyai": {"observation": "Fine.", "reward": 0, "score": 0, "done": False},
+            "webshop": {"state": "Fine.", "reward": 0, "done": False}}[name]
+    server = original(name, {"go": fine})
+    with serving(server) as address:
+        client = EnvClient(address, name)
+        for answer in wrong:
+            (reply,) = opened(client, [1])
+            server.instead = {verb: answer}
+            (first,) = client.answer([(reply.session, "step", "go") if verb == "step" else
+                                      (None, "reset", 1)])
+            assert isinstance(first, EnvError) and not isinstance(first, ServerAway), answer
+            server.instead = {}
+            (reply,) = opened(client, [1])
+            (reply,) = client.answer([(reply.session, "step", "go")])
+            assert (reply.observation, reply.reward, reply.done) == ("Fine.", 0, False)
+
+
+@pytest.mark.parametrize("name", ["babyai", "webshop"])
+@pytest.mark.parametrize("verb", ["create", "reset", "step"])
+def test_answer_makes_an_outage_of_a_broken_answer_of_an_original(name, verb):
+    right = {("webshop", "create"): "5", ("webshop", "reset"): '["x"]'}.get((name, verb))
+    outages_of_an_original(name, verb, [Raw(text) for text in BROKEN if text != right])
+
+
+@pytest.mark.parametrize("name", ["observation", "reward", "score", "done"])
+def test_answer_makes_an_outage_of_a_wrong_field_of_an_original(name):
+    right = {"observation": "Fine.", "reward": 0, "score": 0, "done": False}
+    wrong = [right | {name: value} for field, value in WRONG_FIELDS if field == name]
+    wrong += [{field: value for field, value in right.items() if field != name}]
+    outages_of_an_original("babyai", "step", wrong)
+
+
+@pytest.mark.parametrize("health", [
+    '{"server": "nanoAgentGym"}', '{"server": "nanoAgentGym", "environments": null}',
+    '{"server": "nanoAgentGym", "environments": {"maze": 1}}', "{}", "[]", "[" * 100_000])
+def test_find_server_takes_no_broken_health_for_a_server(health):
+    with serving(canned(lambda *_: (200, health))) as address:
+        with pytest.raises(EnvError):
+            EnvClient(address, "maze")
+
+
+# ---- total time, size, place of an answer ----
+
+@contextmanager
+def raw_server(pieces, pause=0.0):
+    """An address where every connection is answered by these bytes, with pauses between; pieces():
+    an iterator. After the first one has been asked for, the client may hang up."""
+    def handle(handler):
+        handler.request.recv(2**16)
+        with suppress(OSError):
+            for piece in pieces():
+                handler.request.sendall(piece)
+                if stop.wait(pause):
+                    return
+    stop = threading.Event()
+    Handler = type("Handler", (socketserver.BaseRequestHandler,), {"handle": handle})
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with serving(server) as address:
+        try:
+            yield address
+        finally:
+            stop.set()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("start", [
+    OK, b"", OK + b"Content-Length: 1000\r\n\r\n{", OK + b"Transfer-Encoding: chunked\r\n\r\n"
+    b"500\r\n", OK + b"\r\n", OK + b"Transfer-Encoding: chunked\r\n\r\n"],
+    ids=["headers", "status", "body", "chunk", "until the end", "chunks' sizes"])
+def test_bytes_that_trickle_in_do_not_extend_the_time_for_an_answer(start):
+    def pieces():
+        yield start
+        yield from itertools.repeat(b"1", 300)      # 6 s of them
+    with raw_server(pieces, pause=0.02) as address:
+        began = time.perf_counter()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            Http(0.3, 0).exchange("GET", f"{address}/health")
+        assert time.perf_counter() - began < 3
+
+
+@pytest.mark.parametrize("start, piece", [
+    (OK, b"X: " + b"y" * 60_000 + b"\r\n"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    (OK + b"\r\n", b"1" * 2**20), (OK + b"Content-Length: 99999999999\r\n\r\n", b"1" * 2**20),
+    (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + b"1" * 2**20 + b"\r\n"),
+    (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n" * 100)],
+    ids=["headers", "continue", "until the end", "length", "chunks", "trailers"])
+def test_an_endless_stream_is_cut(monkeypatch, start, piece):
+    monkeypatch.setattr(client_file, "MAX_ANSWER", 2**22)
+    sent = [0]
+
+    def pieces():
+        yield start
+        while True:
+            sent[0] += len(piece)
+            yield piece
+    with raw_server(pieces) as address:
+        with pytest.raises((EnvError, OSError, http.client.HTTPException)):
+            Http(0.5, 0).exchange("GET", f"{address}/health")
+    if start.startswith(OK + b"\r\n"):
+        assert sent[0] < 2**25          # 4 MiB are read, some more wait in the connection
+
+
+def test_a_bomb_of_gzip_is_not_unpacked(url, monkeypatch):
+    """1 MB that would be 1 GB. The client asks for nothing packed, and unpacks nothing."""
+    bomb = gzip.compress(bytes(2**20)) * 1024
+    head = OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    client = EnvClient(url, "maze")
+    with raw_server(lambda: [head + bomb]) as address:
+        client.servers[0].url = address
+        tracemalloc.start()
+        (error,) = client.answer([(None, "reset", 3)])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert isinstance(error, EnvError) and "no JSON" in str(error)
+    assert peak < 2**25
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_named_and_not_followed(url, posts, status):
+    client = EnvClient(url, "maze")
+    (reply,) = opened(client, [0])
+    posts.clear()
+    head = f"HTTP/1.1 {status} Moved\r\nLocation: {url}/maze/steps\r\nContent-Length: 0\r\n\r\n"
+    with raw_server(lambda: [head.encode()]) as address:
+        client.servers[0].url = address
+        (error,) = client.answer([(reply.session, "step", "move up")])
+        assert isinstance(error, EnvError) and f"redirects to {url}/maze/steps" in str(error)
+        with pytest.raises(EnvError, match="redirects to"):
+            EnvClient(address, "maze")
+    assert posts == []
+
+
+def test_an_answer_cut_short_is_asked_for_again():
+    """A server that dies while it answers has not answered."""
+    head = OK + b"Content-Length: 30\r\n\r\n"
+    with raw_server(lambda: [head + b'{"items": []}']) as address:
+        with pytest.raises(http.client.IncompleteRead):
+            Http(5, 0).exchange("POST", f"{address}/steps", {})
+
+
+def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatch):
+    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.05)
+    with serving(HttpServer(["maze"])) as address:
+        client = EnvClient(address, "maze", retries=1)
+        (reply,) = opened(client, [18])
+        for connection in client.http.kept.values():
+            assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
+        (reply,) = client.answer([(reply.session, "step", "move up")])
+        assert not isinstance(reply, EnvError)
+
+
+# ---- episodes have numbers ----
+
+def test_a_step_names_the_episode_of_its_reset(url, posts):
+    client = EnvClient(url, "maze")
+    first, second = opened(client, [1, 2])
+    (again,) = client.answer([(first.session, "reset", 3)])
+    client.answer([(again.session, "step", "look"), (second.session, "step", "look")])
+    numbers = [item["episode"] for _, items in posts for item in items]
+    assert len(set(numbers[:3])) == 3 and all(type(number) is int for number in numbers)
+    assert numbers[3:] == [numbers[2], numbers[1]]
+    # the handle of the episode that has ended can no longer move the new one
+    (late,) = client.answer([(first.session, "step", "move up")])
+    assert isinstance(late, EnvError) and len(posts) == 3
+    client.close([again.session, second.session])
+
+
+def test_a_reset_sent_again_has_the_same_number(url, posts):
+    client = EnvClient(url, "maze", retries=2)
+    (reply,) = opened(client, [1])
+    posts.clear()
+    posts.lose = 2
+    client.answer([(reply.session, "reset", 2)])
+    assert len(posts) == 3 and len({items[0]["episode"] for _, items in posts}) == 1
+
+
+def test_an_id_given_again_is_not_the_old_session():
+    """A restarted original counts from 0 again: the old episode of that id must not move the new
+    one."""
+    server = original("babyai", {"go": {"observation": "x", "reward": 0, "score": 0,
+                                        "done": False}})
+    with serving(server) as address:
+        client = EnvClient(address, "babyai")
+        (old,) = opened(client, [1])
+        server.sessions.clear()
+        (new,) = opened(client, [2])
+        assert new.session[:2] == old.session[:2]
+        late, fine = client.answer([(old.session, "step", "go"), (new.session, "step", "go")])
+    assert isinstance(late, ServerAway) and fine.observation == "x"
+    assert [entry[1] for entry in server.log].count("/step") == 1
+
+
+# ---- servers that go away ----
+
+def end(address):
+    """Kill this server of local_server at once, as a crash would."""
+    with urlopen(f"{address}/health") as answer:
+        os.kill(json.load(answer)["pid"], signal.SIGKILL)
+
+
+def restarted(address):
+    """A context: a new server where another was."""
+    return serving(HttpServer(["maze"], port=int(address.rpartition(":")[2])))
+
+
+class Disturbed(EnvClient):
+    """An EnvClient that calls before(number of the call) at each call of answer."""
+
+    def __init__(self, *args, before, **settings):
+        super().__init__(*args, **settings)
+        self.before, self.calls = before, itertools.count(1)
+
+    def answer(self, items):
+        self.before(next(self.calls))
+        return super().answer(items)
+
+
+@functools.cache
+def policy():
+    tokenizer = chat_tokenizer()
+    return twins("llama", vocabulary=len(tokenizer), loud=[0], seed=4)[0], Agent(
+        tokenizer, "Be quick.", max_turn_tokens=4, max_context=900)
+
+
+def played(client, tasks=range(4), group_size=2, horizon=4, **settings):
+    return collect(*policy(), client, list(tasks), group_size, horizon, **settings)
+
+
+def same(a, b):
+    """Token for token, turn for turn; log-probabilities to rounding."""
+    return replace(a, old_logprobs=[]) == replace(b, old_logprobs=[]) and \
+        a.old_logprobs == pytest.approx(b.old_logprobs, abs=1e-4)
+
+
+@functools.cache
+def undisturbed():
+    with serving(HttpServer(["maze"])) as address:
+        return played(EnvClient(address, "maze"))[0]
+
+
+def undisturbed_by(got):
+    return len(got) == len(undisturbed()) and all(map(same, got, undisturbed()))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_collect_loses_nothing_when_one_of_two_servers_is_killed(batched):
+    with local_server("maze", workers=2) as urls:
+        client = Disturbed(urls, "maze", batched=batched, retries=0,
+                           before=lambda number: end(urls[0]) if number == 3 else None)
+        got, stats = played(client, retries=0)
+        assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
+        assert list(client.away) == [0]
+        got, stats = played(client, retries=0)      # the dead one is out: nothing fails any more
+        assert undisturbed_by(got) and stats.failures == []
+
+
+def test_a_server_that_is_back_is_used_again():
+    with local_server("maze", workers=2) as urls:
+        client = EnvClient(urls, "maze", retries=1)
+        end(urls[1])
+        replies = client.answer([(None, "reset", task) for task in range(4)])
+        assert [isinstance(reply, ServerAway) for reply in replies] == [False, True, False, True]
+        replies = opened(client, range(4))
+        assert {reply.session[0] for reply in replies} == {0}
+        with restarted(urls[1]):
+            while client.away:
+                opened(client, [1])
+            replies = opened(client, range(4))
+            assert [reply.session[0] for reply in replies] in ([0, 1, 0, 1], [1, 0, 1, 0])
+            assert [reply.observation for reply in replies] == STARTS[:4]
+            client.close([reply.session for reply in replies])
+
+
+def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
+    clock, asked = [100.0], []
+    client = EnvClient(url, "maze")
+    monkeypatch.setattr(client_file.time, "monotonic", lambda: clock[0])
+
+    def dead(*_):
+        asked.append(clock[0])
+        raise EnvError("no")
+    monkeypatch.setattr(client_file, "find_server", dead)
+    for clock[0] in [100 + tick / 20 for tick in range(20 * 120)]:
+        assert not client.lives(0)
+    pauses = [b - a for a, b in zip(asked, asked[1:])]
+    assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.06)
+    assert pauses[8:] == pytest.approx([20] * len(pauses[8:]), abs=0.06) and 9 < len(asked) < 15
+
+
+def test_collect_outlives_the_absence_of_the_only_server():
+    with local_server("maze") as urls, ExitStack() as stack:
+        def before(number):
+            if number == 3:
+                end(urls[0])
+                threading.Timer(1.0, lambda: stack.enter_context(restarted(urls[0]))).start()
+        got, stats = played(Disturbed(urls, "maze", before=before), retries=0)
+        assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_collect_raises_when_all_servers_are_gone(batched):
+    with local_server("maze", workers=2) as urls:
+        client = Disturbed(urls, "maze", batched=batched, retries=0, patience=0.5,
+                           before=lambda n: [end(url) for url in urls] if n == 3 else None)
+        engine = make_engine(*policy(), 8)
+        began = time.perf_counter()
+        with pytest.raises(ServersGone, match="no server has answered for 0.5 s") as error:
+            played(client, engine=engine)
+        assert time.perf_counter() - began < 10
+        assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)
+        assert engine.pages.in_use == 0 and client.playing == {}
+
+
+def test_a_server_that_kills_every_episode_is_given_up_in_time():
+    """An episode that takes down each server it meets is not played for ever."""
+    class Away(LocalClient):
+        def one(self, session, kind, argument):
+            if kind == "step":
+                return ServerAway("down again")
+            return super().one(session, kind, argument)
+    with pytest.raises(EnvError, match="no episode could be played: down again"):
+        played(Away(), tasks=[1])
+
+
+def test_a_timeout_of_one_request_does_not_lose_the_servers_other_sessions(monkeypatch):
+    respond = env_server.respond
+
+    def slow(services, method, target, body):
+        if b"dream" in body:
+            time.sleep(0.4)
+        return respond(services, method, target, body)
+    monkeypatch.setattr(env_server, "respond", slow)
+    with serving(HttpServer(["maze"])) as address:
+        client = EnvClient(address, "maze", timeout=0.1, retries=0, batched=False)
+        a, b = opened(client, [1, 2])
+        late, fine = client.answer([(a.session, "step", "dream"), (b.session, "step", "look")])
+    assert isinstance(late, EnvError) and not isinstance(late, ServerAway)
+    assert fine.observation == STARTS[2] and client.away == {}
+
+
+# ---- no reward that nobody gave ----
+
+GARBAGE = ['{"message": "internal error"}', "{}", "NaN", '"1"', "null", "[" * 200_000]
+
+
+def garbling(answer, rng, thrown):
+    """`answer(method, path, body)` with three of ten answers to a step replaced by garbage."""
+    def garbled(method, path, body):
+        status, text = answer(method, path, body)
+        if "step" in path and rng.random() < 0.3:
+            thrown.append(rng.choice(GARBAGE))
+            text = thrown[-1]
+        return status, text
+    return garbled
+
+
+def original_toy():
+    """fakes.Toy behind the original textcraft's routes -> answer(method, path, body)."""
+    worlds, lock = [], threading.Lock()
+
+    def answer(method, path, body):
+        body = json.loads(body) if body else {}
+        if method == "GET":
+            return (200, '"This is environment TextCraft."') if path == "/" else (404, "{}")
+        if path == "/create":
+            with lock:
+                worlds.append(Toy())
+                return 200, json.dumps({"id": len(worlds) - 1, **TEXTCRAFT})
+        if path == "/close":
+            return 200, "true"
+        world = worlds[body["id"]]
+        if path == "/reset":
+            return 200, json.dumps(TEXTCRAFT | {"observation": world.reset(body["data_idx"])})
+        observation, reward, done, _ = world.step(body["action"])
+        return 200, json.dumps(dict(observation=observation, reward=1 + reward, done=done))
+    return answer
+
+
+@pytest.mark.parametrize("dialect, retries", [
+    ("original", 2), ("original", 50), ("ours, one by one", 50), ("ours, batched", 50)])
+def test_collect_returns_no_reward_that_the_server_did_not_give(dialect, retries, monkeypatch):
+    """Rewards of the original toy are 1 to 2, so a 0 is nobody's; each episode that comes back is
+    the one that an unbroken server plays, and what failed or was dropped is counted."""
+    rng, thrown, respond = random.Random(3), [], env_server.respond
+    if dialect == "original":
+        name, healthy = "textcraft", canned(original_toy())
+        broken = canned(garbling(original_toy(), rng, thrown))
+    else:
+        name, healthy, broken = "maze", HttpServer(["maze"]), HttpServer(["maze"])
+    settings = dict(tasks=range(12), horizon=3)
+    batched = dialect != "ours, one by one"
+    with serving(healthy) as address:
+        want = {t.key: t for t in played(EnvClient(address, name, success=9), **settings)[0]}
+    assert len(want) == 24
+    if dialect != "original":
+        monkeypatch.setattr(env_server, "respond", lambda services, *request: garbling(
+            lambda *request: respond(services, *request), rng, thrown)(*request))
+    with serving(broken) as address:
+        client = EnvClient(address, name, success=9, batched=batched)
+        got, stats = played(client, retries=retries, **settings)
+    assert len(thrown) > 1
+    assert all(same(t, want[t.key]) for t in got) and len(got) + 2 * stats.dropped == 24
+    if retries == 2:
+        assert stats.dropped > 0 and len(stats.failures) >= 3 * stats.dropped
+    elif dialect != "ours, batched":
+        assert stats.dropped == 0 and len(stats.failures) == len(thrown)
+    if dialect == "original":
+        assert all(turn.reward >= 1 and turn.valid is None for t in got for turn in t.turns)

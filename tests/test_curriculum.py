@@ -102,6 +102,9 @@ def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
     some = choose_tasks(maze, "test", 50)
     assert len(set(some)) == 50 and set(some) <= set(maze.TEST) and some == sorted(some)
     assert some == choose_tasks(maze, "test", 50)
+    assert choose_tasks(TOY, "train", 3, only={2, 5, 7, 95}) == [2, 5, 7]     # chosen, then sampled
+    with pytest.raises(ValueError, match="no task"):
+        choose_tasks(TOY, "train", 3, only=range(90, 99))
     assert len(choose_tasks(textcraft_small, "test", 99)) == 99
 
 

@@ -27,6 +27,7 @@ from eval import (Config, Count, Finite, Limit, Natural, NonNegative, Portion, P
                   agent_for, checked, model_defaults, parse_flags, run, summarise)
 from metrics import builtin_rate, mean_and_error, play_builtin
 from rollout import Agent, collect
+from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent
 
@@ -195,6 +196,32 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"maze, test split, horizon 6, {model}, temperature 1"
     assert "Pass@2" in lines[1] and lines[-2].startswith("random player (exact)")
+
+
+@pytest.mark.parametrize("env, n, words", [
+    (maze, 11, None), (wordle, 10, "adieu, stone")])
+def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
+        env, n, words, model, monkeypatch, capsys):
+    """The fake original is won by any reply; of maze it has the double T alone, 11 tasks of TEST,
+    of wordle the first 50, every fifth of them in TEST."""
+    monkeypatch.setattr(env, "ORIGINAL", range(26 if env is maze else 50), raising=False)
+    prompts, play = [], evaluation.evaluate
+    monkeypatch.setattr(evaluation, "evaluate", lambda policy, agent, *rest: prompts.append(
+        agent.prompt) or play(policy, agent, *rest))
+    server = lmrl_gym(["adieu", "stone"])
+    with serving(server) as address:
+        figures = run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
+                             max_turn_tokens=4))
+    known = choose_tasks(env, "test", 0, "", env.ORIGINAL)
+    asked = [body[{"maze": "game", "wordle": "seed"}[env.NAME]] for _, path, body in server.log
+             if path.endswith("/reset")]
+    assert len(known) == n and sorted(asked) == known
+    assert (figures["all"]["n"], figures["all"]["success"]) == (n, 1)
+    assert figures["all"]["random"] == builtin_rate(env, "random", known, 2)[0]
+    assert (words in prompts[0] if words else prompts == [maze.PROMPT])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("random player, our local game (exact) ")
+    assert lines[-1].startswith("expert player, our local game (exact) ")
 
 
 def test_run_speaks_as_the_flags_say(url, model, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import rollout
-from client import EnvError
+from client import EnvError, ServerAway
 from engine import Engine, token_logprobs
 from envs import textcraft_small
 from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, twins
@@ -114,6 +114,8 @@ def test_trajectory_text_marks_exactly_the_trained_tokens():
         "<|user|>hi<|end|><|assistant|>⟦go<|end|>⟧ (reward 0.5)<|user|>ok<|end|><|assistant|>"
         "⟦so⟧ (reward 0, not understood)<|end|>\n"
         "[task 3: return 0.5, score 0.5, truncated: horizon]")
+    t.turns[1].valid = None                                # an original does not say
+    assert "not understood" not in t.text(tok)
 
 
 # ---- chat templates -----------------------------------------------------------------------------
@@ -235,6 +237,16 @@ def test_format_read_gives_the_action_or_a_complaint(name, reply, action, compla
     got, complained = FORMATS[name].read(reply)
     assert got == action
     assert complaint in complained and bool(complaint) == bool(complained)
+
+
+def test_read_think_takes_no_more_time_for_tags_that_are_not_closed():
+    """256 KB; at a cost that grows with the square they would take a minute."""
+    began = time.perf_counter()
+    for piece in ("</think>", "<answer>", "</think><answer>", "</think> \n", " " * 16):
+        assert FORMATS["think"].read("</think>" + piece * (2**18 // len(piece)))[0] == ""
+    assert time.perf_counter() - began < 10
+    assert FORMATS["think"].read("</think><answer>" * 9 + "up</answer>")[0] == \
+        "</think><answer>" * 8 + "up"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -802,6 +814,24 @@ def test_collect_counts_retries_for_each_episode():
         client = Failing(lambda task, n, failures=failures: task == 2 and n <= failures)
         _, stats = collect(policy(), agent(), client, [1, 2], 1, 2, retries=1)
         assert stats.dropped == dropped and len(stats.failures) == failures
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_episode(batched):
+    """retries=0, and each episode loses its server five times."""
+    lost = Counter()
+
+    class Flapping(LocalClient):
+        def one(self, session, kind, argument):
+            if kind == "reset" and lost[argument] < 5:
+                lost[argument] += 1
+                return ServerAway("gone")
+            return super().one(session, kind, argument)
+    got, stats = within(60, collect, policy(), agent(), Flapping(batched=batched), [1, 2], 3, 4,
+                        places=[1, 2], retries=0)
+    assert all(same(t, undisturbed()[task, m]) for t, (task, m) in zip(
+        got, itertools.product((1, 2), range(3)))) and len(got) == 6
+    assert stats.dropped == 0 and stats.failures == ["gone"] * 30
 
 
 def test_collect_asks_no_more_for_a_group_that_is_lost():

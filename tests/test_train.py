@@ -39,8 +39,10 @@ from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer
+from envs import maze
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn, play
+from test_client import lmrl_gym, serving
 from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -1104,3 +1106,25 @@ def test_a_mistake_ends_the_process_without_a_traceback():
                            "1"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("train.py: group_size=1") and done.stderr.count("\n") == 1
+
+
+def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
+        model, monkeypatch, capsys):
+    """The fake original is won by any reply; it has the double T alone."""
+    monkeypatch.setattr(maze, "ORIGINAL", range(26), raising=False)
+    monkeypatch.setattr(maze, "unseen_goal", lambda task: task == 24, raising=False)
+    server = lmrl_gym()
+    with serving(server) as address:
+        cfg = config(model, env="maze", filter="none", steps=1, eval_tasks=0, families="")
+        run = train.setup(cfg, maze, EnvClient(address, "maze"))
+        assert run.tasks == list(maze.LEFT) and run.eval_tasks == list(maze.RIGHT)
+        metrics.evaluate_before(run)
+        train.train(run)
+        run.notes.after = metrics.sampled_and_greedy(run)
+        metrics.report(run, 1.0)
+    games = [body["game"] for _, path, body in server.log if path.endswith("/reset")]
+    assert set(games) <= set(range(26)) and set(maze.RIGHT) <= set(games)
+    assert math.isnan(run.history[0]["valid"]) and run.history[0]["reward"] == 1
+    out = capsys.readouterr().out
+    assert "| valid    - |" in out and "goals never trained on, our local game: T=1" in out
+    assert "random player, our local game " in out and "expert player, our local game " in out
