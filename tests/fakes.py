@@ -204,6 +204,12 @@ def config(model, algo="grpo", **flags):
     return train.Config(**(SMALL | train.ALGOS[algo] | flags), model=model, algo=algo)
 
 
+def flags_of(**flags):
+    return [f"--{key.replace('_', '-')}=" + (
+        ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+        for key, value in flags.items()]
+
+
 def started(url, cfg):
     train.check(cfg)
     return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))

@@ -35,7 +35,7 @@ from agentevol import Clone
 from client import EnvError
 from curriculum import choose_tasks
 from engine import load_policy
-from fakes import SMALL, Env, config, save_policy, served, started, toy, trained
+from fakes import SMALL, Env, config, flags_of, save_policy, served, started, toy, trained
 from metrics import builtin_rate
 from rollout import Stats, Trajectory
 from train import ALGOS, Config, Figures
@@ -774,12 +774,6 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
 
 
 # ---- the whole script ---------------------------------------------------------------------------
-
-def flags_of(**flags):
-    return [f"--{key.replace('_', '-')}=" + (
-        ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-        for key, value in flags.items()]
-
 
 def test_main_clones_trains_and_reports(url, capsys):
     flags = {k: v for k, v in SMALL.items() if k != "control"}
