@@ -364,6 +364,16 @@ def weighted(run, batch):
     return batch
 
 
+def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(url, model):
+    run = started(url, config(model, filter="none", temperature=HEAT))
+    batch = weighted(run, batch_of(run))
+    mask = batch.response_mask
+    torch.testing.assert_close(train.logprobs_under(run, run.policy, batch)[mask],
+                               batch.old_logprobs[mask], atol=1e-4, rtol=0)
+    _, sums = train.part_loss(run, batch)
+    assert sums["kl"].item() == pytest.approx(0, abs=1e-6)  # ratios of 1: nothing has moved yet
+
+
 @pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", 0.3)])
 def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, factor, url, model):
     run = started(url, config(model, "ppo", critic=critic, value_coef=0.3))
@@ -486,6 +496,18 @@ def test_micro_batches_of_two_ranks_are_each_counted_once(url, model, monkeypatc
     assert [real for parts in seen for _, real in parts] == [1, 1, 1, 0]
 
 
+def test_on_all_rows_of_two_ranks_adds_up_to_that_of_one(url, model, monkeypatch):
+    run = started(url, config(model, filter="none"))
+    batch = batch_of(run).rows(torch.arange(3))             # three parts: one is repeated
+    alone = train.logprobs_under(run, run.policy, batch)
+    monkeypatch.setattr(parallel, "summed", lambda x: x)
+    halves = []
+    for rank in (0, 1):
+        ranks(monkeypatch, rank, 2)
+        halves.append(parallel.logprobs_under(run.policy, batch, 1, 1.0))
+    torch.testing.assert_close(halves[0] + halves[1], alone, atol=1e-5, rtol=0)
+
+
 def test_update_adds_figures_and_losses_up_over_the_ranks(url, model, monkeypatch):
     """The other rank's tokens have three times this one's sums: with a weight of its own each."""
     run = started(url, config(model, "ppo", lr=0.0, critic_lr=0.0))
@@ -535,12 +557,12 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0)) for task, place in zip(tasks, places)], Stats()
     monkeypatch.setattr(parallel, "collect", collect)
-    others = [([Trajectory(50, (9, 0, 0)), Trajectory(53, (9, 3, 0))], Stats(dropped=1)), None,
+    others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
     monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
-    tasks = [50, 51, 52, 53, 54]
+    tasks = [54, 53, 52, 51, 50]
     played, stats = parallel.play_tasks(run, run.policy, run.agent, tasks, 1, 2, (9,))
-    assert asked == [([51, 54], [1, 4], (9,))]
+    assert asked == [([53, 50], [1, 4], (9,))]
     assert [t.task_id for t in played] == tasks and stats.dropped == 3
 
 
