@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from importlib.util import cache_from_source
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"      # before torch: a forked process has none of its threads
@@ -94,7 +95,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_algos.py::test_mt_grpo_advantages_compares_turns_within_a_group_alone"),
         ("return per_token(episode[:, None] + alpha * turn", "return per_token(alpha * turn",
          "tests/test_algos.py::test_mt_grpo_advantages_by_hand"),
-        ("torch.where(mask, turn_ids, turn_count)", "turn_ids.clamp(min=0)",
+        ("torch.where(mask, turn_ids, turn_count)", "turn_ids.clamp(0, turn_count - 1)",
          "tests/test_algos.py::test_nan_and_junk_off_the_mask_change_nothing"),
         ("advantages(x[members], size)", "advantages(x, len(x))[members]",
          "tests/test_algos.py::test_gigpo_advantages_by_hand"),
@@ -421,10 +422,11 @@ def function_of(file, text):
 def copy_with(folder, file="", text="", wrong=""):
     """A copy of this checkout in `folder`, with the fault if one is given."""
     shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "runs", "shared", "*.png", "*.svg"))
+        ".*", "runs", "shared", "*.png", "*.svg"))      # compiled files go along: they save seconds
     if file:
-        place = Path(folder) / file
+        place = Path(folder, file)
         place.write_text(place.read_text().replace(text, wrong))
+        Path(cache_from_source(str(place))).unlink(missing_ok=True)
     os.chdir(folder)
     sys.path[:] = [folder] + [p for p in sys.path if p and ROOT not in (Path(p), Path(p).parent)]
     sys.dont_write_bytecode = True
