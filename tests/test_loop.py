@@ -110,6 +110,7 @@ def recorded_main(url, model, *more, **flags):
         lr_end=LR_END, max_grad_norm=LIMIT, temperature=HEAT, format="act", model=model,
         env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "draw", lambda *_: None)     # the slowest part by far
         record, hook = recorded(patch)
         try:
             train.main([*more, *flags_of(**flags)])
@@ -126,8 +127,9 @@ def ppo(url, model):
 
 @pytest.fixture(scope="module")
 def grpo(url, model):
-    """A recorded run of GRPO that is evaluated at both ends only."""
-    return recorded_main(url, model, algo="grpo", steps=2, name="plain", max_grad_norm=1e9)
+    """A recorded run of GRPO, evaluated after every step, whose gradients are not clipped."""
+    return recorded_main(url, model, algo="grpo", steps=2, eval_every=1, name="plain",
+                         max_grad_norm=1e9)
 
 
 def tokens_of(play):
@@ -170,7 +172,7 @@ def test_evaluations_are_as_many_as_were_asked_for(ppo, grpo):
         (0, sampled), (0, greedy), (2, sampled), (4, sampled), (6, sampled),
         (STEPS, sampled), (STEPS, greedy)]
     assert [(play.step, play.agent.temperature) for play in grpo.evaluations()] == [
-        (0, sampled), (0, greedy), (2, sampled), (2, greedy)]
+        (0, sampled), (0, greedy), (1, sampled), (2, sampled), (2, greedy)]
 
 
 def test_the_curve_and_the_table_hold_what_was_measured(ppo):
@@ -182,6 +184,11 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     result = json.load(open("runs/recorded/result.json"))
     assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
         rates[0], rates[1], rates[5], rates[6]]
+    for who in ("random", "expert"):        # on the same tasks, at the same horizon
+        player = metrics.builtin_rate(ppo.run.module, who, ppo.run.eval_tasks, 3)
+        assert result[who] == player[0] and tuple(notes.players[who]) == player
+    assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
+        sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
 
 def test_no_dropout_while_playing_or_learning(ppo, grpo):
@@ -398,6 +405,123 @@ def test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns(turn_leve
     whitened = (gaps - gaps.mean()) / gaps.std()
     torch.testing.assert_close(chosen, whitened, atol=1e-3, rtol=1e-3)
     assert abs(gaps.std().item() - 1) > 0.01
+
+
+def test_part_loss_clips_how_far_values_move(url, model):
+    """The critic's values V have moved up by 1 and may move by 1/2; what was earned is V + 1."""
+    run = started(url, config(model, "ppo", value_clip=0.5))
+    batch = weighted(run, batch_of(run))
+    batch.values, batch.returns = batch.values - 1, batch.values + 1
+    _, sums = train.part_loss(run, batch)
+    # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
+
+
+def test_credit_of_ppo_has_its_gamma_and_its_lambda(url, model):
+    run = started(url, config(model, "ppo", gamma=0.9, lam=0.7))
+    batch = batch_of(run)
+    at_end = torch.zeros_like(batch.token_rewards)
+    for row, mask in enumerate(batch.response_mask):
+        at_end[row, mask.nonzero().max()] = batch.rewards[row]
+    advantages, returns = algos.gae(at_end, batch.values, batch.response_mask, 0.9, 0.7)
+    torch.testing.assert_close(batch.returns, returns)
+    torch.testing.assert_close(batch.advantages,
+                               algos.masked_whiten(advantages, batch.response_mask))
+
+
+ESTIMATORS = {      # advantage -> what it must be, (B, T) or (B, 1), of batch b with G = 4
+    "grpo": lambda b: algos.grpo_advantages(b.rewards, 4)[:, None],
+    "dr_grpo": lambda b: algos.dr_grpo_advantages(b.rewards, 4)[:, None],
+    "rloo": lambda b: algos.rloo_advantages(b.rewards, 4)[:, None],
+    "reinforce_pp_baseline": lambda b: algos.reinforce_pp_baseline_advantages(
+        b.rewards, 4, b.response_mask),
+    "mt_grpo": lambda b: algos.mt_grpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids, 4)}
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
+    run = started(url, config(model, filter="none", advantage=advantage))
+    batch = batch_of(run)
+    mine = {name: estimate(batch).expand(batch.response_mask.shape)[batch.response_mask]
+            for name, estimate in ESTIMATORS.items()}
+    torch.testing.assert_close(batch.advantages[batch.response_mask], mine[advantage])
+    assert all(not torch.allclose(mine[advantage], other, atol=1e-3)
+               for name, other in mine.items() if name != advantage)
+
+
+@pytest.mark.parametrize("weights, first, last", [      # rows of two tokens and of one
+    ("token", 1 / 3, 1 / 3), ("sequence", 1 / 4, 1 / 2), ("sequence_sum", 1 / 2, 1 / 2),
+    ("constant", 1 / 24, 1 / 24)])                      # 12 tokens at most
+def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    expected = torch.tensor([[0, first, first], [last, 0, 0]])
+    torch.testing.assert_close(train.loss_weights(mask, config(model, weights=weights)), expected)
+
+
+@pytest.mark.parametrize("surrogate", train.SURROGATES)
+def test_surrogates_clip_below_and_above_as_the_flags_say(surrogate, model):
+    """One token a row, ratios e: [advantage 1, e 1.25: under 1.3], [1, 2: clipped at 1.3], [-1,
+    0.85: clipped at 0.9]."""
+    cfg = config(model, clip_low=0.1, clip_high=0.3)
+    now, advantages = torch.tensor([1.25, 2.0, 0.85]).log(), torch.tensor([1.0, 1.0, -1.0])
+    loss = train.SURROGATES[surrogate](now, torch.zeros(3), advantages, torch.arange(3), cfg)
+    torch.testing.assert_close(loss, torch.tensor([-1.25, -1.3, 0.9]))
+
+
+def test_token_surrogate_bounds_the_loss_of_a_bad_token_by_dual_clip(model):
+    now, advantages, row = torch.tensor([5.0]).log(), torch.tensor([-1.0]), torch.tensor([0])
+    for dual_clip, expected in ((0.0, 5.0), (2.0, 2.0)):
+        loss = train.token_surrogate(now, torch.zeros(1), advantages, row,
+                                     config(model, dual_clip=dual_clip))
+        assert loss.item() == pytest.approx(expected)
+
+
+PRESETS = {     # as the papers have it: advantage, weights, critic, filter, clip low and high
+    "grpo": ("grpo", "sequence", "none", "varied", 0.2, 0.28),
+    "dr_grpo": ("dr_grpo", "constant", "none", "varied", 0.2, 0.2),
+    "rloo": ("rloo", "sequence_sum", "none", "none", 0.2, 0.2),
+    "ppo": ("gae", "token", "own", "none", 0.2, 0.2),
+    "reinforce_pp": ("reinforce_pp", "token", "none", "none", 0.2, 0.2),
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", "token", "none", "none", 0.2, 0.2),
+    "gigpo": ("gigpo", "token", "none", "none", 0.2, 0.2),
+    "mt_grpo": ("mt_grpo", "sequence", "none", "none", 0.2, 0.2),
+    "gspo": ("grpo", "sequence", "none", "varied", 3e-4, 4e-4),
+    "starpo": ("gae", "token", "own", "none", 0.2, 0.2),
+    "starpo_s": ("gae", "token", "own", "uncertain", 0.2, 0.28)}
+
+
+def test_presets_are_the_papers():
+    for name, preset in train.ALGOS.items():
+        c = train.Config(**preset)
+        assert PRESETS[name] == (c.advantage, c.weights, c.critic, c.filter, c.clip_low,
+                                 c.clip_high), name
+        assert (c.surrogate == "sequence") == (name == "gspo")
+        assert (c.kl_coef, c.kl_in) == ((0.001, "reward") if name == "starpo" else (0, "loss"))
+        assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
+
+
+def test_setup_gives_adam_no_decay_and_a_short_memory(ppo):
+    for optimizer in (ppo.run.optimizer, ppo.run.critic_optimizer):
+        (group,) = optimizer.param_groups
+        assert (tuple(group["betas"]), group["weight_decay"]) == ((0.9, 0.95), 0)
+
+
+def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
+    cfg = train.Config(env="toy", families="odd", clone_episodes=5, clone_skill=0.3, clone_steps=6,
+                       clone_lr=0.07, clone_width=48, clone_layers=3, clone_heads=6, seed=9,
+                       format="think", context="window", max_turn_tokens=11, max_context=99,
+                       name="settings")
+    asked = []
+    monkeypatch.setattr(train, "seconds_per_step", lambda *_: 1.0)
+    monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
+    assert train.cloned(cfg) == "runs/settings/clone"
+    ((settings, out),) = asked
+    assert out == "runs/settings/clone"
+    assert [settings.env, settings.families, settings.episodes, settings.skill, settings.steps,
+            settings.lr, settings.width, settings.layers, settings.heads, settings.seed,
+            settings.format, settings.context, settings.max_turn_tokens, settings.max_context] == [
+        "toy", "odd", 5, 0.3, 6, 0.07, 48, 3, 6, 9, "think", "window", 11, 99]
 
 
 def test_credit_of_gigpo_discounts_by_the_turn(url, model):
@@ -697,8 +821,8 @@ def test_probe_scores_every_reply_under_every_prompt(url, model):
 
 
 def test_record_probes_and_shows_samples_as_often_as_asked(url, model):
-    run = trained(url, config(model, steps=5, probe_every=2, sample_every=3, name="often"))
-    assert ["mutual_information" in line for line in run.history] == [True, False] * 2 + [True]
+    run = trained(url, config(model, steps=4, probe_every=2, sample_every=3, name="often"))
+    assert ["mutual_information" in line for line in run.history] == [True, False] * 2
     shown = [line for line in open("runs/often/samples.txt") if line.startswith("---- step")]
     assert shown == ["---- step 0 ----\n"] * 2 + ["---- step 3 ----\n"] * 2
 
@@ -707,23 +831,23 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
     monkeypatch.setattr(algos, "collapse_warnings", lambda history, *_: (
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
-    run = trained(url, config(model, steps=4, name="warned"))
+    run = trained(url, config(model, steps=3, name="warned"))
     assert [(step, signal) for step, signal, _ in run.notes.warnings] == [
         (1, "entropy"), (2, "valid")]
 
 
 def test_a_warning_is_no_reason_to_stop_unless_asked(url, model, monkeypatch):
     monkeypatch.setattr(algos, "collapse_warnings", lambda *_: [("entropy", "it fell")])
-    assert trained(url, config(model, steps=3, name="on")).step == 3
+    assert trained(url, config(model, steps=2, name="on")).step == 2
 
 
 def test_expected_minutes_count_episodes_and_evaluations():
-    cfg = SimpleNamespace(steps=5, eval_every=2, tasks_per_step=3, group_size=4, eval_tasks=10)
-    # 60 episodes of training, each played and learned from: 90; evaluated before, after steps 2 and
-    # 4, and at the end: 40
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (90 + 40) / 60)
+    cfg = SimpleNamespace(steps=6, eval_every=2, tasks_per_step=3, group_size=4, eval_tasks=10)
+    # 72 episodes of training, each played and learned from: 108; evaluated before, after steps 2
+    # and 4, and at the end: 40
+    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 40) / 60)
     cfg.eval_every = 0
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (90 + 20) / 60)
+    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 20) / 60)
 
 
 def test_the_control_clones_for_the_seconds_of_rl(url, model, monkeypatch):
