@@ -14,6 +14,10 @@ def test_every_entry_has_its_place_and_its_test():
     assert [why for why in (trouble(*entry) for entry in entries()) if why] == []
 
 
+def test_there_are_enough_entries():
+    assert len(set(entries())) == len(entries()) >= 150
+
+
 def test_no_function_has_more_than_two_entries():
     places = Counter(function_of(file, text) for file, text, *rest in entries()
                      if not trouble(file, text, *rest))

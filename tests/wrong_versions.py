@@ -15,6 +15,7 @@ Each fault gets a process, forked from this one after the slow imports, which ta
 import argparse
 import ast
 import contextlib
+import functools
 import json
 import os
 import random
@@ -421,13 +422,17 @@ def trouble(file, text, wrong, test):
     return ""
 
 
+@functools.cache
+def definitions(source):
+    return [node for node in ast.walk(ast.parse(source))
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+
+
 def function_of(file, text):
     """The name of the innermost function (else class, else the file) in which the text begins."""
     source = (ROOT / file).read_text()
     line = source[:source.index(text)].count("\n") + 1
-    holders = [node for node in ast.walk(ast.parse(source))
-               if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-               and node.lineno <= line <= node.end_lineno]
+    holders = [node for node in definitions(source) if node.lineno <= line <= node.end_lineno]
     return f"{file}: {max(holders, key=lambda node: node.lineno).name}" if holders else file
 
 
