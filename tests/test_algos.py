@@ -2,6 +2,7 @@
 import itertools
 import math
 import random
+from collections import defaultdict
 
 import pytest
 import torch
@@ -702,8 +703,8 @@ def test_mean_of_leaves_out_what_was_not_measured():
 
 
 def told(history):
-    """{signal: its sentence}"""
-    return dict(algos.collapse_warnings(history))
+    """{signal: its sentence}; "" of a signal that was not given"""
+    return defaultdict(str, algos.collapse_warnings(history))
 
 
 def test_collapse_warnings_compare_windows_that_do_not_overlap():
