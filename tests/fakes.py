@@ -1,20 +1,25 @@
-"""What the tests of the engine and of the rollout use: tiny random models and the same models under
-transformers' own attention, tokenizers with three kinds of template, a toy environment, a client
-without a network."""
+"""What several tests use: tiny random models and the same models under transformers' own attention,
+tokenizers with three kinds of template, a toy environment, a client without a network; at the end a
+second toy, with a server and a policy, in which whole runs are made."""
+import contextlib
 import copy
 import hashlib
 import inspect
 import itertools
+import sys
 import threading
+import types
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
                           Qwen3Config)
 
-from agentevol import TEMPLATE
-from client import Reply
+import train
+from agentevol import TEMPLATE, make_policy, make_tokenizer
+from client import EnvClient, Reply
 from engine import prepare
+from env_server import HttpServer
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -127,3 +132,90 @@ class LocalClient:
         for session in sessions:
             if session in self.open:
                 self.open.pop(session).close()
+
+
+# ---- a world, its server and a policy, for whole runs -------------------------------------------
+
+class Env:
+    """Won by a reply of even length, or of odd length where the task's number is odd."""
+
+    def reset(self, task_id, stream=None):
+        if task_id not in range(60):
+            raise ValueError(f"toy: no task {task_id}; tasks are 0..59")
+        self.task_id, self.turn = task_id, 0
+        return f"Task {task_id}: reply{'!' * (task_id % 5)}"
+
+    def step(self, action):
+        self.turn += 1
+        won = len(action) % 2 == self.task_id % 2
+        reward = 1.0 if won else 0.05 * (len(action) % 3)
+        return f"{len(action)} letters" + "?" * self.turn, reward, won, {
+            "success": won, "valid": len(action) > 2, "score": float(won)}
+
+    def expert(self):
+        return "I count.", "a" if self.task_id % 2 else "aa"
+
+    def random_action(self, rng):
+        return rng.choice(["a", "aa", "aaa", "aaaa"])
+
+    def close(self):
+        pass
+
+
+def toy():
+    module = types.ModuleType("envs.toy")
+    module.__dict__.update(
+        NAME="toy", HORIZON=4, SUCCESS=1.0, TRAIN=range(0, 40), TEST=range(40, 60), PROMPT="Reply.",
+        FAMILIES=("even", "odd"), family=lambda task: ("even", "odd")[task % 2],
+        unseen_goal=lambda task: task >= 55, Env=Env)
+    return module
+
+
+@contextlib.contextmanager
+def served():
+    """The address of a server of the toy, which runs in this process."""
+    sys.modules["envs.toy"] = toy()
+    with HttpServer(["toy"]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+    del sys.modules["envs.toy"]
+
+
+def save_policy(folder):
+    """An untrained policy with a will of its own: its weights are large, so its replies vary."""
+    tokenizer = make_tokenizer(["Task reply letters a aa aaa"], 259 + 8)
+    policy = make_policy(len(tokenizer), 32, 2, 4, seed=0)
+    with torch.no_grad():
+        for weights in policy.parameters():
+            weights *= 5 if weights.dim() == 2 else 1
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons=(2, 3),
+             switch_every=(2,), max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
+             save_every=100, probe_every=0, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
+
+
+def config(model, algo="grpo", **flags):
+    return train.Config(**(SMALL | train.ALGOS[algo] | flags), model=model, algo=algo)
+
+
+def flags_of(**flags):
+    return [f"--{key.replace('_', '-')}=" + (
+        ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+        for key, value in flags.items()]
+
+
+def started(url, cfg):
+    train.check(cfg)
+    return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))
+
+
+def trained(url, cfg):
+    run = started(url, cfg)
+    train.train(run)
+    return run

@@ -1,19 +1,13 @@
-"""pytest tests/test_algos.py: each equation against arithmetic, a slow loop, or an identity.
-
-The last part, WRONG_VERSIONS, lists faults that people really make: each takes the place of the
-right function, and the test that belongs to it must then fail.
-"""
+"""pytest tests/test_algos.py: each equation against arithmetic, a slow loop, or an identity."""
 import itertools
 import math
 import random
-from types import SimpleNamespace
+from collections import defaultdict
 
 import pytest
 import torch
 
 import algos
-
-right = SimpleNamespace(**vars(algos))   # stays whole when a test below puts a fault into algos
 
 NAN = math.nan
 HALF_SQRT = math.sqrt(0.5)   # std of {0, 1}, and of one step up from there
@@ -192,7 +186,7 @@ def test_gigpo_advantages_with_all_states_distinct_are_grpo():
     rewards = tensor([0, 0, 0, 1], [0, 0, 0, 0], [0, 3, 0, 0])
     hashes = torch.tensor([[1, 2, 3, 4], [5, -1, -1, -1], [6, 2**62, -1, -1]])
     got = algos.gigpo_advantages(rewards, mask, turn_ids, hashes, 3)
-    same(got, right.grpo_advantages(tensor(1, 0, 3), 3)[:, None] * mask)
+    same(got, algos.grpo_advantages(tensor(1, 0, 3), 3)[:, None] * mask)
 
 
 def test_gigpo_advantages_compares_a_state_visited_twice_by_one_trajectory():
@@ -200,6 +194,21 @@ def test_gigpo_advantages_compares_a_state_visited_twice_by_one_trajectory():
     got = algos.gigpo_advantages(tensor([1, 1]), tensor([1, 1]), torch.tensor([[0, 1]]),
                                  torch.tensor([[4, 4]]), 1, gamma=1, normalise=False)
     same(got, [[0.5, -0.5]])
+
+
+def test_gigpo_advantages_discounts_over_all_later_turns():
+    # one trajectory meets one state three times and earns 8 in the third turn; gamma 0.5: its
+    # returns are 2, 4, 8, their mean 14 / 3
+    got = algos.gigpo_advantages(tensor([0, 0, 8]), tensor([1, 1, 1]), torch.tensor([[0, 1, 2]]),
+                                 torch.tensor([[4, 4, 4]]), 1, gamma=0.5, normalise=False)
+    same(got, [[-8 / 3, -2 / 3, 10 / 3]])
+
+
+def test_mt_grpo_advantages_compares_turns_within_a_group_alone():
+    # one turn; group 1 earns 0 and 2, group 2 earns 10 and 10: +-1 / sqrt(2) twice over, and 0
+    got = algos.mt_grpo_advantages(tensor([0], [2], [10], [10]), torch.ones(4, 1),
+                                   torch.zeros(4, 1, dtype=torch.long), 2)
+    same(got, [[-2 * HALF_SQRT], [2 * HALF_SQRT], [0], [0]], 1e-5)
 
 
 def test_mt_grpo_advantages_by_hand():
@@ -529,6 +538,9 @@ def test_keep_top_p_by_hand():
     assert algos.keep_top_p(tensor(*[0] * 6, 0, 1, *[1] * 4, 1, 0, 0, 0), 2, 0.9).tolist() == [3, 6]
     assert algos.keep_top_p(tensor(*[0, 1] * 10), 2, 0.9).tolist() == list(range(9))
     assert algos.keep_top_p(torch.full((8,), 0.7), 2, 0.9).tolist() == []
+    # a share that is reached exactly needs no further group: 3 of 4, 1 of 2
+    assert algos.keep_top_p(tensor(*[0, 1] * 4), 2, 0.75).tolist() == [0, 1, 2]
+    assert algos.keep_top_p(tensor(0, 1, 0, 1, 1, 1), 2, 0.5).tolist() == [0]
 
 
 def test_keep_refuses_shares_outside_0_to_1():
@@ -705,291 +717,61 @@ def test_collapse_warnings_name_template_collapse():
     assert signals_at_any_time(probed(lambda s: 0.8, success=0.97)) == set()
 
 
+def test_moving_mean_covers_every_window():
+    rows = [{"x": x} for x in (1, 2, 6, 4)]
+    assert algos.moving_mean(rows, "x", 2) == [1.5, 4, 5]
+    assert algos.moving_mean(rows, "x", 4) == [3.25] and algos.moving_mean(rows, "x", 5) == []
+
+
+def test_mean_of_leaves_out_what_was_not_measured():
+    rows = [{"x": 1}, {"x": None}, {}, {"x": NAN}, {"x": math.inf}, {"x": 5}]
+    assert algos.mean_of(rows, "x") == 3 and math.isnan(algos.mean_of(rows[1:5], "x"))
+
+
+def told(history):
+    """{signal: its sentence}; "" of a signal that was not given"""
+    return defaultdict(str, algos.collapse_warnings(history))
+
+
+def test_collapse_warnings_compare_windows_that_do_not_overlap():
+    """Of 25 steps the last five are the window; the five before it are what it is compared with."""
+    fall = [{"success": 0.5, "entropy": 1.0 if s < 20 else 0.25} for s in range(25)]
+    assert "(entropy 1 -> 0.25, " in told(fall)["entropy"]
+    jump = [{"success": 0.5, "entropy": 1.0 - s / 40 if s < 20 else 2.0} for s in range(25)]
+    # the lowest mean of five successive steps before the window is that of steps 15 to 19
+    assert "(entropy 0.575 -> 2, " in told(jump)["entropy"]
+
+
+def test_collapse_warnings_compare_gradients_with_their_median():
+    """One gradient of a thousand among the first steps says nothing of the usual ones."""
+    history = [{"success": 0.5, "grad_norm": 1000.0 if s == 3 else 1.0 if s < 20 else 8.0}
+               for s in range(25)]
+    assert "(grad_norm 1 -> 8, " in told(history)["grad_norm"]
+    spike = [{"success": 0.5, "grad_norm": 24.0 if s == 24 else 1.0} for s in range(25)]
+    assert "(grad_norm 1 -> 5.6, " in told(spike)["grad_norm"]      # the last five's mean: 28 / 5
+
+
+def test_collapse_warnings_compare_the_first_two_probes_with_the_last_two():
+    def probed(*values):
+        return [{"success": 0.5, "entropy": 0.8, "mutual_information": values[s // 5]
+                 if s % 5 == 0 else None} for s in range(5 * len(values))]
+    assert "(mutual_information 2 -> 0.35, " in \
+        told(probed(3.0, 1.0, 1.0, 0.6, 0.1))["mutual_information"]
+    assert told(probed(2.0, 2.0, 2.0, 1.2, 0.1)) == {}      # 0.65 is more than a quarter of 2
+    assert told(probed(2.0, 0.1, 0.1)) == {}                # fewer than four probes
+
+
+def test_collapse_warnings_call_it_a_template_while_the_texts_still_vary():
+    """The last five steps' entropy is under half of the first five's: an echo trap, no template."""
+    for late, expected in ((0.45, {"mutual_information"}), (0.35, set())):
+        history = [{"success": 0.5, "entropy": 0.8 if s < 5 else 0.8 - s * (0.8 - late) / 20
+                    if s < 20 else late, "mutual_information": (2.0 if s < 10 else 0.1)
+                    if s % 5 == 0 else None} for s in range(25)]
+        assert told(history).keys() & {"mutual_information"} == expected
+
+
 def test_collapse_warnings_bear_short_empty_and_broken_histories():
     assert algos.collapse_warnings([]) == algos.collapse_warnings([{}] * 50) == []
     assert algos.collapse_warnings(echo_trap()[:9]) == []
     broken = [{**row, "grad_norm": NAN, "entropy": None} for row in echo_trap()]
     assert "reward_std" in signals_at_any_time(broken)
-
-
-# ---- wrong versions -----------------------------------------------------------------------------
-
-def reinforce_reset_at_observations(token_rewards, response_mask, gamma):
-    """The return restarts at every observation: only the last turn is credited."""
-    returns, running = torch.zeros_like(token_rewards), torch.zeros_like(token_rewards[:, 0])
-    for t in reversed(range(token_rewards.shape[1])):
-        running = torch.where(response_mask[:, t] > 0, token_rewards[:, t] + gamma * running, 0.0)
-        returns[:, t] = running
-    return right.masked_whiten(returns, response_mask)
-
-
-def reinforce_discounting_observations(token_rewards, response_mask, gamma):
-    rewards = torch.where(response_mask > 0, token_rewards, 0.0)
-    powers = gamma ** torch.arange(rewards.shape[1])
-    returns = (rewards * powers).flip(1).cumsum(1).flip(1) / powers
-    return right.masked_whiten(returns, response_mask)
-
-
-def gae_bootstrapping_from_the_observation(token_rewards, values, response_mask, gamma, lam):
-    """The last token of a turn takes the value of the column after it, an observation's."""
-    values, token_rewards = values.nan_to_num(50.0), token_rewards.nan_to_num(0.0)
-    advantages, running = torch.zeros_like(values), torch.zeros_like(values[:, 0])
-    for t in reversed(range(values.shape[1])):
-        next_value = values[:, t + 1] if t + 1 < values.shape[1] else 0.0
-        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
-        running = torch.where(response_mask[:, t] > 0, delta + gamma * lam * running, running)
-        advantages[:, t] = running * response_mask[:, t]
-    return advantages, (advantages + values) * response_mask
-
-
-def gae_over_all_columns(token_rewards, values, response_mask, gamma, lam):
-    """Observations are steps with reward and value 0: each costs a gamma * lambda."""
-    rewards, values = (torch.where(response_mask > 0, x, 0.0) for x in (token_rewards, values))
-    advantages, returns = right.gae(rewards, values, torch.ones_like(values), gamma, lam)
-    return advantages * response_mask, returns * response_mask
-
-
-def turn_gae_with_ends_at_rewards(token_rewards, values, response_mask, turn_ids, *rest):
-    """A turn ends where a reward is not 0, so a turn that earned 0 runs into the next."""
-    ends = ((response_mask > 0) & (token_rewards != 0)).long()
-    return right.turn_gae(token_rewards, values, response_mask, ends.cumsum(1) - ends, *rest)
-
-
-def gigpo_per_step(token_rewards, response_mask, turn_ids, hashes, group_size, **rest):
-    """Episode statistics over turns: an episode of four turns counts four times."""
-    rewards = right.sum_turns(token_rewards, response_mask, turn_ids, hashes.shape[1]).sum(1)
-    lengths = (hashes != -1).sum(1)
-    steps = rewards.repeat_interleave(lengths)
-    return ((rewards - steps.mean()) / (steps.std() + 1e-6))[:, None] * response_mask
-
-
-def surrogate(choose=torch.maximum, low=None, high=None, bound=20, sign=1, flip=1, dual=None):
-    """clipped_surrogate with one part changed."""
-    def loss(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
-        ratio = (flip * (logprobs - old_logprobs)).clamp(-bound, bound).exp()
-        e_low = {None: clip_low, "swap": clip_high}.get(low, low)
-        e_high = {None: clip_high, "swap": clip_low}.get(high, high)
-        clipped = ratio.clamp(1 - e_low, 1 + e_high)
-        loss = sign * choose(-advantages * ratio, -advantages * clipped)
-        if dual and dual_clip:
-            loss = dual(loss, advantages, dual_clip)
-        return loss
-    return loss
-
-
-def groups_of(rewards, group_size):
-    return rewards.view(-1, group_size)
-
-
-def top_p_softmax(rewards, group_size, p):
-    share, order = right.group_std(rewards, group_size).softmax(0).sort(descending=True)
-    return order[share.cumsum(0) - share < p].sort().values
-
-
-def top_p_without_the_crossing_group(rewards, group_size, p):
-    std, order = right.group_std(rewards, group_size).sort(descending=True)
-    return order[std.cumsum(0) <= p * std.sum() + 1e-6].sort().values
-
-
-def most_certain(rewards, group_size, fraction):
-    std = right.group_std(rewards, group_size)
-    return std.argsort()[:max(1, int(fraction * len(std)))].sort().values
-
-
-WRONG_VERSIONS = [   # function, what is wrong with it, the wrong version, the test that sees it
-    ("grpo_advantages", "sign", lambda r, g: -right.grpo_advantages(r, g),
-     test_grpo_advantages_by_hand),
-    ("grpo_advantages", "population std", lambda r, g: ((groups_of(r, g) - groups_of(r, g).mean(
-        1, keepdim=True)) / groups_of(r, g).std(1, keepdim=True, correction=0)).flatten(),
-     test_grpo_advantages_by_hand),
-    ("grpo_advantages", "statistics of the batch", lambda r, g: (r - r.mean()) / r.std(),
-     test_grpo_advantages_by_hand),
-    ("grpo_advantages", "members of a group not adjacent", lambda r, g: right.grpo_advantages(
-        r.view(g, -1).T.flatten(), g).view(-1, g).T.flatten(), test_grpo_advantages_by_hand),
-    ("grpo_advantages", "rounding of a constant group divided by its std", lambda r, g: (
-        (groups_of(r, g) - groups_of(r, g).mean(1, keepdim=True))
-        / (groups_of(r, g).std(1, keepdim=True) + 1e-6)).flatten(),
-     test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero),
-    ("rloo_advantages", "raw reward for a group of one",
-     lambda r, g: r if g == 1 else right.rloo_advantages(r, g),
-     test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero),
-    ("rloo_advantages", "self in the baseline", right.dr_grpo_advantages,
-     test_rloo_advantages_by_hand),
-    ("dr_grpo_advantages", "divided by the std", right.grpo_advantages,
-     test_dr_grpo_advantages_by_hand),
-    ("group_std", "population std",
-     lambda r, g: right.group_std(r, g) * math.sqrt((g - 1) / g), test_group_std_by_hand),
-
-    ("gae", "observations are steps", gae_over_all_columns, test_gae_by_hand),
-    ("gae", "bootstraps from an observation", gae_bootstrapping_from_the_observation,
-     test_gae_reads_no_value_of_an_observation),
-    ("gae", "no mask", lambda r, v, m, *rest: right.gae(r, v, torch.ones_like(m), *rest),
-     test_gae_reads_no_value_of_an_observation),
-    ("gae", "reward one token late, on an observation", lambda r, v, m, *rest: right.gae(
-        r.nan_to_num(0.0).roll(1, 1), v, m, *rest), test_gae_by_hand),
-    ("gae", "lambda forgotten", lambda r, v, m, gamma, lam: right.gae(r, v, m, gamma, 1.0),
-     test_gae_of_one_turn_is_the_textbook_sum),
-    ("gae", "returns from whitened advantages", lambda r, v, m, *rest: (
-        right.gae(r, v, m, *rest)[0],
-        torch.where(m > 0, right.masked_whiten(right.gae(r, v, m, *rest)[0], m) + v, 0.0)),
-     test_gae_by_hand),
-    ("gae", "gradient flows into the values", lambda r, v, m, *rest: (
-        v - right.gae(r, v, m, *rest)[0], v), test_gae_is_a_constant_of_the_gradient),
-    ("turn_gae", "turn ends from non-zero rewards", turn_gae_with_ends_at_rewards,
-     test_turn_gae_by_hand),
-    ("gae", "no end between turns", lambda *args: right.gae(*args[:5]), test_turn_gae_by_hand),
-    ("turn_gae", "gamma in place of gamma_H", lambda r, v, m, ids, gamma, lam, turn_gamma:
-     right.turn_gae(r, v, m, ids, gamma, lam, gamma), test_turn_gae_by_hand),
-    ("turn_gae", "one level only", lambda r, v, m, ids, gamma, lam, turn_gamma:
-     right.gae(r, v, m, gamma, lam), test_turn_gae_by_hand),
-    ("reinforce_pp_advantages", "return reset at observations", reinforce_reset_at_observations,
-     test_reinforce_pp_advantages_by_hand),
-    ("reinforce_pp_advantages", "observations discount", reinforce_discounting_observations,
-     test_reinforce_pp_advantages_by_hand),
-    ("reinforce_pp_baseline_advantages", "group std as in GRPO", lambda r, g, m:
-     right.masked_whiten(right.grpo_advantages(r, g)[:, None].expand(m.shape), m),
-     test_reinforce_pp_baseline_advantages_by_hand),
-    ("reinforce_pp_baseline_advantages", "whitened over rows", lambda r, g, m: right.masked_whiten(
-        right.dr_grpo_advantages(r, g)[:, None], torch.ones(len(r), 1)) * m,
-     test_reinforce_pp_baseline_advantages_by_hand),
-    ("masked_whiten", "no Bessel", lambda x, m: right.masked_whiten(x, m) * math.sqrt(
-        m.sum() / (m.sum() - 1)), test_masked_whiten_by_hand),
-    ("masked_whiten", "junk left off the mask", lambda x, m: torch.where(
-        m > 0, right.masked_whiten(x, m), x), test_nan_and_junk_off_the_mask_change_nothing),
-    ("masked_whiten", "masked by multiplication", lambda x, m: right.masked_whiten(
-        x * m, m) + 0 * x, test_masked_whiten_by_hand),
-    ("gigpo_advantages", "episode statistics per turn", gigpo_per_step,
-     test_gigpo_advantages_with_all_states_distinct_are_grpo),
-    ("gigpo_advantages", "no discount", lambda *args, gamma, **rest: right.gigpo_advantages(
-        *args, gamma=1.0, **rest), test_gigpo_advantages_by_hand),
-    ("gigpo_advantages", "omega forgotten", lambda *args, omega=1, **rest:
-     right.gigpo_advantages(*args, **rest), test_gigpo_advantages_by_hand),
-    ("among_equals", "anchors shared between groups", lambda advantages, x, labels:
-     right.among_equals(advantages, x, labels[:, 1:]), test_gigpo_advantages_by_hand),
-    ("among_equals", "turns compared over the batch", lambda advantages, x, labels:
-     right.among_equals(advantages, x, 0 * labels), test_mt_grpo_advantages_by_hand),
-
-    ("clipped_surrogate", "sign", surrogate(sign=-1),
-     test_clipped_surrogate_in_its_four_quadrants),
-    ("clipped_surrogate", "min for max", surrogate(torch.minimum),
-     test_clipped_surrogate_in_its_four_quadrants),
-    ("clipped_surrogate", "clip sides swapped", surrogate(low="swap", high="swap"),
-     test_clipped_surrogate_in_its_four_quadrants),
-    ("clipped_surrogate", "no clip", surrogate(low=9.0, high=9.0),
-     test_clipped_surrogate_in_its_four_quadrants),
-    ("clipped_surrogate", "old over new", surrogate(flip=-1),
-     test_clipped_surrogate_in_its_four_quadrants),
-    ("clipped_surrogate", "no clamp", surrogate(bound=math.inf),
-     test_clipped_surrogate_clamps_the_log_ratio),
-    ("clipped_surrogate", "dual clip on good tokens too",
-     surrogate(dual=lambda loss, a, c: torch.minimum(loss, -c * a)),
-     test_clipped_surrogate_with_dual_clip),
-    ("clipped_surrogate", "dual clip left out", surrogate(),
-     test_clipped_surrogate_with_dual_clip),
-    ("gspo_surrogate", "a ratio per token", lambda new, old, a, rows, *clip: surrogate()(
-        new, old, a, *clip), test_gspo_surrogate_by_hand),
-    ("gspo_surrogate", "sign", lambda *args: -right.gspo_surrogate(*args),
-     test_gspo_surrogate_by_hand),
-    ("gspo_surrogate", "min for max", lambda new, old, a, rows, *clip: surrogate(torch.minimum)(
-        right.row_mean(new - old, rows), 0 * old, a, *clip), test_gspo_surrogate_by_hand),
-    ("gspo_surrogate", "no gradient", lambda new, old, *rest:
-     right.gspo_surrogate(new.detach(), old, *rest) + 0 * new,
-     test_gspo_surrogate_gradient_is_spread_over_the_row),
-    ("row_mean", "sum for mean", lambda x, rows: torch.stack([x[rows == r].sum() for r in rows]),
-     test_gspo_surrogate_by_hand),
-    ("row_mean", "mean over the batch", lambda x, rows: x.mean().expand_as(x),
-     test_gspo_surrogate_by_hand),
-    ("row_mean", "mean over the batch", lambda x, rows: x.mean().expand_as(x),
-     test_gradient_does_not_depend_on_the_split),
-    ("check_aligned", "absent", lambda *tensors: None,
-     test_losses_refuse_shapes_that_would_be_broadcast),
-    ("clipped_value_loss", "min for max", lambda v, old, r, e: 0.5 * torch.minimum(
-        (v - r).square(), (old + (v - old).clamp(-e, e) - r).square()),
-     test_clipped_value_loss_by_hand),
-    ("clipped_value_loss", "no half", lambda *args: 2 * right.clipped_value_loss(*args),
-     test_clipped_value_loss_by_hand),
-    ("clipped_value_loss", "clipped round the return", lambda v, old, r, e:
-     right.clipped_value_loss(v, r, r, e), test_clipped_value_loss_by_hand),
-    ("kl_k1", "sign", lambda new, ref: ref - new, test_kl_estimators_by_hand),
-    ("kl_k3", "arguments swapped", lambda new, ref: right.kl_k3(ref, new),
-     test_kl_estimators_by_hand),
-    ("kl_k3", "arguments swapped", lambda new, ref: right.kl_k3(ref, new),
-     test_kl_k3_and_k1_average_to_the_kl),
-    ("kl_k3", "k1 for k3", right.kl_k1, test_kl_estimators_by_hand),
-    ("kl_k3", "k2 for k3", right.kl_k2, test_kl_gradients),
-    ("kl_k3", "no clamp", lambda new, ref: (ref - new).exp() + new - ref - 1,
-     test_kl_k3_is_clamped),
-    ("kl_k2", "no half", lambda new, ref: (new - ref).square(), test_kl_estimators_by_hand),
-    ("entropy", "sign", lambda logits: -right.entropy(logits), test_entropy_by_hand),
-    ("entropy", "mean over the vocabulary", lambda logits: right.entropy(logits) / logits.shape[-1],
-     test_entropy_by_hand),
-    ("entropy", "-inf not provided for", lambda logits: -(
-        logits.softmax(-1) * logits.log_softmax(-1)).sum(-1), test_entropy_by_hand),
-    ("entropy", "-inf provided for in the value only", lambda logits: torch.special.entr(
-        logits.softmax(-1)).sum(-1), test_entropy_has_the_gradient_of_its_equation),
-
-    ("token_weights", "mean over padding", lambda m: m / m.numel(), test_token_weights_by_hand),
-    ("sequence_weights", "empty rows counted",
-     lambda m: m / m.sum(1, keepdim=True).clamp(min=1) / len(m), test_sequence_weights_by_hand),
-    ("sequence_weights", "token mean", right.token_weights, test_sequence_weights_by_hand),
-    ("sequence_sum_weights", "empty rows counted", lambda m: m / len(m),
-     test_sequence_sum_weights_by_hand),
-    ("constant_weights", "padded width for the constant", lambda m, length:
-     right.sequence_sum_weights(m) / m.shape[1], test_constant_weights_by_hand),
-    ("token_weights", "mean of micro-batch means", lambda m: right.sequence_weights(m),
-     test_weights_of_the_batch_add_micro_batches_up_to_its_mean),
-    ("importance_weights", "inverse", lambda old, rollout, cap: right.importance_weights(
-        rollout, old, cap), test_importance_weights_by_hand),
-    ("importance_weights", "no cap", lambda old, rollout, cap: right.importance_weights(
-        old, rollout, math.inf), test_importance_weights_by_hand),
-    ("importance_weights", "not detached", lambda old, rollout, cap: (
-        old - rollout).exp().clamp(max=cap), test_importance_weights_by_hand),
-    ("importance_weights", "NaN hidden", lambda *args: right.importance_weights(
-        *args).nan_to_num(0.0), test_nan_on_a_sampled_token_is_not_hidden),
-
-    ("keep_varied", "== 0 without tolerance", lambda r, g: (
-        groups_of(r, g).amax(1) != groups_of(r, g).amin(1)).nonzero().flatten(),
-     test_keep_varied_drops_constant_groups),
-    ("keep_most_uncertain", "the most certain", most_certain, test_keep_most_uncertain_by_hand),
-    ("keep_most_uncertain", "int() keeps none", lambda r, g, fraction: right.group_std(
-        r, g).argsort(descending=True, stable=True)[:int(fraction * len(r) // g)].sort().values,
-     test_keep_most_uncertain_by_hand),
-    ("keep_most_uncertain", "ties to the last", lambda r, g, fraction: (len(r) // g - 1
-     - right.keep_most_uncertain(r.flip(0), g, fraction)).flip(0),
-     test_keep_most_uncertain_breaks_ties_by_order),
-    ("keep_top_p", "softmax of the stds", top_p_softmax, test_keep_top_p_by_hand),
-    ("keep_top_p", "without the group that reaches p", top_p_without_the_crossing_group,
-     test_keep_top_p_by_hand),
-    ("overlong_penalty", "no cap", lambda length, most, buffer:
-     -((length - (most - buffer)) / buffer).clamp(min=0), test_overlong_penalty_by_hand),
-    ("overlong_penalty", "sign", lambda *args: -right.overlong_penalty(*args),
-     test_overlong_penalty_by_hand),
-    ("kl_penalised_rewards", "sign", lambda r, old, ref, m, coef: right.kl_penalised_rewards(
-        r, old, ref, m, -coef), test_kl_penalised_rewards_by_hand),
-    ("kl_penalised_rewards", "KL of observations left in", lambda r, old, ref, m, coef: (
-        r - coef * (old - ref).nan_to_num(2.0)).detach(), test_kl_penalised_rewards_by_hand),
-
-    ("distinct_ngrams", "n-grams across texts", lambda texts, n=3: right.distinct_ngrams(
-        [[token for ids in texts for token in ids]], n), test_distinct_ngrams_by_hand),
-    ("mutual_information", "log sum for log mean", lambda scores, own: right.mutual_information(
-        scores, own) - math.log(scores.shape[1]), test_mutual_information_by_hand),
-    ("mutual_information", "mean of the logs", lambda scores, own: (
-        scores.gather(1, own[:, None])[:, 0] - scores.mean(1)).mean().item(),
-     test_mutual_information_by_hand),
-    ("retrieval_accuracy", "ties to the first column", lambda scores, own: (
-        scores.argmax(1) == own).float().mean().item(),
-     test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt),
-    ("collapse_warnings", "blind to success", lambda history: right.collapse_warnings(
-        [{**row, "success": 0.3} for row in history]),
-     test_collapse_warnings_are_silent_when_a_run_solves_its_task),
-    ("collapse_warnings", "never warns", lambda history: [],
-     test_collapse_warnings_name_the_echo_trap_before_success_has_halved),
-]
-
-
-@pytest.mark.parametrize("name, what, wrong, test", WRONG_VERSIONS,
-                         ids=[f"{row[0]}: {row[1]}" for row in WRONG_VERSIONS])
-def test_wrong_versions_are_seen(name, what, wrong, test, monkeypatch):
-    monkeypatch.setattr(algos, name, wrong)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):   # the latter: "DID NOT RAISE"
-        test()

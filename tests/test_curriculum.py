@@ -5,7 +5,7 @@ import types
 import pytest
 
 import curriculum
-from curriculum import choose_tasks, horizon_at, next_stage, stage_after
+from curriculum import choose_tasks, next_stage, stage_after
 from envs import maze, textcraft_small
 
 TOY = types.SimpleNamespace(
@@ -163,45 +163,3 @@ def test_sample_tasks_may_ask_for_more_than_there_are():
 def test_sample_tasks_refuses(tasks, count, step):
     with pytest.raises(ValueError, match="tasks"):
         curriculum.sample_tasks(tasks, count, step, seed=0)
-
-
-def with_replacement(task_ids, count, step, seed):
-    return random.Random(f"{seed} {step}").choices(list(task_ids), k=count)
-
-
-def one_late(step, horizons, switch_every):
-    return horizon_at(max(step - 1, 0), horizons, switch_every)
-
-
-def without_margin(stage, successes, stages, window=10, min_steps=30):
-    rise = sum(successes[-window:]) - sum(successes[-2 * window:-window])
-    return stage if len(successes) < min_steps or rise > 0 else min(stage + 1, stages - 1)
-
-
-WRONG_VERSIONS = [
-    ("sample_tasks", "with replacement", with_replacement,
-     test_sample_tasks_deals_each_task_once_per_epoch),
-    ("sample_tasks", "the same permutation every epoch",
-     lambda task_ids, count, step, seed: [
-         random.Random(seed).sample(list(task_ids), len(task_ids))[i % len(task_ids)]
-         for i in range(step * count, (step + 1) * count)],
-     test_sample_tasks_deals_each_task_once_per_epoch),
-    ("horizon_at", "switches one step late", one_late,
-     test_horizon_at_moves_on_every_hundred_steps_then_stays),
-    ("horizon_at", "starts over after the last stage",
-     lambda step, horizons, every: horizon_at(step % (every * len(horizons)), horizons, every),
-     test_horizon_at_moves_on_every_hundred_steps_then_stays),
-    ("next_stage", "no standard error", without_margin,
-     test_next_stage_margin_is_one_standard_error),
-    ("next_stage", "runs past the last stage",
-     lambda stage, successes, stages, **rest: next_stage(0, successes, stages, **rest) + stage,
-     test_next_stage_needs_its_minimum_stay_and_ends_at_the_last),
-]
-
-
-@pytest.mark.parametrize("name, what, wrong, test", WRONG_VERSIONS,
-                         ids=[f"{row[0]}: {row[1]}" for row in WRONG_VERSIONS])
-def test_wrong_versions_are_seen(name, what, wrong, test, monkeypatch):
-    monkeypatch.setattr(curriculum, name, wrong)
-    with pytest.raises(AssertionError):
-        test()

@@ -14,8 +14,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
-import types
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -34,12 +32,12 @@ import eval as evaluation
 import metrics
 import parallel
 import train
-from agentevol import Clone, make_policy, make_tokenizer
+from agentevol import Clone, make_policy
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy
-from env_server import HttpServer
 from envs import maze
+from fakes import SMALL, Env, config, flags_of, save_policy, served, started, toy, trained
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn, play
 from test_client import lmrl_gym, serving
@@ -47,43 +45,6 @@ from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
 RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
-
-
-# ---- the toy ------------------------------------------------------------------------------------
-
-class Env:
-    """Won by a reply of even length, or of odd length where the task's number is odd."""
-
-    def reset(self, task_id, stream=None):
-        if task_id not in range(60):
-            raise ValueError(f"toy: no task {task_id}; tasks are 0..59")
-        self.task_id, self.turn = task_id, 0
-        return f"Task {task_id}: reply{'!' * (task_id % 5)}"
-
-    def step(self, action):
-        self.turn += 1
-        won = len(action) % 2 == self.task_id % 2
-        reward = 1.0 if won else 0.05 * (len(action) % 3)
-        return f"{len(action)} letters" + "?" * self.turn, reward, won, {
-            "success": won, "valid": len(action) > 2, "score": float(won)}
-
-    def expert(self):
-        return "I count.", "a" if self.task_id % 2 else "aa"
-
-    def random_action(self, rng):
-        return rng.choice(["a", "aa", "aaa", "aaaa"])
-
-    def close(self):
-        pass
-
-
-def toy():
-    module = types.ModuleType("envs.toy")
-    module.__dict__.update(
-        NAME="toy", HORIZON=4, SUCCESS=1.0, TRAIN=range(0, 40), TEST=range(40, 60), PROMPT="Reply.",
-        FAMILIES=("even", "odd"), family=lambda task: ("even", "odd")[task % 2],
-        unseen_goal=lambda task: task >= 55, Env=Env)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -95,47 +56,13 @@ def here(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def url():
-    sys.modules["envs.toy"] = toy()
-    with HttpServer(["toy"]) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-    del sys.modules["envs.toy"]
+    with served() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """An untrained policy with a will of its own: its weights are large, so its replies vary."""
-    folder = str(tmp_path_factory.mktemp("models") / "policy")
-    tokenizer = make_tokenizer(["Task reply letters a aa aaa"], 259 + 8)
-    policy = make_policy(len(tokenizer), 32, 2, 4, seed=0)
-    with torch.no_grad():
-        for weights in policy.parameters():
-            weights *= 5 if weights.dim() == 2 else 1
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons=(2, 3),
-             switch_every=(2,), max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
-             save_every=100, probe_every=0, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
-
-
-def config(model, algo="grpo", **flags):
-    return Config(**(SMALL | ALGOS[algo] | flags), model=model, algo=algo)
-
-
-def started(url, cfg):
-    train.check(cfg)
-    return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))
-
-
-def trained(url, cfg):
-    run = started(url, cfg)
-    train.train(run)
-    return run
+    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 def batch_of(run, horizon=2):
@@ -856,12 +783,6 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
 
 # ---- the whole script ---------------------------------------------------------------------------
 
-def flags_of(**flags):
-    return [f"--{key.replace('_', '-')}=" + (
-        ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-        for key, value in flags.items()]
-
-
 def test_main_clones_trains_and_reports(url, capsys):
     flags = {k: v for k, v in SMALL.items() if k != "control"}
     flags |= dict(eval_every=1, name="all", clone_steps=12, clone_episodes=20, clone_width=32,
@@ -1121,7 +1042,7 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
         metrics.evaluate_before(run)
         train.train(run)
         run.notes.after = metrics.sampled_and_greedy(run)
-        metrics.report(run, 1.0)
+        metrics.report(run)
     games = [body["game"] for _, path, body in server.log if path.endswith("/reset")]
     assert set(games) <= set(range(26)) and set(maze.RIGHT) <= set(games)
     assert math.isnan(run.history[0]["valid"]) and run.history[0]["reward"] == 1

@@ -1,0 +1,862 @@
+"""pytest tests/test_loop.py: what the loop plays, measures, learns from and carries on.
+
+Two small runs of the whole script are recorded: every call of `collect`, every optimizer step. Many
+tests read that record. Others call one function of the loop beside arithmetic or a slow loop.
+"""
+import inspect
+import json
+import math
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import AutoModelForCausalLM
+
+import algos
+import metrics
+import parallel
+import train
+from fakes import SMALL, Env, config, flags_of, save_policy, served, started, trained
+from rollout import Stats, Trajectory
+
+TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Runs are written to a folder of their own; no machine's speed is measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("runs"))
+        patch.setattr(metrics, "rates", lambda *_: (1e11, 1e10))
+        yield
+
+
+@pytest.fixture(scope="module")
+def url(here):
+    with served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
+
+
+# ---- the record ---------------------------------------------------------------------------------
+
+@dataclass
+class Record:
+    run: object = None
+    plays: list = field(default_factory=list)       # calls of collect, with what they played
+    updates: list = field(default_factory=list)     # optimizer steps
+
+    def training(self):
+        return [p for p in self.plays if p.group_size > 1]
+
+    def evaluations(self):
+        return [p for p in self.plays if p.group_size == 1]
+
+    def of(self, model):
+        return [u for u in self.updates if u.model == model]
+
+
+def recorded(patch):
+    """A Record that fills while train.main runs."""
+    record, setup, collect = Record(), train.setup, parallel.collect
+    signature = inspect.signature(collect)
+
+    def noting_setup(*arguments, **named):
+        record.run = setup(*arguments, **named)
+        return record.run
+
+    def noting_collect(*arguments, **named):
+        asked = signature.bind(*arguments, **named)
+        asked.apply_defaults()
+        trajectories, stats = collect(*arguments, **named)
+        record.plays.append(SimpleNamespace(
+            **asked.arguments, trajectories=trajectories, step=record.run.step,
+            dropout=asked.arguments["policy"].training))
+        return trajectories, stats
+
+    def noting_step(optimizer, *_):
+        run = record.run
+        if run is None:         # still in setup: `restore` lets optimizers make their state
+            return
+        model = run.policy if optimizer is run.optimizer else run.critic
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        record.updates.append(SimpleNamespace(
+            model="policy" if model is run.policy else "critic", step=run.step,
+            lrs=[group["lr"] for group in optimizer.param_groups], norm=grads.norm().item(),
+            dropout=model.training))
+
+    patch.setattr(train, "setup", noting_setup)
+    patch.setattr(parallel, "collect", noting_collect)
+    hook = register_optimizer_step_pre_hook(noting_step)
+    return record, hook
+
+
+STEPS, RATE, CRITIC_RATE, LR_END, LIMIT, HEAT = 7, 1e-2, 3e-3, 0.25, 0.05, 1.5
+
+
+def recorded_main(url, model, *more, **flags):
+    """train.main with these flags, at a temperature and clip limit of which a test would notice
+    the absence."""
+    flags = {k: v for k, v in SMALL.items() if k != "control"} | dict(
+        steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, critic_lr=CRITIC_RATE,
+        lr_end=LR_END, max_grad_norm=LIMIT, temperature=HEAT, format="act", model=model,
+        env_url=url) | flags
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "draw", lambda *_: None)     # the slowest part by far
+        record, hook = recorded(patch)
+        try:
+            train.main([*more, *flags_of(**flags)])
+        finally:
+            hook.remove()
+    return record
+
+
+@pytest.fixture(scope="module")
+def ppo(url, model):
+    """A recorded run of PPO with a critic of its own, evaluated after steps 2, 4 and 6."""
+    return recorded_main(url, model, algo="ppo", eval_every=2, name="recorded")
+
+
+@pytest.fixture(scope="module")
+def grpo(url, model):
+    """A recorded run of GRPO, evaluated after every step, whose gradients are not clipped."""
+    return recorded_main(url, model, algo="grpo", steps=2, eval_every=1, name="plain",
+                         max_grad_norm=1e9)
+
+
+def tokens_of(play):
+    return [t.token_ids for t in play.trajectories]
+
+
+# ---- what is played and measured ----------------------------------------------------------------
+
+def test_train_plays_training_tasks_alone_and_each_once_an_epoch(ppo):
+    tasks = [task for play in ppo.training() for task in play.tasks]
+    assert len(tasks) == STEPS * 4 == len(set(tasks)) and set(tasks) <= set(TRAIN_IDS)
+    assert {t.task_id for p in ppo.training() for t in p.trajectories} == set(tasks)
+    assert all(Counter(t.task_id for t in p.trajectories) == Counter([*p.tasks] * 4)
+               for p in ppo.training())
+
+
+def test_held_out_plays_test_tasks_alone_always_the_same(ppo):
+    tasks = [list(play.tasks) for play in ppo.evaluations()]
+    assert all(t == tasks[0] for t in tasks)
+    assert len(set(tasks[0])) == 8 and set(tasks[0]) <= set(TEST_IDS)
+
+
+def test_train_plays_at_the_horizon_of_its_stage(ppo):
+    assert [play.horizon for play in ppo.training()] == [2, 2, 2, 3, 3, 3, 3]
+    assert [line["horizon"] for line in ppo.run.history] == [2, 2, 2, 3, 3, 3, 3]
+
+
+def test_held_out_plays_at_the_last_horizon(ppo):
+    assert {play.horizon for play in ppo.evaluations()} == {3}
+
+
+def test_train_plays_at_its_own_temperature(ppo):
+    assert {play.agent.temperature for play in ppo.training()} == {HEAT}
+
+
+def test_evaluations_are_as_many_as_were_asked_for(ppo, grpo):
+    """Before RL and after it at T=1 and greedy; after every 2nd step but the last at T=1."""
+    sampled, greedy = 1.0, 0.0
+    assert [(play.step, play.agent.temperature) for play in ppo.evaluations()] == [
+        (0, sampled), (0, greedy), (2, sampled), (4, sampled), (6, sampled),
+        (STEPS, sampled), (STEPS, greedy)]
+    assert [(play.step, play.agent.temperature) for play in grpo.evaluations()] == [
+        (0, sampled), (0, greedy), (1, sampled), (2, sampled), (2, greedy)]
+
+
+def test_the_curve_and_the_table_hold_what_was_measured(ppo):
+    rates = [statistics.fmean(t.success for t in play.trajectories) for play in ppo.evaluations()]
+    notes = ppo.run.notes
+    assert [*map(tuple, notes.curve)] == [*zip((2, 4, 6), rates[2:5])]
+    assert [notes.before["sampled"]["success"], notes.before["greedy"]["success"]] == rates[:2]
+    assert [notes.after["sampled"]["success"], notes.after["greedy"]["success"]] == rates[5:]
+    result = json.load(open("runs/recorded/result.json"))
+    assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
+        rates[0], rates[1], rates[5], rates[6]]
+    for who in ("random", "expert"):        # on the same tasks, at the same horizon
+        player = metrics.builtin_rate(ppo.run.module, who, ppo.run.eval_tasks, 3)
+        assert result[who] == player[0] and tuple(notes.players[who]) == player
+    assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
+        sum(line["seconds"] for line in ppo.run.history), abs=0.06)
+
+
+def test_no_dropout_while_playing_or_learning(ppo, grpo):
+    for record in ppo, grpo:
+        assert not any(seen.dropout for seen in record.plays + record.updates)
+
+
+def test_every_step_has_random_numbers_of_its_own(ppo):
+    keys = [tuple(play.key) for play in ppo.training()]
+    assert len(set(keys)) == STEPS
+    assert {tuple(play.key) for play in ppo.evaluations()}.isdisjoint(keys)
+    assert len({tuple(play.key) for play in ppo.evaluations()}) == 1
+
+
+def plays_of(run, steps):
+    """The tokens that play_step samples at each of these steps; nothing is learned."""
+    played = []
+    for run.step in steps:
+        played.append([t.token_ids for t in train.play_step(run, 2)[0]])
+    return played
+
+
+def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
+    run = started(url, config(model, filter="none", tasks_per_step=1, group_size=4))
+    run.tasks = [7]
+    first, second, again = plays_of(run, (0, 1, 0))
+    assert first == again and first != second
+
+
+def test_play_step_gives_a_task_met_twice_other_numbers_each_time(url, model):
+    run = started(url, config(model, filter="none", tasks_per_step=3, group_size=4))
+    run.tasks = [7]
+    (tokens,) = plays_of(run, (0,))
+    groups = [tokens[i:i + 4] for i in (0, 4, 8)]
+    assert groups[0] != groups[1] != groups[2] != groups[0]
+
+
+def test_play_step_gives_every_wave_numbers_and_tasks_of_its_own(url, model, monkeypatch):
+    monkeypatch.setattr(Env, "step", lambda self, action: (
+        "no", 0.0, False, {"success": False, "valid": True, "score": 0.0}))
+    run = started(url, config(model, filter="refill", tasks_per_step=2, group_size=2))
+    (tokens,) = plays_of(run, (0,))
+    assert len(tokens) == 4 * 2 * 2                         # no group is varied: all four waves
+    tasks = [t.task_id for t in train.play_step(run, 2)[0]][::2]
+    assert len({tuple(tasks[i:i + 2]) for i in (0, 2, 4, 6)}) == 4
+    run.tasks = [7]
+    (tokens,) = plays_of(run, (0,))
+    waves = [tokens[i:i + 4] for i in (0, 4, 8, 12)]
+    assert all(a != b for i, a in enumerate(waves) for b in waves[:i])
+
+
+def test_play_step_depends_on_the_seed(url, model):
+    tokens = []
+    for seed in (0, 1):
+        run = started(url, config(model, filter="none", seed=seed))
+        run.tasks = [7]
+        tokens += plays_of(run, (0,))
+    assert tokens[0] != tokens[1]
+
+
+def test_held_out_of_one_policy_is_the_same_at_every_step(url, model, monkeypatch):
+    run, played, collect = started(url, config(model)), [], parallel.collect
+
+    def noting(*arguments, **named):
+        trajectories, stats = collect(*arguments, **named)
+        played.append([t.token_ids for t in trajectories])
+        return trajectories, stats
+    monkeypatch.setattr(parallel, "collect", noting)
+    rates = []
+    for run.step in (0, 1, 5):
+        rates.append(metrics.held_out(run, 1.0))
+    assert played[0] == played[1] == played[2] and str(rates[0]) == str(rates[1]) == str(rates[2])
+    metrics.held_out(run, 0.0)
+    run.cfg = replace(run.cfg, seed=1)
+    metrics.held_out(run, 0.0)
+    metrics.held_out(run, 1.0)
+    assert played[3] == played[4] and played[5] != played[0]        # greedy needs no numbers
+
+
+def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, monkeypatch):
+    run, asked, collect = started(url, config(model, temperature=HEAT)), [], parallel.collect
+    monkeypatch.setattr(parallel, "collect", lambda policy, *arguments, **named: (
+        asked.append(policy) or collect(policy, *arguments, **named)))
+    mine, other = run.policy, parallel.load(model, "cpu")
+    metrics.sampled_and_greedy(run, other)
+    assert asked == [other, other] and run.policy is mine and run.agent.temperature == HEAT
+    metrics.sampled_and_greedy(run)
+    assert asked[2:] == [mine, mine]
+
+
+def test_held_out_counts_successes_and_goals_never_trained_on(url, model, monkeypatch):
+    run = started(url, config(model, eval_tasks=0))
+    played = [Trajectory(task, success=task in (41, 55, 56)) for task in TEST_IDS]
+    monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (played, Stats()))
+    rate = metrics.held_out(run, 1.0)
+    assert (rate["n"], rate["unseen_n"]) == (20, 5)                 # unseen: tasks 55 to 59
+    assert rate["success"] == pytest.approx(3 / 20) and rate["unseen"] == pytest.approx(2 / 5)
+    # variance of 3 ones among 20: 20 * .15 * .85 / 19
+    assert rate["stderr"] == pytest.approx(math.sqrt(20 * 0.15 * 0.85 / 19 / 20))
+
+
+def test_current_horizon_of_the_adaptive_curriculum_follows_success(url, model):
+    run = started(url, config(model, curriculum="adaptive", horizons=(2, 5)))
+    rise, flat = [i / 40 for i in range(40)], [0.5] * 40
+    for success, reward, horizon in ((flat, rise, 5), (rise, flat, 2)):
+        run.history = [dict(success=s, reward=r) for s, r in zip(success, reward)]
+        assert train.current_horizon(run) == horizon
+
+
+def test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth(url, model, monkeypatch):
+    def wave(*_, **__):         # 3 of 4 groups teach something
+        return [trajectory(r) for r in (0, 1, 1, 0, 0.5, 0.5, 0, 1)], Stats()
+    monkeypatch.setattr(parallel, "play_tasks", wave)
+    run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
+    played, _ = train.play_step(run, 2)
+    assert len(played) == 16                                # two waves, with 6 such groups
+    assert train.keep_groups(played, run.cfg) == [*played[0:4], *played[6:10]]
+
+
+def trajectory(reward):
+    made = Trajectory()
+    made.begin_context([1])
+    made.add_action([2], [-1.0])
+    made.turns[0].reward = float(reward)
+    return made
+
+
+# ---- the learning rate --------------------------------------------------------------------------
+
+def test_every_update_of_the_policy_has_the_rate_of_its_step(ppo):
+    """From lr at step 0 down a straight line to a quarter of it at step 6, the last."""
+    updates = ppo.of("policy")
+    assert [u.step for u in updates] == [s for s in range(STEPS) for _ in range(2)]
+    for u in updates:
+        assert u.lrs == [pytest.approx(RATE + (LR_END * RATE - RATE) * u.step / 6, rel=1e-9)]
+    assert updates[0].lrs == [pytest.approx(1e-2)] and updates[-1].lrs == [pytest.approx(2.5e-3)]
+
+
+def test_every_update_of_the_critic_has_its_own_constant_rate(ppo):
+    assert [u.lrs for u in ppo.of("critic")] == [[CRITIC_RATE]] * 2 * STEPS
+
+
+def test_set_learning_rate_reaches_every_group_of_parameters():
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = torch.optim.AdamW([dict(params=[w]) for w in weights], lr=1.0)
+    run = SimpleNamespace(cfg=SimpleNamespace(lr=0.5, lr_end=0.2, steps=5), optimizer=optimizer)
+    for run.step, rate in enumerate((0.5, 0.4, 0.3, 0.2, 0.1)):
+        train.set_learning_rate(run)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 3)
+    run.step, run.cfg.steps = 0, 1                          # of a single step: the first rate
+    train.set_learning_rate(run)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+# ---- the update ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("which", ["policy", "critic"])
+def test_the_gradient_of_every_update_is_clipped(which, ppo):
+    norms = [u.norm for u in ppo.of(which)]
+    assert norms == pytest.approx([LIMIT] * 2 * STEPS, rel=1e-3)
+
+
+def test_the_gradients_norm_is_reported_as_it_was_before_clipping(ppo, grpo):
+    assert all(line["grad_norm"] > 2 * LIMIT for line in ppo.run.history)
+    for step, line in enumerate(grpo.run.history):          # these are not clipped
+        norms = [u.norm for u in grpo.of("policy") if u.step == step]
+        assert line["grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-5)
+
+
+def batch_of(run, horizon=3):
+    batch = train.to_batch(train.keep_groups(train.play_step(run, horizon)[0], run.cfg))
+    train.credit(run, batch)
+    return batch
+
+
+def weighted(run, batch):
+    batch = batch.rows(torch.arange(len(batch.rewards)))
+    batch.weights = train.loss_weights(batch.response_mask, run.cfg)
+    batch.value_weights = algos.token_weights(batch.response_mask)
+    return batch
+
+
+def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(url, model):
+    run = started(url, config(model, filter="none", temperature=HEAT))
+    batch = weighted(run, batch_of(run))
+    mask = batch.response_mask
+    torch.testing.assert_close(train.logprobs_under(run, run.policy, batch)[mask],
+                               batch.old_logprobs[mask], atol=1e-4, rtol=0)
+    _, sums = train.part_loss(run, batch)
+    assert sums["kl"].item() == pytest.approx(0, abs=1e-6)  # ratios of 1: nothing has moved yet
+
+
+@pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", 0.3)])
+def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, factor, url, model):
+    run = started(url, config(model, "ppo", critic=critic, value_coef=0.3))
+    batch = weighted(run, batch_of(run))
+    batch.advantages = torch.zeros_like(batch.advantages)   # so the policy's own loss is 0
+    loss, sums = train.part_loss(run, batch)
+    mask = batch.response_mask
+    half_squares = (batch.values - batch.returns)[mask].square() / 2    # values have not moved yet
+    assert half_squares.mean() > 1e-3
+    assert sums["value_loss"].item() == pytest.approx(half_squares.mean().item(), rel=1e-4)
+    assert loss.item() == pytest.approx(factor * half_squares.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("turn_level", [False, True])
+def test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns(turn_level, url, model):
+    run = started(url, config(model, "ppo", turn_level=turn_level, turn_gamma=0.9))
+    batch = batch_of(run)
+    chosen = batch.advantages[batch.response_mask]
+    assert chosen.mean().item() == pytest.approx(0, abs=1e-5)
+    assert chosen.std().item() == pytest.approx(1, abs=1e-4)
+    gaps = (batch.returns - batch.values)[batch.response_mask]
+    whitened = (gaps - gaps.mean()) / gaps.std()
+    torch.testing.assert_close(chosen, whitened, atol=1e-3, rtol=1e-3)
+    assert abs(gaps.std().item() - 1) > 0.01
+
+
+def test_part_loss_clips_how_far_values_move(url, model):
+    """The critic's values V have moved up by 1 and may move by 1/2; what was earned is V + 1."""
+    run = started(url, config(model, "ppo", value_clip=0.5))
+    batch = weighted(run, batch_of(run))
+    batch.values, batch.returns = batch.values - 1, batch.values + 1
+    _, sums = train.part_loss(run, batch)
+    # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
+
+
+def test_credit_of_ppo_has_its_gamma_and_its_lambda(url, model):
+    run = started(url, config(model, "ppo", gamma=0.9, lam=0.7))
+    batch = batch_of(run)
+    at_end = torch.zeros_like(batch.token_rewards)
+    for row, mask in enumerate(batch.response_mask):
+        at_end[row, mask.nonzero().max()] = batch.rewards[row]
+    advantages, returns = algos.gae(at_end, batch.values, batch.response_mask, 0.9, 0.7)
+    torch.testing.assert_close(batch.returns, returns)
+    torch.testing.assert_close(batch.advantages,
+                               algos.masked_whiten(advantages, batch.response_mask))
+
+
+ESTIMATORS = {      # advantage -> what it must be, (B, T) or (B, 1), of batch b with G = 4
+    "grpo": lambda b: algos.grpo_advantages(b.rewards, 4)[:, None],
+    "dr_grpo": lambda b: algos.dr_grpo_advantages(b.rewards, 4)[:, None],
+    "rloo": lambda b: algos.rloo_advantages(b.rewards, 4)[:, None],
+    "reinforce_pp_baseline": lambda b: algos.reinforce_pp_baseline_advantages(
+        b.rewards, 4, b.response_mask),
+    "mt_grpo": lambda b: algos.mt_grpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids, 4)}
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
+    run = started(url, config(model, filter="none", advantage=advantage))
+    batch = batch_of(run)
+    mine = {name: estimate(batch).expand(batch.response_mask.shape)[batch.response_mask]
+            for name, estimate in ESTIMATORS.items()}
+    torch.testing.assert_close(batch.advantages[batch.response_mask], mine[advantage])
+    assert all(not torch.allclose(mine[advantage], other, atol=1e-3)
+               for name, other in mine.items() if name != advantage)
+
+
+@pytest.mark.parametrize("weights, first, last", [      # rows of two tokens and of one
+    ("token", 1 / 3, 1 / 3), ("sequence", 1 / 4, 1 / 2), ("sequence_sum", 1 / 2, 1 / 2),
+    ("constant", 1 / 24, 1 / 24)])                      # 12 tokens at most
+def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    expected = torch.tensor([[0, first, first], [last, 0, 0]])
+    torch.testing.assert_close(train.loss_weights(mask, config(model, weights=weights)), expected)
+
+
+@pytest.mark.parametrize("surrogate", train.SURROGATES)
+def test_surrogates_clip_below_and_above_as_the_flags_say(surrogate, model):
+    """One token a row, ratios e: [advantage 1, e 1.25: under 1.3], [1, 2: clipped at 1.3], [-1,
+    0.85: clipped at 0.9]."""
+    cfg = config(model, clip_low=0.1, clip_high=0.3)
+    now, advantages = torch.tensor([1.25, 2.0, 0.85]).log(), torch.tensor([1.0, 1.0, -1.0])
+    loss = train.SURROGATES[surrogate](now, torch.zeros(3), advantages, torch.arange(3), cfg)
+    torch.testing.assert_close(loss, torch.tensor([-1.25, -1.3, 0.9]))
+
+
+def test_token_surrogate_bounds_the_loss_of_a_bad_token_by_dual_clip(model):
+    now, advantages, row = torch.tensor([5.0]).log(), torch.tensor([-1.0]), torch.tensor([0])
+    for dual_clip, expected in ((0.0, 5.0), (2.0, 2.0)):
+        loss = train.token_surrogate(now, torch.zeros(1), advantages, row,
+                                     config(model, dual_clip=dual_clip))
+        assert loss.item() == pytest.approx(expected)
+
+
+PRESETS = {     # as the papers have it: advantage, weights, critic, filter, clip low and high
+    "grpo": ("grpo", "sequence", "none", "varied", 0.2, 0.28),
+    "dr_grpo": ("dr_grpo", "constant", "none", "varied", 0.2, 0.2),
+    "rloo": ("rloo", "sequence_sum", "none", "none", 0.2, 0.2),
+    "ppo": ("gae", "token", "own", "none", 0.2, 0.2),
+    "reinforce_pp": ("reinforce_pp", "token", "none", "none", 0.2, 0.2),
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", "token", "none", "none", 0.2, 0.2),
+    "gigpo": ("gigpo", "token", "none", "none", 0.2, 0.2),
+    "mt_grpo": ("mt_grpo", "sequence", "none", "none", 0.2, 0.2),
+    "gspo": ("grpo", "sequence", "none", "varied", 3e-4, 4e-4),
+    "starpo": ("gae", "token", "own", "none", 0.2, 0.2),
+    "starpo_s": ("gae", "token", "own", "uncertain", 0.2, 0.28)}
+
+
+def test_presets_are_the_papers():
+    for name, preset in train.ALGOS.items():
+        c = train.Config(**preset)
+        assert PRESETS[name] == (c.advantage, c.weights, c.critic, c.filter, c.clip_low,
+                                 c.clip_high), name
+        assert (c.surrogate == "sequence") == (name == "gspo")
+        assert (c.kl_coef, c.kl_in) == ((0.001, "reward") if name == "starpo" else (0, "loss"))
+        assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
+
+
+def test_setup_gives_adam_no_decay_and_a_short_memory(ppo):
+    for optimizer in (ppo.run.optimizer, ppo.run.critic_optimizer):
+        (group,) = optimizer.param_groups
+        assert (tuple(group["betas"]), group["weight_decay"]) == ((0.9, 0.95), 0)
+
+
+def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
+    cfg = train.Config(env="toy", families="odd", clone_episodes=5, clone_skill=0.3, clone_steps=6,
+                       clone_lr=0.07, clone_width=48, clone_layers=3, clone_heads=6, seed=9,
+                       format="think", context="window", max_turn_tokens=11, max_context=99,
+                       name="settings")
+    asked = []
+    monkeypatch.setattr(train, "seconds_per_step", lambda *_: 1.0)
+    monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
+    assert train.cloned(cfg) == "runs/settings/clone"
+    ((settings, out),) = asked
+    assert out == "runs/settings/clone"
+    assert [settings.env, settings.families, settings.episodes, settings.skill, settings.steps,
+            settings.lr, settings.width, settings.layers, settings.heads, settings.seed,
+            settings.format, settings.context, settings.max_turn_tokens, settings.max_context] == [
+        "toy", "odd", 5, 0.3, 6, 0.07, 48, 3, 6, 9, "think", "window", 11, 99]
+
+
+def test_credit_of_gigpo_discounts_by_the_turn(url, model):
+    run = started(url, config(model, "gigpo", gamma=0.5, turn_gamma=0.9))
+    batch = batch_of(run)
+    asked = batch.token_rewards, batch.response_mask, batch.turn_ids, batch.observation_hashes, 4
+    expected = algos.gigpo_advantages(*asked, gamma=0.9)
+    torch.testing.assert_close(batch.advantages, expected)
+    assert not torch.allclose(expected, algos.gigpo_advantages(*asked, gamma=0.5), atol=1e-3)
+
+
+def test_credit_of_reinforce_pp_discounts_by_the_token(url, model):
+    run = started(url, config(model, "reinforce_pp", gamma=0.5, turn_gamma=0.9))
+    batch = batch_of(run)
+    expected = algos.reinforce_pp_advantages(batch.token_rewards, batch.response_mask, 0.5)
+    torch.testing.assert_close(batch.advantages, expected)
+
+
+def test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be(url, model):
+    """4 tokens a turn, 3 turns at the last horizon: 12, whatever the stage."""
+    run = started(url, config(model, "dr_grpo", horizons=(1, 2, 3), switch_every=(5, 9)))
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    weights = train.loss_weights(mask, run.cfg)
+    torch.testing.assert_close(weights, mask / (2 * 12.0))
+
+
+def test_figures_are_means_over_tokens_and_over_updates():
+    sums = dict(tokens=8.0, entropy=4.0, kl=2.0, clipped_high=1.0, clipped_low=3.0, value_loss=6.0)
+    figures = train.Figures.of(sums, [1.0, math.nan, 3.0])
+    assert (figures.entropy, figures.kl) == (0.5, 0.25)
+    assert (figures.clipped_high, figures.clipped_low, figures.clipped) == (1 / 8, 3 / 8, 1 / 2)
+    assert (figures.value_loss, figures.grad_norm, figures.skipped) == (2.0, 2.0, 1)
+
+
+def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypatch):
+    run = started(url, config(model, filter="none", mini_batches=1, epochs=2, reuse=2))
+    batch, orders = batch_of(run), []
+    batch.rewards = torch.arange(16.0)                      # now a row's name
+    rows = type(batch).rows
+
+    def noting(self, chosen):
+        if self is batch:
+            orders.append(tuple(chosen.tolist()))
+        return rows(self, chosen)
+    monkeypatch.setattr(type(batch), "rows", noting)
+    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1.0)
+    train.update(run, batch)
+    assert len(orders) == 4 == len(set(orders))
+    run.step += 1
+    train.update(run, batch)
+    assert len(set(orders)) == 8
+    run.step -= 1
+    train.update(run, batch)
+    assert orders[8:] == orders[:4]
+
+
+def test_optimizer_step_leaves_no_gradient_behind(url, model):
+    run = started(url, config(model, "ppo"))
+    train.update(run, batch_of(run))
+    for owner in (run.policy, run.critic):
+        assert all(w.grad is None or not w.grad.any() for w in owner.parameters())
+
+
+# ---- several ranks, as one of them sees it ------------------------------------------------------
+
+def ranks(monkeypatch, rank, world):
+    monkeypatch.setattr(parallel, "rank", lambda: rank)
+    monkeypatch.setattr(parallel, "world", lambda: world)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
+    run = started(url, config(model, filter="none"))
+    batch = batch_of(run)
+    lengths = (batch.token_ids >= 0).sum(1)
+    shares, counts = [], set()
+    for rank in range(world):
+        ranks(monkeypatch, rank, world)
+        parts = list(parallel.micro_batches(batch, 10**6))  # one rank could take it all at once
+        counts.add(len(parts))
+        shares.append([int(i) for rows, real in parts if real for i in rows])
+    assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
+    tokens = [int(lengths[share].sum()) for share in shares]
+    assert min(tokens) > 0 and max(tokens) <= lengths.sum() / world + lengths.max()
+
+
+def test_micro_batches_of_two_ranks_are_each_counted_once(url, model, monkeypatch):
+    """An odd number of parts: the rank that runs out repeats one, which is not real."""
+    run = started(url, config(model, filter="none"))
+    batch = batch_of(run).rows(torch.arange(3))
+    seen = []
+    for rank in (0, 1):
+        ranks(monkeypatch, rank, 2)
+        seen.append([(rows.tolist(), real) for rows, real in parallel.micro_batches(batch, 1)])
+    assert [len(parts) for parts in seen] == [2, 2]
+    assert [real for parts in seen for _, real in parts] == [1, 1, 1, 0]
+
+
+def test_on_all_rows_of_two_ranks_adds_up_to_that_of_one(url, model, monkeypatch):
+    run = started(url, config(model, filter="none"))
+    batch = batch_of(run).rows(torch.arange(3))             # three parts: one is repeated
+    alone = train.logprobs_under(run, run.policy, batch)
+    monkeypatch.setattr(parallel, "summed", lambda x: x)
+    halves = []
+    for rank in (0, 1):
+        ranks(monkeypatch, rank, 2)
+        halves.append(parallel.logprobs_under(run.policy, batch, 1, 1.0))
+    torch.testing.assert_close(halves[0] + halves[1], alone, atol=1e-5, rtol=0)
+
+
+def test_update_adds_figures_and_losses_up_over_the_ranks(url, model, monkeypatch):
+    """The other rank's tokens have three times this one's sums: with a weight of its own each."""
+    run = started(url, config(model, "ppo", lr=0.0, critic_lr=0.0))
+    batch = batch_of(run)
+    alone = train.update(run, batch)
+    losses, optimizer_step = [], train.optimizer_step
+    monkeypatch.setattr(parallel, "summed", lambda x: 4 * x)
+    monkeypatch.setattr(train, "optimizer_step", lambda run, loss: (
+        losses.append(loss.item()) or optimizer_step(run, loss)))
+    together = train.update(run, batch)
+    assert together.value_loss == pytest.approx(4 * alone.value_loss)
+    assert together.entropy == pytest.approx(alone.entropy)     # both sums are four times as large
+    monkeypatch.setattr(parallel, "summed", lambda x: x)
+    plain = list(losses)
+    losses.clear()
+    train.update(run, batch)
+    assert plain == pytest.approx([4 * x for x in losses])
+
+
+def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model, monkeypatch):
+    run = started(url, config(model, mini_batches=2))
+    batch = batch_of(run)
+    before = [w.detach().clone() for w in run.policy.parameters()]
+    monkeypatch.setattr(parallel, "summed", lambda x: x + math.nan if x.dim() == 0 else x)
+    figures = train.update(run, batch)
+    assert figures.skipped == 2 == run.skipped_in_a_row
+    assert all(torch.equal(a, b) for a, b in zip(before, run.policy.parameters()))
+
+
+def test_update_multiplies_the_loss_by_the_number_of_ranks(url, model, monkeypatch):
+    """FSDP takes the mean of the ranks' gradients, where the sum is wanted."""
+    run = started(url, config(model, max_grad_norm=1e9, mini_batches=1, lr=0.0))
+    batch = batch_of(run)
+    alone = train.update(run, batch).grad_norm
+    monkeypatch.setattr(parallel, "world", lambda: 3)
+    monkeypatch.setattr(parallel, "summed", lambda x: x)
+    monkeypatch.setattr(parallel, "micro_batches", lambda mini, _: [
+        (torch.arange(len(mini.rewards)), 1)])
+    assert train.update(run, batch).grad_norm == pytest.approx(3 * alone, rel=1e-4)
+
+
+def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, monkeypatch):
+    run, asked = started(url, config(model)), []
+    ranks(monkeypatch, 1, 3)
+
+    def collect(policy, agent, client, tasks, group_size, horizon, key, places, **rest):
+        asked.append((list(tasks), list(places), tuple(key)))
+        return [Trajectory(task, (*key, place, 0)) for task, place in zip(tasks, places)], Stats()
+    monkeypatch.setattr(parallel, "collect", collect)
+    others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
+              ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
+    monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
+    tasks = [54, 53, 52, 51, 50]
+    played, stats = parallel.play_tasks(run, run.policy, run.agent, tasks, 1, 2, (9,))
+    assert asked == [([53, 50], [1, 4], (9,))]
+    assert [t.task_id for t in played] == tasks and stats.dropped == 3
+
+
+# ---- resuming -----------------------------------------------------------------------------------
+
+def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
+    cfg = config(model, "ppo", name="memory", steps=6, save_every=2)
+    run = started(url, cfg)
+    run.step, run.skipped_in_a_row = 2, 3
+    rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
+    run.notes = metrics.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
+                              players=dict(random=(0.5, 0.1), expert=(1.0, 0.0)),
+                              warnings=[(0, "entropy", "it fell")])
+    with open("runs/memory/metrics.jsonl", "w") as file:
+        file.writelines(json.dumps(dict(step=s, seconds=2.0 + s)) + "\n" for s in range(5))
+    train.evaluate_and_save(run)
+    resumed = started(url, replace(cfg, resume=True))
+    assert (resumed.step, resumed.skipped_in_a_row) == (2, 3)
+    assert json.dumps(asdict(resumed.notes)) == json.dumps(asdict(run.notes))
+    assert [line["step"] for line in resumed.history] == [0, 1]
+    assert metrics.seconds_of_rl(resumed) == 2.0 + 3.0
+
+
+def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
+    cfg = config(model, name="twice", steps=4, save_every=2)
+    run = started(url, cfg)
+    run.cfg = replace(cfg, steps=2)
+    train.train(run)
+    first = sum(line["seconds"] for line in run.history)
+    resumed = started(url, replace(cfg, resume=True))
+    train.train(resumed)
+    assert len(resumed.history) == 4
+    assert metrics.seconds_of_rl(resumed) == pytest.approx(
+        first + sum(line["seconds"] for line in resumed.history[2:]))
+
+
+def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
+    recorded_main(url, model, steps=1, name="once", save_every=1)
+    again = recorded_main(url, model, "--resume", steps=2, name="once")
+    assert [(p.step, p.agent.temperature) for p in again.evaluations()] == [(2, 1.0), (2, 0.0)]
+    assert [p.step for p in again.training()] == [1]
+
+
+def test_evaluate_and_save_saves_when_due_and_at_the_end(url, model, monkeypatch):
+    saved = []
+    monkeypatch.setattr(parallel, "save", lambda run, folder, memory: saved.append(folder))
+    trained(url, config(model, steps=5, save_every=2, name="due"))
+    assert saved == [f"runs/due/step_{n}" for n in (2, 4, 5)]
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+def test_reward_std_share_is_of_the_first_five_steps(ppo):
+    stds = [line["reward_std"] for line in ppo.run.history]
+    assert len(set(stds)) > 3
+    for step, line in enumerate(ppo.run.history):
+        first = statistics.fmean(stds[:min(step, 5)] or [stds[0]])
+        assert line["reward_std_share"] == pytest.approx(stds[step] / first)
+
+
+# A token that the sampler drew with probability 1/2 has 1/4 under the other policy. k3 of
+# KL(sampler || other) is r - 1 - log r with r = (1/4) / (1/2); exchanged, r would be 2: 0.307.
+K3 = 0.5 - 1 + math.log(2)
+
+
+def test_kl_to_start_is_of_the_sampler_to_the_start():
+    mask = torch.tensor([[True, False]])
+    batch = SimpleNamespace(response_mask=mask, old_logprobs=torch.tensor([[0.5, math.nan]]).log(),
+                            ref_logprobs=torch.tensor([[0.25, math.nan]]).log())
+    assert metrics.kl_to_start(batch)["kl_start"] == pytest.approx(K3, rel=1e-5)
+
+
+def test_part_figures_kl_is_of_the_sampler_to_the_policy():
+    now, old = torch.tensor([0.25, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
+    cfg = SimpleNamespace(surrogate="token", clip_low=0.2, clip_high=0.28)
+    sums = train.part_figures(now, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]), cfg)
+    assert sums["kl"].item() == pytest.approx(2 * K3, rel=1e-5) and sums["tokens"].item() == 2
+
+
+def test_the_loss_pays_the_kl_of_the_policy_to_the_reference(url, model):
+    """k3 of KL(pi || ref), whose samples are the policy's own: r = ref / pi."""
+    run = started(url, config(model, filter="none", kl_coef=0.3, kl="k3"))
+    batch = weighted(run, batch_of(run))
+    batch.advantages = torch.zeros_like(batch.advantages)
+    batch.ref_logprobs = batch.old_logprobs - math.log(2)           # half as probable there
+    loss, _ = train.part_loss(run, batch)
+    assert loss.item() == pytest.approx(0.3 * K3, rel=1e-3)
+
+
+def test_the_loss_is_lowered_by_the_entropy(url, model):
+    run = started(url, config(model, filter="none", entropy_coef=0.1, weights="token"))
+    batch = weighted(run, batch_of(run))
+    batch.advantages = torch.zeros_like(batch.advantages)
+    loss, sums = train.part_loss(run, batch)
+    assert sums["entropy"] > 0
+    assert loss.item() == pytest.approx(-0.1 * (sums["entropy"] / sums["tokens"]).item(), rel=1e-4)
+
+
+def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
+    first, second = trajectory(0), trajectory(0)
+    first.add_observation([7, 7])
+    first.add_action([4, 5], [-2.0, -3.0])
+    assert train.sampled_entropy([first, second]) == pytest.approx((1 + 2 + 3 + 1) / 4)
+
+
+def test_probe_scores_every_reply_under_every_prompt(url, model):
+    """Through transformers' own forward, one pair at a time."""
+    run = started(url, config(model, filter="none", temperature=HEAT))
+    played, _ = train.play_step(run, 2)
+    stock = AutoModelForCausalLM.from_pretrained(model)
+    firsts = [(t.token_ids[:t.turns[0].start], t.token_ids[t.turns[0].start:t.turns[0].end])
+              for t in played]
+    prompts = [prompt for prompt, _ in firsts[::4]]         # of four tasks, in order
+    assert len({tuple(p) for p in prompts}) == 4
+
+    @torch.no_grad()
+    def score(prompt, reply):
+        logits = stock(torch.tensor([prompt + reply])).logits[0] / HEAT
+        logprobs = logits.log_softmax(-1)[len(prompt) - 1:-1]
+        return logprobs.gather(1, torch.tensor(reply)[:, None]).sum().item()
+    information, hits = [], []
+    for i, (_, reply) in enumerate(firsts):
+        scores = [score(prompt, reply) for prompt in prompts]
+        own = scores[i // 4]
+        information.append(own - math.log(sum(map(math.exp, scores)) / 4))
+        hits.append(own == max(scores))
+    got = metrics.probe(run, played)
+    assert got["mutual_information"] == pytest.approx(statistics.fmean(information), abs=1e-4)
+    assert got["retrieval_accuracy"] == pytest.approx(statistics.fmean(hits), abs=1e-6)
+    assert got["retrieval_chance"] == 1 / 4
+    assert statistics.fmean(hits) > 1 / 4 and abs(got["mutual_information"]) > 1e-2
+
+
+def test_record_probes_and_shows_samples_as_often_as_asked(url, model):
+    run = trained(url, config(model, steps=4, probe_every=2, sample_every=3, name="often"))
+    assert ["mutual_information" in line for line in run.history] == [True, False] * 2
+    shown = [line for line in open("runs/often/samples.txt") if line.startswith("---- step")]
+    assert shown == ["---- step 0 ----\n"] * 2 + ["---- step 3 ----\n"] * 2
+
+
+def test_record_names_a_warning_once(url, model, monkeypatch):
+    monkeypatch.setattr(algos, "collapse_warnings", lambda history, *_: (
+        [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
+            len(history) >= 3)))
+    run = trained(url, config(model, steps=3, name="warned"))
+    assert [(step, signal) for step, signal, _ in run.notes.warnings] == [
+        (1, "entropy"), (2, "valid")]
+
+
+def test_a_warning_is_no_reason_to_stop_unless_asked(url, model, monkeypatch):
+    monkeypatch.setattr(algos, "collapse_warnings", lambda *_: [("entropy", "it fell")])
+    assert trained(url, config(model, steps=2, name="on")).step == 2
+
+
+def test_expected_minutes_count_episodes_and_evaluations():
+    cfg = SimpleNamespace(steps=6, eval_every=2, tasks_per_step=3, group_size=4, eval_tasks=10)
+    # 72 episodes of training, each played and learned from: 108; evaluated before, after steps 2
+    # and 4, and at the end: 40
+    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 40) / 60)
+    cfg.eval_every = 0
+    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 20) / 60)
+
+
+def test_the_control_clones_for_the_seconds_of_rl(url, model, monkeypatch):
+    run, asked = started(url, config(model, name="control")), []
+    run.history = [dict(seconds=100.0), dict(seconds=23.0)]
+    other = parallel.load(model, "cpu")
+    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
+        asked.append((folder, seconds)) or other))
+    mine = run.policy
+    train.add_control(run)
+    assert asked == [(model, 123.0)] and run.policy is mine
+    assert run.notes.control["sampled"]["n"] == 8
