@@ -13,9 +13,9 @@ import torch
 
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
-                    action_logprobs, action_values, add_value_head, attend, load_policy, on_threads,
-                    page_runs, prefill_parts, prepare, sample, token_logprobs, token_values,
-                    walk_pages)
+                    action_logprobs, action_values, add_value_head, attend, graph_shape, load_policy,
+                    machine_rates, on_threads, page_runs, prefill_parts, prepare, sample,
+                    token_logprobs, token_values, walk_pages)
 from fakes import CONFIGS, twins
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
@@ -754,6 +754,50 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
             with pytest.raises(ArithmeticError):
                 engine.decode(torch.tensor([3]))
             assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
+
+
+def test_decode_counts_the_tokens_it_attends_to():
+    """Texts of 3 and 5 tokens: the first step attends to 3 + 5 cached tokens, the second to 4 + 6,
+    the third, with the longer text alone, to 7."""
+    engine = Engine(Mean(), rows=2, pages=8, page_size=4)
+    sequences = [engine.start() for _ in range(2)]
+    engine.prefill(sequences, [[1] * 3, [2] * 5])
+    for sequence in sequences:
+        engine.join(sequence)
+    for _ in range(2):
+        engine.decode(torch.tensor([7, 7]))
+    engine.leave(sequences[0])
+    engine.decode(torch.tensor([7]))
+    assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1, "decode_steps": 3,
+                             "decode_read": 3 + 5 + 4 + 6 + 7}
+
+
+def test_start_takes_the_lowest_free_row():
+    """So the rows in use, like the pages, stay a dense beginning of the table."""
+    engine = Engine(Mean(), rows=5, pages=8, page_size=4)
+    sequences = [engine.start() for _ in range(5)]
+    for row in (1, 3, 0):
+        engine.release(sequences[row])
+    assert [engine.start().row for _ in range(3)] == [0, 1, 3]
+
+
+def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
+    table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
+    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 2)
+    assert ids.tolist() == [11, 12, 13, 0] and starts.tolist() == [9, 5, 1, 0]
+    assert padded.shape == (4, 4) and (padded[:3, :3] == table).all()
+    assert (padded[3] == 2).all() and (padded[:, 3] == 2).all()
+    ids, padded, starts = graph_shape(ids, padded, starts, 2)               # 4 by 4 stays 4 by 4
+    assert len(ids) == len(starts) == 4 and padded.shape == (4, 4)
+
+
+def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):
+    """Each measured piece of work takes a quarter of a second here: a product of 768 x 768 x 768,
+    and a copy of 2**24 numbers of 4 bytes."""
+    monkeypatch.setattr(engine_module.timeit, "repeat", lambda work, number, repeat: [9, .5, .25])
+    flops, bytes_moved = machine_rates(torch.device("cpu"), torch.float32)
+    assert flops == pytest.approx(4 * 2 * 768**3)
+    assert bytes_moved == pytest.approx(4 * (2**26 + 2**26))
 
 
 # What was broken to see these tests fail, each caught by the tests named before it:
