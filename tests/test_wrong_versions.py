@@ -1,0 +1,33 @@
+"""pytest tests/test_wrong_versions.py: a dozen faults put into a copy of the code; all are noticed.
+
+`python tests/wrong_versions.py` tries the whole list. The faults are tried by a process without
+pytest's threads, which a fork would not survive.
+"""
+import subprocess
+import sys
+from collections import Counter
+
+from wrong_versions import ROOT, entries, function_of, sample, trouble
+
+
+def test_every_entry_has_its_place_and_its_test():
+    assert [why for why in (trouble(*entry) for entry in entries()) if why] == []
+
+
+def test_no_function_has_more_than_two_entries():
+    places = Counter(function_of(file, text) for file, text, *rest in entries()
+                     if not trouble(file, text, *rest))
+    assert [place for place, count in places.items() if count > 2] == []
+
+
+def test_a_sample_is_spread_over_the_files():
+    dozen = sample(12, seed=0)
+    assert len(set(dozen)) == 12 and set(dozen) <= set(entries())
+    assert len({file for file, *_ in dozen}) == min(12, len({file for file, *_ in entries()}))
+    assert sample(12, seed=1) != dozen
+
+
+def test_a_dozen_faults_are_noticed():
+    done = subprocess.run([sys.executable, ROOT / "tests/wrong_versions.py", "--sample", "12"],
+                          capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,898 @@
+"""Wrong versions of this code, each of which a test must notice.
+
+    python tests/wrong_versions.py                       all of them: a line each, and a summary
+    python tests/wrong_versions.py --only algos.py       those of one file
+    python tests/wrong_versions.py --only algos.py --run       and two steps of a run with each
+    python tests/wrong_versions.py --sample 12 --seed 3  a dozen, spread over the files
+
+FAULTS are single slips that a fork or a student could make: a sign, an off-by-one, max for min, the
+old for the new. Each is put into a copy of this folder, where the test that it names must then fail
+by an assertion. A fault that ends in an exception is no entry: anybody would notice it. To add one:
+a piece of text that occurs once in the file, its wrong form, a test. At most two to a function.
+
+Each fault gets a process, forked from this one after the slow imports, which takes about a second.
+"""
+import argparse
+import ast
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from importlib.util import cache_from_source
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"      # before torch: a forked process has none of its threads
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 240                            # what a test may take before it counts as hung
+
+FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that must fail), ...]
+    "algos.py": [
+        ("groups - groups.mean(1, keepdim=True)", "groups - groups.mean()",
+         "tests/test_algos.py::test_dr_grpo_advantages_by_hand"),
+        ("<= 1e-6 * groups.abs().amax(1)", "< 0",
+         "tests/test_algos.py::"
+         "test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero"),
+        ("(squares / max(group_size - 1, 1))", "(squares / group_size)",
+         "tests/test_algos.py::test_group_std_by_hand"),
+        ("return group_std(rewards, group_size).nonzero().flatten()",
+         "return (group_std(rewards, group_size) == 0).nonzero().flatten()",
+         "tests/test_algos.py::test_keep_varied_drops_constant_groups"),
+        ("std.argsort(descending=True, stable=True)", "std.argsort(stable=True)",
+         "tests/test_algos.py::test_keep_most_uncertain_by_hand"),
+        ("max(1, math.floor(fraction * len(std) + 1e-9))", "math.floor(fraction * len(std))",
+         "tests/test_algos.py::test_keep_most_uncertain_by_hand"),
+        ("held_before < (p - 1e-6)", "held_before <= (p + 1e-6)",
+         "tests/test_algos.py::test_keep_top_p_by_hand"),
+        ("held_before = std.cumsum(0) - std", "held_before = std.cumsum(0)",
+         "tests/test_algos.py::test_keep_top_p_by_hand"),
+        ("return -((response_lengths", "return ((response_lengths",
+         "tests/test_algos.py::test_overlong_penalty_by_hand"),
+        ("/ buffer).clamp(0, 1)", "/ buffer).clamp(min=0)",
+         "tests/test_algos.py::test_overlong_penalty_by_hand"),
+        ("token_rewards - coef *", "token_rewards + coef *",
+         "tests/test_algos.py::test_kl_penalised_rewards_by_hand"),
+        ("return torch.where(response_mask.bool(), penalised, 0.0)", "return penalised",
+         "tests/test_algos.py::test_kl_penalised_rewards_by_hand"),
+        ("group_std(rewards, group_size)[:, None] + eps", "rewards.std() + eps",
+         "tests/test_algos.py::test_grpo_advantages_by_hand"),
+        ("return group_centred(rewards, group_size).flatten()",
+         "return grpo_advantages(rewards, group_size)",
+         "tests/test_algos.py::test_dr_grpo_advantages_by_hand"),
+        ("centred * group_size / max(group_size - 1, 1)", "centred",
+         "tests/test_algos.py::test_rloo_advantages_by_hand"),
+        ("torch.where(here, delta + gamma * lam * running, running)",
+         "torch.where(here, delta + gamma * lam * running, 0.0)",
+         "tests/test_algos.py::test_gae_by_hand"),
+        ("next_value = torch.where(here, value, next_value)", "next_value = value",
+         "tests/test_algos.py::test_gae_reads_no_value_of_an_observation"),
+        ("gae(token_rewards, values, ends, turn_gamma, lam)",
+         "gae(token_rewards, values, ends, gamma, lam)",
+         "tests/test_algos.py::test_turn_gae_by_hand"),
+        ("values, mask, gamma, lam, ends)", "values, mask, gamma, lam)",
+         "tests/test_algos.py::test_turn_gae_by_hand"),
+        ("response_mask, gamma, 1.0)", "response_mask, 1.0, 1.0)",
+         "tests/test_algos.py::test_reinforce_pp_advantages_by_hand"),
+        ("return masked_whiten(returns, response_mask)", "return returns",
+         "tests/test_algos.py::test_reinforce_pp_advantages_by_hand"),
+        ("    centred = group_centred(rewards, group_size).flatten()",
+         "    centred = grpo_advantages(rewards, group_size).flatten()",
+         "tests/test_algos.py::test_reinforce_pp_baseline_advantages_by_hand"),
+        ("centred = selected - selected.mean()", "centred = selected",
+         "tests/test_algos.py::test_masked_whiten_by_hand"),
+        ("max(len(selected) - 1, 1)", "len(selected)",
+         "tests/test_algos.py::test_masked_whiten_by_hand"),
+        ("in reversed(range(rewards.shape[1] - 1))", "in range(rewards.shape[1] - 1)",
+         "tests/test_algos.py::test_gigpo_advantages_discounts_over_all_later_turns"),
+        ("[rows // group_size, observation_hashes[rows, turns]]",
+         "[0 * rows, observation_hashes[rows, turns]]",
+         "tests/test_algos.py::test_gigpo_advantages_by_hand"),
+        ("[rows // group_size, turns]", "[0 * rows, turns]",
+         "tests/test_algos.py::test_mt_grpo_advantages_compares_turns_within_a_group_alone"),
+        ("return per_token(episode[:, None] + alpha * turn", "return per_token(alpha * turn",
+         "tests/test_algos.py::test_mt_grpo_advantages_by_hand"),
+        ("torch.where(mask, turn_ids, turn_count)", "turn_ids.clamp(0, turn_count - 1)",
+         "tests/test_algos.py::test_nan_and_junk_off_the_mask_change_nothing"),
+        ("advantages(x[members], size)", "advantages(x, len(x))[members]",
+         "tests/test_algos.py::test_gigpo_advantages_by_hand"),
+        ("torch.maximum(-advantages * ratio,", "torch.minimum(-advantages * ratio,",
+         "tests/test_algos.py::test_clipped_surrogate_in_its_four_quadrants"),
+        ("ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio.clamp(1 - clip_high, 1 + clip_low)",
+         "tests/test_algos.py::test_clipped_surrogate_in_its_four_quadrants"),
+        ("log_ratio = row_mean(logprobs - old_logprobs, rows)",
+         "log_ratio = logprobs - old_logprobs",
+         "tests/test_algos.py::test_gspo_surrogate_by_hand"),
+        ("(sums / sizes)[row_ids]", "sums[row_ids]",
+         "tests/test_algos.py::test_gspo_surrogate_by_hand"),
+        ("0.5 * torch.maximum(", "0.5 * torch.minimum(",
+         "tests/test_algos.py::test_clipped_value_loss_by_hand"),
+        ("old_values + (values - old_values).clamp", "returns + (values - old_values).clamp",
+         "tests/test_algos.py::test_clipped_value_loss_by_hand"),
+        ("return logprobs - ref_logprobs", "return ref_logprobs - logprobs",
+         "tests/test_algos.py::test_kl_estimators_by_hand"),
+        (".clamp(-20, 20).square() / 2", ".clamp(-20, 20).square()",
+         "tests/test_algos.py::test_kl_estimators_by_hand"),
+        ("torch.expm1(-q) + q", "torch.expm1(q) - q",
+         "tests/test_algos.py::test_kl_estimators_by_hand"),
+        ("-(logprobs.exp() * logprobs).sum(-1)", "-(logprobs.exp() * logprobs).mean(-1)",
+         "tests/test_algos.py::test_entropy_by_hand"),
+        ("(old_logprobs - rollout_logprobs).clamp", "(rollout_logprobs - old_logprobs).clamp",
+         "tests/test_algos.py::test_importance_weights_by_hand"),
+        (".exp().clamp(max=cap)", ".exp()",
+         "tests/test_algos.py::test_importance_weights_by_hand"),
+        ("if len(set(shapes)) > 1", "if len(set(shapes)) > 9",
+         "tests/test_algos.py::test_losses_refuse_shapes_that_would_be_broadcast"),
+        ("mask / mask.sum().clamp(min=1)", "mask / mask.numel()",
+         "tests/test_algos.py::test_token_weights_by_hand"),
+        (".sum(1, keepdim=True).clamp(min=1) / mask.any(1).sum().clamp(min=1)",
+         ".sum(1, keepdim=True).clamp(min=1) / len(mask)",
+         "tests/test_algos.py::test_sequence_weights_by_hand"),
+        ("return mask / mask.any(1).sum().clamp(min=1)", "return mask / len(mask)",
+         "tests/test_algos.py::test_sequence_sum_weights_by_hand"),
+        ("sequence_sum_weights(response_mask) / length",
+         "sequence_sum_weights(response_mask) / response_mask.shape[1]",
+         "tests/test_algos.py::test_constant_weights_by_hand"),
+        ("range(len(ids) - n + 1)", "range(len(ids) - n)",
+         "tests/test_algos.py::test_distinct_ngrams_by_hand"),
+        ("- math.log(scores.shape[1])", "",
+         "tests/test_algos.py::test_mutual_information_by_hand"),
+        ("(best.gather(1, own[:, None]) / best.sum(1, keepdim=True))",
+         "best.gather(1, own[:, None]).double()",
+         "tests/test_algos.py::test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt"),
+        ("range(len(history) - window + 1)", "range(len(history) - window)",
+         "tests/test_algos.py::test_moving_mean_covers_every_window"),
+        ('mean_of(history[:-window], "grad_norm", statistics.median)',
+         'mean_of(history[:-window], "grad_norm")',
+         "tests/test_algos.py::test_collapse_warnings_compare_gradients_with_their_median"),
+        ("mean_of(probes[-2:], signal)", "mean_of(probes[-1:], signal)",
+         "tests/test_algos.py::"
+         "test_collapse_warnings_compare_the_first_two_probes_with_the_last_two"),
+        ("mean_of(probes[:2], signal)", "mean_of(probes[:1], signal)",
+         "tests/test_algos.py::"
+         "test_collapse_warnings_compare_the_first_two_probes_with_the_last_two"),
+        ("entropy[-1 - window], min(entropy[:-window])", "entropy[-window], min(entropy[:-window])",
+         "tests/test_algos.py::test_collapse_warnings_compare_windows_that_do_not_overlap"),
+    ],
+    "curriculum.py": [
+        ("step >= switch for", "step > switch for",
+         "tests/test_curriculum.py::test_horizon_at_moves_on_every_hundred_steps_then_stays"),
+        ("for stage in range(1, len(horizons))]", "for stage in range(len(horizons) - 1)]",
+         "tests/test_curriculum.py::test_horizon_at_moves_on_every_hundred_steps_then_stays"),
+        ("stage if rise > error else", "stage if rise > 0 else",
+         "tests/test_curriculum.py::test_next_stage_margin_is_one_standard_error"),
+        ("stage == stages - 1 or len(successes)", "len(successes)",
+         "tests/test_curriculum.py::test_next_stage_needs_its_minimum_stay_and_ends_at_the_last"),
+        ("successes[since:step + 1]", "successes[:step + 1]",
+         "tests/test_curriculum.py::test_stage_after_replays_next_stage"),
+        ('"train": module.TRAIN, "test": module.TEST',
+         '"train": module.TRAIN, "test": module.TRAIN',
+         "tests/test_curriculum.py::test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it"),
+        ('sorted(random.Random(f"{module.NAME} {split}").sample(tasks, n))',
+         "tasks[::len(tasks) // n][:n]",
+         "tests/test_curriculum.py::test_choose_tasks_is_fair_to_families_that_take_turns"),
+        ('f"{seed} epoch {epoch}"', 'f"{seed}"',
+         "tests/test_curriculum.py::test_sample_tasks_deals_each_task_once_per_epoch"),
+        ("range(step * count, (step + 1) * count)", "range(step, step + count)",
+         "tests/test_curriculum.py::test_sample_tasks_deals_each_task_once_per_epoch"),
+    ],
+    "parallel.py": [
+        ("model.eval()                        #", "model.train()                       #",
+         "tests/test_loop.py::test_no_dropout_while_playing_or_learning"),
+        ("range(rank(), len(tasks), world())",
+         "range(rank() * len(tasks) // world(), (rank() + 1) * len(tasks) // world())",
+         "tests/test_loop.py::test_play_tasks_deals_places_round_robin_and_sorts_them_again"),
+        ("key=lambda t: t.key)", "key=lambda t: t.task_id)",
+         "tests/test_loop.py::test_play_tasks_deals_places_round_robin_and_sorts_them_again"),
+        ("min(max_tokens, -(-total // world()))", "max_tokens",
+         "tests/test_loop.py::test_micro_batches_give_each_rank_its_share"),
+        ("yield rows, int(i < len(parts))", "yield rows, 1",
+         "tests/test_loop.py::test_micro_batches_of_two_ranks_are_each_counted_once"),
+        ("        if real:\n            out[rows", "        if True:\n            out[rows",
+         "tests/test_loop.py::test_on_all_rows_of_two_ranks_adds_up_to_that_of_one"),
+        ("part.response_mask, part.position_ids, temperature)",
+         "part.response_mask, part.position_ids, 1.0)",
+         "tests/test_loop.py::test_the_trainers_logprobs_are_the_samplers_at_any_temperature"),
+        ("max(found, key=lambda name: int(name[5:]))", "max(found)",
+         "tests/test_train.py::test_last_checkpoint_is_the_newest_whole_one"),
+        ("            number = 1\n", "            return\n",
+         "tests/test_train.py::test_an_earlier_run_is_moved_aside"),
+    ],
+    "metrics.py": [
+        ("for v in values) / (n - 1) / n)", "for v in values) / n / n)",
+         "tests/test_eval.py::test_mean_and_error_on_a_hand_computed_sample"),
+        ("while not done and turns < horizon", "while not done and turns <= horizon",
+         "tests/test_eval.py::test_play_builtin_plays_the_expert_and_the_random_player"),
+        ("module.exact_success(t, player, horizon)",
+         "module.exact_success(t, player, module.HORIZON)",
+         "tests/test_eval.py::test_builtin_rate_is_exact_where_the_environment_can_be_solved"),
+        ('choose_tasks(module, "train", 200, families), horizon)',
+         'choose_tasks(module, "train", 200, families), module.HORIZON)',
+         "tests/test_train.py::test_the_random_players_line_is_at_the_current_horizon"),
+        ("cfg.horizons[-1], (cfg.seed, EVALUATION))", "cfg.horizons[0], (cfg.seed, EVALUATION))",
+         "tests/test_loop.py::test_held_out_plays_at_the_last_horizon"),
+        ("(cfg.seed, EVALUATION))\n", "(cfg.seed, EVALUATION, run.step))\n",
+         "tests/test_loop.py::test_held_out_of_one_policy_is_the_same_at_every_step"),
+        ("held_out(run, 0.0, policy)", "held_out(run, 1.0, policy)",
+         "tests/test_loop.py::test_evaluations_are_as_many_as_were_asked_for"),
+        ("(cfg.steps - 1) // cfg.eval_every", "cfg.steps // cfg.eval_every",
+         "tests/test_loop.py::test_expected_minutes_count_episodes_and_evaluations"),
+        ("1.5 * cfg.steps *", "cfg.steps *",
+         "tests/test_loop.py::test_expected_minutes_count_episodes_and_evaluations"),
+        ("run.step % cfg.probe_every == 0", "run.step % cfg.probe_every == 1",
+         "tests/test_loop.py::test_record_probes_and_shows_samples_as_often_as_asked"),
+        ("if signal not in named:", "if True:",
+         "tests/test_loop.py::test_record_names_a_warning_once"),
+        ("run.history[:5]", "run.history[-5:]",
+         "tests/test_loop.py::test_reward_std_share_is_of_the_first_five_steps"),
+        ("std = spread.mean().item()", "std = spread.max().item()",
+         "tests/test_train.py::test_measure_on_a_hand_made_step"),
+        ('line["step"] < step]', 'line["step"] <= step]',
+         "tests/test_loop.py::test_a_resumed_run_carries_on_what_the_run_remembers"),
+        ("for reply, _ in replies for prompt in prompts]",
+         "for prompt in prompts for reply, _ in replies]",
+         "tests/test_loop.py::test_probe_scores_every_reply_under_every_prompt"),
+        ("[column for _, column in replies]", "[0 for _, column in replies]",
+         "tests/test_loop.py::test_probe_scores_every_reply_under_every_prompt"),
+        ("algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask])",
+         "algos.kl_k3(batch.ref_logprobs[mask], batch.old_logprobs[mask])",
+         "tests/test_loop.py::test_kl_to_start_is_of_the_sampler_to_the_start"),
+        ('sum(line["seconds"] for line in run.history)', 'run.history[-1]["seconds"]',
+         "tests/test_loop.py::test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts"),
+        ('greedy=g["success"], stderr', 'greedy=s["success"], stderr',
+         "tests/test_loop.py::test_the_curve_and_the_table_hold_what_was_measured"),
+    ],
+    "eval.py": [
+        ("passed=sum(any(p[1] for p in g)", "passed=sum(all(p[1] for p in g)",
+         "tests/test_eval.py::test_summarise_k_samples_a_task"),
+        ("/ (k * len(groups)))", "/ len(groups))",
+         "tests/test_eval.py::test_summarise_k_samples_a_task"),
+        ("(cfg.seed,),\n", "(0,),\n",
+         "tests/test_eval.py::test_run_speaks_as_the_flags_say"),
+        ("temperature=cfg.temperature)", "temperature=1.0)",
+         "tests/test_eval.py::test_run_speaks_as_the_flags_say"),
+        ("horizon = cfg.horizon or module.HORIZON", "horizon = module.HORIZON",
+         "tests/test_eval.py::test_run_measures_a_model"),
+        ("builtin_rate(module, player, tasks, horizon, cfg.seed)",
+         "builtin_rate(module, player, tasks, module.HORIZON, cfg.seed)",
+         "tests/test_eval.py::test_run_measures_a_model"),
+        ("values = (preset(given) if preset else {}) | given",
+         "values = given | (preset(given) if preset else {})",
+         "tests/test_eval.py::test_parse_flags_takes_a_preset_between_defaults_and_flags"),
+    ],
+    "agentevol.py": [
+        ("if rng.random() > skill:", "if rng.random() < skill:",
+         "tests/test_agentevol.py::test_record_of_full_skill_is_the_expert_and_of_none_never_is"),
+        ("turns.append([seen, thought,", "turns.append([observation, thought,",
+         "tests/test_agentevol.py::test_record_is_what_the_environment_answered"),
+        ("episode.observe(observation, reward, done, info)",
+         "episode.observe(observation, 0.0, done, info)",
+         "tests/test_agentevol.py::test_imitated_masks_exactly_the_replies"),
+        ("turns[i + 1][0] if i + 1 < len(turns)", "turns[i][0] if i + 1 < len(turns)",
+         "tests/test_agentevol.py::test_imitated_keeps_what_was_seen"),
+        ("key=lambda w: (-words[w], w)", "key=lambda w: (words[w], w)",
+         "tests/test_agentevol.py::test_the_tokenizer_has_one_token_for_a_frequent_word"),
+        ("torch.manual_seed(seed)", "torch.manual_seed(0)",
+         "tests/test_agentevol.py::test_make_policy_is_a_function_of_its_seed"),
+        ("loss = -logprobs.mean()", "loss = logprobs.mean()",
+         "tests/test_agentevol.py::test_imitate_lowers_the_loss_and_repeats_itself"),
+        ("[:cfg.episodes]", "",
+         "tests/test_agentevol.py::test_lesson_keeps_to_the_families_asked_for"),
+    ],
+    "train.py": [
+        ("        set_learning_rate(run)\n", "",
+         "tests/test_loop.py::test_every_update_of_the_policy_has_the_rate_of_its_step"),
+        ("(1 - cfg.lr_end) * run.step", "cfg.lr_end * run.step",
+         "tests/test_loop.py::test_set_learning_rate_reaches_every_group_of_parameters"),
+        ("for group in run.optimizer.param_groups:", "for group in run.optimizer.param_groups[:1]:",
+         "tests/test_loop.py::test_set_learning_rate_reaches_every_group_of_parameters"),
+        ('[line["success"] for line in run.history]', '[line["reward"] for line in run.history]',
+         "tests/test_loop.py::test_current_horizon_of_the_adaptive_curriculum_follows_success"),
+        ("horizon_at(run.step, cfg", "horizon_at(run.step + 1, cfg",
+         "tests/test_loop.py::test_train_plays_at_the_horizon_of_its_stage"),
+        ("key=(cfg.seed, run.step, wave))", "key=(cfg.seed, wave))",
+         "tests/test_loop.py::test_play_step_gives_a_task_other_numbers_at_another_step"),
+        ("cfg.seed + 1_000_003 * wave", "cfg.seed",
+         "tests/test_loop.py::test_play_step_gives_every_wave_numbers_and_tasks_of_its_own"),
+        ("played[g * G:(g + 1) * G]][:cfg.tasks_per_step * G]", "played[g * G:(g + 1) * G]]",
+         "tests/test_loop.py::test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth"),
+        ("algos.keep_most_uncertain(rewards, G, cfg.keep)",
+         "algos.keep_top_p(rewards, G, cfg.keep)",
+         "tests/test_train.py::test_filters_keep_whole_groups"),
+        ("penalty[:, None] * last_action(mask)", "penalty[:, None] * mask",
+         "tests/test_train.py::test_overlong_replies_are_charged_their_action_tokens"),
+        ("batch.rewards = batch.token_rewards.sum(1)",
+         "batch.rewards = batch.token_rewards.mean(1)",
+         "tests/test_train.py::test_a_kl_in_the_reward_is_paid_by_the_token"),
+        ("return algos.masked_whiten(advantages, b.response_mask), returns",
+         "return advantages, returns",
+         "tests/test_loop.py::test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns"),
+        ("cfg.gamma, cfg.lam, cfg.turn_gamma)", "cfg.gamma, cfg.lam, cfg.gamma)",
+         "tests/test_train.py::test_turn_level_leaves_rewards_at_their_turns"),
+        ("b.observation_hashes, cfg.group_size, cfg.turn_gamma)",
+         "b.observation_hashes, cfg.group_size, cfg.gamma)",
+         "tests/test_loop.py::test_credit_of_gigpo_discounts_by_the_turn"),
+        ("b.token_rewards, b.response_mask, cfg.gamma)",
+         "b.token_rewards, b.response_mask, cfg.turn_gamma)",
+         "tests/test_loop.py::test_credit_of_reinforce_pp_discounts_by_the_token"),
+        ("(later == 1)", "(later >= 1)",
+         "tests/test_train.py::test_the_episodes_return_sits_on_the_last_action_token"),
+        ("(batch.position_ids > 0)", "(batch.position_ids >= 0)",
+         "tests/test_train.py::test_train_env_tokens_trains_on_all_that_was_read"),
+        ('sums["value_loss"] / len(norms)', 'sums["value_loss"]',
+         "tests/test_loop.py::test_figures_are_means_over_tokens_and_over_updates"),
+        ("sum(finite) / max(len(finite), 1)", "sum(finite) / len(norms)",
+         "tests/test_loop.py::test_figures_are_means_over_tokens_and_over_updates"),
+        ("optimizer_step(run, parallel.summed(total))", "optimizer_step(run, total)",
+         "tests/test_loop.py::test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite"),
+        ("hash((cfg.seed, run.step, epoch))", "hash((cfg.seed, epoch))",
+         "tests/test_loop.py::test_update_shuffles_anew_for_every_pass_step_and_seed"),
+        ("constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[-1])",
+         "constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[0])",
+         "tests/test_loop.py::"
+         "test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be"),
+        ("(1.0 if run.critic else cfg.value_coef) * value_loss", "cfg.value_coef * value_loss",
+         "tests/test_loop.py::test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared"),
+        ("loss - cfg.entropy_coef * entropy", "loss + cfg.entropy_coef * entropy",
+         "tests/test_loop.py::test_the_loss_is_lowered_by_the_entropy"),
+        ("algos.kl_k3(old_logprobs, logprobs).sum()", "algos.kl_k3(logprobs, old_logprobs).sum()",
+         "tests/test_loop.py::test_part_figures_kl_is_of_the_sampler_to_the_policy"),
+        ("(ratio < 1 - cfg.clip_low)", "(ratio < 1 - cfg.clip_high)",
+         "tests/test_train.py::test_clip_fractions_count_what_the_loss_clips"),
+        ("norms, optimizers = [norm, loss], ", "norms, optimizers = [norm], ",
+         "tests/test_loop.py::test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite"),
+        ("clip_gradient(run.critic, run.cfg.max_grad_norm)", "clip_gradient(run.critic, math.inf)",
+         "tests/test_loop.py::test_the_gradient_of_every_update_is_clipped"),
+        ("clip_grad_norm_(model.parameters(), limit)",
+         "clip_grad_norm_(model.parameters(), math.inf)",
+         "tests/test_loop.py::test_the_gradient_of_every_update_is_clipped"),
+        ("zip(t.old_logprobs, t.response_mask)\n                if sampled]",
+         "zip(t.old_logprobs, t.response_mask)]",
+         "tests/test_loop.py::test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens"),
+        ("run.step % cfg.eval_every == 0 and not last", "run.step % cfg.eval_every == 0",
+         "tests/test_loop.py::test_evaluations_are_as_many_as_were_asked_for"),
+        ("skipped_in_a_row=run.skipped_in_a_row, notes", "skipped_in_a_row=0, notes",
+         "tests/test_loop.py::test_a_resumed_run_carries_on_what_the_run_remembers"),
+        ("continue_cloning(run.start_model, seconds)", "continue_cloning(run.start_model, 1.0)",
+         "tests/test_loop.py::test_the_control_clones_for_the_seconds_of_rl"),
+        ('tasks=choose_tasks(module, "train", 0,', 'tasks=choose_tasks(module, "test", 0,',
+         "tests/test_loop.py::test_train_plays_training_tasks_alone_and_each_once_an_epoch"),
+        ("adamw(run.critic, cfg.critic_lr)", "adamw(run.critic, cfg.lr)",
+         "tests/test_loop.py::test_every_update_of_the_critic_has_its_own_constant_rate"),
+        ("else dict(lr=1e-6)", "else {}",
+         "tests/test_train.py::test_defaults_follow_the_model"),
+        ("if not run.notes.before:", "if True:",
+         "tests/test_loop.py::test_a_resumed_run_is_not_measured_before_rl_again"),
+        ("batch, run.cfg.micro_tokens, run.cfg.temperature)", "batch, run.cfg.micro_tokens, 1.0)",
+         "tests/test_loop.py::test_the_trainers_logprobs_are_the_samplers_at_any_temperature"),
+    ],
+    "engine.py": [
+        ("init.zeros_(model.value_head.weight)", "init.ones_(model.value_head.weight)",
+         "tests/test_engine.py::test_token_values_equal_the_stock_hidden_states"),
+        ("padded, is_causal=True, scale", "padded, is_causal=False, scale",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("is_causal=True, scale=scale,", "is_causal=True, scale=1.0,",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("key_at > query_at[..., None]", "key_at >= query_at[..., None]",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("starts[:, None] + np.arange(self.longest)",
+         "starts[:, None] + 1 + np.arange(self.longest)",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("self.bias.repeat(1, 1, rows.shape[2] // self.longest, 1)",
+         "self.bias.repeat_interleave(rows.shape[2] // self.longest, 2)",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("self.memory, self.position = memory, torch.from_numpy(starts).to(device)",
+         "self.memory, self.position = memory, torch.from_numpy(starts + 1).to(device)",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("device=device).triu()", "device=device).triu(1)",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ('by_page = pages.argsort(kind="stable")', "by_page = np.arange(len(pages))",
+         "tests/test_engine.py::test_page_runs_read_a_shared_page_once_for_all_its_readers"),
+        ("readers[more, 0] = len(table)", "readers[more, 1:] = len(table)",
+         "tests/test_engine.py::test_page_runs_read_a_shared_page_once_for_all_its_readers"),
+        ("torch.baddbmm(bias,", "torch.baddbmm(0 * bias,",
+         "tests/test_engine.py::test_walk_pages_is_softmax_attention_over_pages_in_any_order"),
+        ("alpha=scale * LOG2_E", "alpha=scale",
+         "tests/test_engine.py::test_walk_pages_is_softmax_attention_over_pages_in_any_order"),
+        ("[heapq.heappop(self.free) for", "[self.free.pop() for",
+         "tests/test_engine.py::"
+         "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
+        ("have, want = len(self.of(row)), -(-length // self.page_size)",
+         "have, want = len(self.of(row)), length // self.page_size + 1",
+         "tests/test_engine.py::"
+         "test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place"),
+        ("for page in pages[~np.isin(pages, self.table)].tolist()", "for page in pages.tolist()",
+         "tests/test_engine.py::"
+         "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
+        ("+ (position % S)[:, None]", "+ ((position + 1) % S)[:, None]",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("zip(self.pools, (key, value)):", "zip(self.pools, (value, key)):",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("self.threads = 1 if work < SMALL_STEP", "self.threads = 1 if work > SMALL_STEP",
+         "tests/test_engine.py::"
+         "test_a_small_model_decodes_on_one_thread_and_gives_the_others_back"),
+        ("heapq.heappush(self.free_rows, sequence.row)", "self.free_rows.append(sequence.row)",
+         "tests/test_engine.py::test_start_takes_the_lowest_free_row"),
+        ("for pool in self.memory.pools:\n", "for pool in self.memory.pools[:1]:\n",
+         "tests/test_engine.py::test_fork_branches_never_see_each_other"),
+        ("pool[:, target] = pool[:, source]", "pool[0, target] = pool[0, source]",
+         "tests/test_engine.py::test_fork_branches_never_see_each_other"),
+        ("self.pages.clear(sequence.row)\n        sequence.length = 0",
+         "self.pages.clear(sequence.row)",
+         "tests/test_engine.py::test_forget_then_prefill_gives_the_same_again"),
+        ("torch.stack([logits[i] for i in range(len(sequences))])",
+         "torch.stack(list(logits.values()))",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ("device=self.device).cumsum(0) - 1", "device=self.device).cumsum(0) - 2",
+         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
+        ('self.tokens["prefill"] += len(ids)', 'self.tokens["prefill"] += len(lengths)',
+         "tests/test_engine.py::test_prefill_shares_and_counts"),
+        ("len(self._full()) - len(self.pages.free)", "len(self._full()) - len(self.pages.free) - 1",
+         "tests/test_engine.py::test_no_page_is_lost_in_1000_random_schedules"),
+        ("decode_read=int(starts.sum())", "decode_read=int(starts.max())",
+         "tests/test_engine.py::test_decode_counts_the_tokens_it_attends_to"),
+        ("(len(parts[-1]) + 1) * lengths[i] > most", "len(parts[-1]) * lengths[i] > most",
+         "tests/test_engine.py::test_prefill_parts_keep_kinds_apart_and_bound_the_padding"),
+        ("1 << (n - 1).bit_length()", "1 << n.bit_length()",
+         "tests/test_engine.py::"
+         "test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token"),
+        ("torch.set_num_threads(before)", "torch.set_num_threads(count)",
+         "tests/test_engine.py::"
+         "test_a_small_model_decodes_on_one_thread_and_gives_the_others_back"),
+        ("target, right=True)", "target, right=False)",
+         "tests/test_engine.py::test_sample_at_the_ends_never_picks_what_has_no_probability"),
+        ("logprobs = scaled.gather(1, ids)", "logprobs = logits.gather(1, ids)",
+         "tests/test_engine.py::test_sample_is_the_inverse_cdf"),
+        ("return 2 * n**3 /", "return n**3 /",
+         "tests/test_engine.py::"
+         "test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written"),
+        ("2 * 4 * length / seconds", "4 * length / seconds",
+         "tests/test_engine.py::"
+         "test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written"),
+        ("starts = torch.nonzero(positions == 0)[:, 0]",
+         "starts = torch.nonzero(positions == 0)[:1, 0]",
+         "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
+        ("return hidden[sampled - 1], ids[sampled]", "return hidden[sampled], ids[sampled]",
+         "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
+        ("lm_head(hidden).float() / temperature", "lm_head(hidden).float()",
+         "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
+        ("-(logprobs.exp() * logprobs).sum(-1)", "(logprobs.exp() * logprobs).sum(-1)",
+         "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
+    ],
+    "rollout.py": [
+        ("self.response_mask += [0] * len(token_ids)", "self.response_mask += [1] * len(token_ids)",
+         "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
+        ("self.old_logprobs += logprobs", "self.old_logprobs += [0.0] * len(logprobs)",
+         "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
+        ("self.response_mask += [1] * len(token_ids)",
+         "self.response_mask += [1] * (len(token_ids) - 1) + [0]",
+         "tests/test_rollout.py::test_mask_covers_exactly_what_was_sampled"),
+        ("return self.token_ids[self.contexts[-1]:]", "return self.token_ids[self.contexts[0]:]",
+         "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
+        ("turn.reward for turn in self.turns", "turn.reward for turn in self.turns[:1]",
+         "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
+        ("{self.stop_id, tokenizer.eos_token_id} - {None}", "{self.stop_id}",
+         "tests/test_rollout.py::test_chat_appends_what_the_whole_conversation_renders_to"),
+        ("self.encode(self.before + text + self.after)", "self.encode(text + self.after)",
+         "tests/test_rollout.py::test_chat_appends_what_the_whole_conversation_renders_to"),
+        ('if "Action:" in action:', 'if "Action:" in before:',
+         "tests/test_rollout.py::test_format_read_gives_the_action_or_a_complaint"),
+        (r're.search(r"</think>\s*<answer>', 're.search(r"<answer>',
+         "tests/test_rollout.py::test_format_read_gives_the_action_or_a_complaint"),
+        ('["", *pattern.findall("\\n".join(replies))][-1]',
+         '["", *pattern.findall("\\n".join(replies))][:2][-1]',
+         "tests/test_rollout.py::test_last_note_is_a_line"),
+        ("self.write if turn else self.first + self.write", "self.first + self.write",
+         "tests/test_rollout.py::test_compose_writes_the_plan_in_the_first_reply_only"),
+        ('ASK_NOTE * (self.context == "memory")', 'ASK_NOTE * (self.context == "window")',
+         "tests/test_rollout.py::test_system_asks_for_a_note_where_only_a_note_is_kept"),
+        ("default_rng((*key, 2**32 - 1))", "default_rng(key)",
+         "tests/test_rollout.py::test_episode_random_numbers_are_its_own"),
+        ("(*self.trajectory.key, len(self.trajectory.turns))",
+         "(*self.trajectory.key, len(self.history))",
+         "tests/test_rollout.py::test_episode_draws_new_numbers_in_each_turn_of_each_try"),
+        ("if token_ids[-1] != chat.stop_id:", "if not stopped:",
+         "tests/test_rollout.py::test_episode_closes_a_reply_that_ended_with_another_stop_token"),
+        ("observation_hash = text_hash(self.observation)",
+         "observation_hash = text_hash(self.complaint)",
+         "tests/test_rollout.py::test_episode_remembers_which_text_each_turn_answered"),
+        ("turn.reward, turn.valid = float(reward),",
+         'turn.reward, turn.valid = float(info.get("score", reward)),',
+         "tests/test_rollout.py::test_episode_ends_at_its_horizon"),
+        ("len(self.history) < self.horizon:", "len(self.history) <= self.horizon:",
+         "tests/test_rollout.py::test_episode_ends_at_its_horizon"),
+        ("len(self.history) > agent.window", "len(self.history) >= agent.window",
+         "tests/test_rollout.py::test_window_keeps_the_task_and_the_last_turns"),
+        ("agent.max_turn_tokens > agent.max_context", "agent.max_turn_tokens >= agent.max_context",
+         "tests/test_rollout.py::test_episode_plays_a_turn_that_just_fits"),
+        ("task = self.history[0][0] if", "task = self.history[-1][0] if",
+         "tests/test_rollout.py::test_window_keeps_the_task_and_the_last_turns"),
+        ("{len(self.history) - len(recent)}", "{len(self.history)}",
+         "tests/test_rollout.py::test_window_keeps_the_task_and_the_last_turns"),
+        ("if token_ids[-1] in agent.chat.stop_ids:", "if token_ids[-1] == agent.chat.stop_id:",
+         "tests/test_rollout.py::test_a_reply_ends_with_whichever_stop_token_comes_first"),
+        ("uniform[None], agent.temperature)", "uniform[None], 1.0)",
+         "tests/test_rollout.py::test_collect_equals_play"),
+        ("(*key, place, member), horizon)", "(*key, group, member), horizon)",
+         "tests/test_rollout.py::test_collect_of_a_group_met_twice_plays_other_numbers"),
+        ("page_bytes = 2 * layers", "page_bytes = layers",
+         "tests/test_rollout.py::test_make_engine_has_room_for_what_it_is_asked"),
+        ("each = -(-agent.max_context // size)", "each = agent.max_context // size",
+         "tests/test_rollout.py::test_make_engine_has_room_for_what_it_is_asked"),
+        ("return self.episode.trajectory.context + self.token_ids",
+         "return self.episode.trajectory.context",
+         "tests/test_rollout.py::test_collect_preempts_in_the_middle_of_a_reply"),
+        ("len(episode.trajectory.contexts) > contexts:",
+         "len(episode.trajectory.contexts) >= contexts:",
+         "tests/test_rollout.py::test_collect_keeps_pages_across_turns"),
+        ("logits[list(row.values())]", "logits[sorted(row.values())]",
+         "tests/test_rollout.py::test_collect_equals_play"),
+        ("s.uniforms[len(s.token_ids)] for s", "s.uniforms[0] for s",
+         "tests/test_rollout.py::test_collect_equals_play"),
+        ("if token in chat.stop_ids or", "if token == chat.stop_id or",
+         "tests/test_rollout.py::test_a_reply_ends_with_whichever_stop_token_comes_first"),
+        ('len(self.engine.pages.free) - len(self.slots["decoding"])', "len(self.engine.pages.free)",
+         "tests/test_rollout.py::test_admit_leaves_a_page_for_each_slot_that_decodes"),
+        ("-(-(len(slot.seen) + 1) //", "-(-len(slot.seen) //",
+         "tests/test_rollout.py::test_admit_counts_a_prompt_and_one_token_more"),
+        ("for s in reversed(self.slots.everyone)", "for s in self.slots.everyone",
+         "tests/test_rollout.py::test_preempt_takes_the_pages_of_the_last_that_holds_any"),
+        ('int((picked["token_ids"] >= 0).sum(1).max())',
+         'int((picked["token_ids"] >= 0).sum(1).min())',
+         "tests/test_rollout.py::test_batch_rows_cuts_to_the_longest_of_them"),
+        ("room < lengths[row]:", "room <= 0:",
+         "tests/test_rollout.py::test_batch_parts_cover_each_row_once_within_the_budget"),
+        ("lengths.argsort(descending=True, stable=True)", "lengths.argsort(stable=True)",
+         "tests/test_rollout.py::test_batch_parts_cover_each_row_once_within_the_budget"),
+        ("range(end - start)", "range(start, end)",
+         "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),
+        ("token_rewards[row, turn.end - 1]", "token_rewards[row, turn.start]",
+         "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),
+    ],
+    "client.py": [
+        ('"alfworld": {"world_type": "Text"}', '"alfworld": {"world_type": "Thor"}',
+         "tests/test_client.py::"
+         "test_the_original_alfworld_is_told_its_world_and_tells_its_actions"),
+        ("split(mine, BATCH if self.batched else 1)", "split(mine, 1)",
+         "tests/test_client.py::test_answer_keeps_the_order_of_many_episodes"),
+        ("[replies[place] for place in range(len(items))]", "list(replies.values())",
+         "tests/test_client.py::test_two_servers_share_the_episodes_and_answer_side_by_side"),
+        ('{} if stream is None else {"stream": stream}', "{}",
+         "tests/test_client.py::test_answer_gives_an_episode_its_stream"),
+        ("score >= self.success", "score > self.success",
+         "tests/test_client.py::test_the_original_sciworld_puts_its_task_before_the_room"),
+        ("len(parts[-1]) == most", "len(parts[-1]) > most",
+         "tests/test_client.py::test_answer_cuts_a_batch_that_one_request_cannot_hold"),
+        ("room = MAX_BODY // 2", "room = MAX_BODY * 2",
+         "tests/test_client.py::test_split_counts_what_is_sent"),
+        ("status in (400, 413, 422)", "status in (413, 422)",
+         "tests/test_client.py::test_a_wrong_task_is_the_users_mistake_and_not_tried_again"),
+    ],
+    "env_server.py": [
+        ('"alfworld": Wire(task_key="game"', '"alfworld": Wire(task_key="data_idx"',
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        ('"sciworld": Wire(step="{observation reward score done}"',
+         '"sciworld": Wire(step="{observation reward done}"',
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        ('"score": answer["info"]["score"]', '"score": answer["reward"]',
+         "tests/test_env_server.py::test_a_step_tells_reward_score_and_end_apart"),
+        ('"terminated": answer["done"]', '"terminated": answer["info"]["success"]',
+         "tests/test_env_server.py::test_a_step_tells_reward_score_and_end_apart"),
+        ('"reward": reward,\n', '"reward": info["score"],\n',
+         "tests/test_env_server.py::test_a_step_tells_reward_score_and_end_apart"),
+        ("self.sessions.pop(session_id, None)", "self.sessions.get(session_id)",
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        ("type(body[key]) is not kind", "not isinstance(body[key], kind)",
+         "tests/test_env_server.py::test_malformed_bodies_are_answered_and_touch_nothing"),
+        ("service.module.TRAIN[0]", "service.module.TEST[0]",
+         "tests/test_env_server.py::test_reset_without_a_task_plays_the_first_of_train"),
+        ('session.env.reset(task_id, body.get("stream"))', "session.env.reset(task_id)",
+         "tests/test_env_server.py::test_reset_passes_the_stream_to_every_environment"),
+        ("train[session.id % len(train)]", "train[0]",
+         "tests/test_env_server.py::test_create_gives_each_session_the_next_task"),
+        ("room.lstrip()", "room",
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        (" and service.wire.closed", "",
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        ('"status": refusal.status}', '"status": 500}',
+         "tests/test_env_server.py::test_resets_and_steps_answer_in_order_and_each_apart"),
+        ('if key == "id" else "ok"', 'if key != "id" else "ok"',
+         "tests/test_env_server.py::test_wires_are_the_original_ones"),
+        ('status = 200 if service.wire.id_key == "id" else refusal.status',
+         "status = refusal.status",
+         "tests/test_env_server.py::test_errors_in_the_manner_of_each_dialect"),
+    ],
+    "envs/__init__.py": [
+        ('f"{name} {task_id} {stream}"', 'f"{name} {task_id}"',
+         "tests/test_env_bandit.py::test_reset_gives_a_group_one_prompt_and_many_reward_streams"),
+        ("0 < len(actions) == len(parts)", "len(actions) == len(parts)",
+         "tests/test_env_bandit.py::test_split_actions_reads_a_reply"),
+    ],
+    "envs/alfworld.py": [
+        ('{"heat": "cool", "cool": "hot"}', "{}",
+         "tests/test_env_alfworld.py::test_step_treatments_need_tool_and_thing_in_hand"),
+        ("(o, TREATMENTS[verb][1]) in self.states)", "o in self.where)",
+         "tests/test_env_alfworld.py::test_step_rewards_only_the_fulfilled_task"),
+    ],
+    "envs/babyai.py": [
+        ("engine, seed = self._engine, task_id // 40", "engine, seed = self._engine, task_id",
+         "tests/test_env_babyai.py::test_step_plays_minigrids_own_world"),
+        (" or before == (before := situation(engine))", "",
+         "tests/test_env_babyai.py::test_step_stops_at_the_first_grid_step_that_changes_nothing"),
+        ("near = sorted((6 - j + abs(i - 3), j, i)", "near = sorted((6 - j, j, i)",
+         "tests/test_env_babyai.py::test_observation_tells_exactly_what_minigrids_image_shows"),
+    ],
+    "envs/bandit.py": [
+        ("self.luck.random() < HIGH_CHANCE", "self.luck.random() > HIGH_CHANCE",
+         "tests/test_env_bandit.py::test_step_pays_as_announced"),
+        ("pairs[task_id // 2 % len(pairs)]", "pairs[task_id % len(pairs)]",
+         "tests/test_env_bandit.py::test_arms_keep_their_meaning_in_train_and_lose_it_in_reversed"),
+    ],
+    "envs/frozenlake.py": [
+        ("slide(cell, ways[turn - 1])", "slide(cell, ways[turn - 2])",
+         "tests/test_env_frozenlake.py::test_outcomes_turn_aside_but_never_back"),
+        ('done = self.lake[self.cell] != "_" or self.actions_left == 0',
+         'done = self.lake[self.cell] != "_"',
+         "tests/test_env_frozenlake.py::test_step_ends_with_the_last_action"),
+    ],
+    "envs/maze.py": [
+        ("if self.turns > MAX_MOVES", "if self.turns >= MAX_MOVES",
+         "tests/test_env_maze.py::test_step_succeeds_on_the_fiftieth_move"),
+        ("if moved(self.grid, self.cell, action) == self.cell]",
+         "if moved(self.grid, self.cell, action) != self.cell]",
+         "tests/test_env_maze.py::test_look_tells_the_walls_of_the_double_t"),
+    ],
+    "envs/sciworld.py": [
+        ("float(self.score - before)", "float(self.score)",
+         "tests/test_env_sciworld.py::test_reward_counts_from_the_score_of_the_start_room"),
+        ("train += range(start, start + 2 * quarter)", "train += range(start, start + 3 * quarter)",
+         "tests/test_env_sciworld.py::test_split_is_the_engines_for_every_task"),
+    ],
+    "envs/sokoban.py": [
+        ("beyond in floor and beyond not in boxes", "beyond in floor",
+         "tests/test_env_sokoban.py::test_play_moves_one_step"),
+        ("len(self.boxes & self.targets) - before - 0.1", "len(self.boxes & self.targets) - 0.1",
+         "tests/test_env_sokoban.py::test_step_rewards_a_push_on_and_off_a_target_and_the_room"),
+    ],
+    "envs/textcraft.py": [
+        ("self.inventory[i] -= n", "self.inventory[i] -= 0",
+         "tests/test_env_textcraft.py::"
+         "test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed"),
+        ("self.inventory.get(item, 0) + fitting[0].count", "fitting[0].count",
+         "tests/test_env_textcraft.py::"
+         "test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed"),
+        ("all(n == m and i in", "all(n >= m and i in",
+         "tests/test_env_textcraft.py::test_step_answers_every_kind_of_action"),
+    ],
+    "envs/wordle.py": [
+        ("            left.remove(letter)\n", "",
+         "tests/test_env_wordle.py::test_feedback_on_cases_worked_by_hand"),
+        ("success or not self.tries_left", "success or self.tries_left < 0",
+         "tests/test_env_wordle.py::test_step_ends_the_game_with_the_sixth_try"),
+    ],
+}
+
+
+# ---- the list -----------------------------------------------------------------------------------
+
+def entries(only=""):
+    """[(file, text, wrong, test), ...] of all files, or of those whose path ends in `only`."""
+    return [(file, *fault) for file, faults in FAULTS.items() if file.endswith(only)
+            for fault in faults]
+
+
+def sample(count, seed):
+    """`count` entries: file after file gives one, each its own in an order drawn by `seed`."""
+    rng = random.Random(seed)
+    piles = [rng.sample(faults, len(faults)) for faults in
+             ([(file, *fault) for fault in FAULTS[file]] for file in FAULTS)]
+    rng.shuffle(piles)
+    dealt = [pile[i] for i in range(max(map(len, piles))) for pile in piles if i < len(pile)]
+    return dealt[:count]
+
+
+def trouble(file, text, wrong, test):
+    """Why this entry cannot be tried, in words; "" if it can."""
+    if not (ROOT / file).exists():
+        return f"there is no file {file}"
+    found = (ROOT / file).read_text().count(text)
+    if found != 1:
+        return (f"its text occurs {found} times in {file}, expected once: the line has changed, "
+                f"so write the entry anew: {text!r}")
+    if text == wrong:
+        return "the wrong form is the right one"
+    path, _, name = test.partition("::")
+    if not (ROOT / path).exists() or f"def {name.partition('[')[0]}(" not in \
+            (ROOT / path).read_text():
+        return f"there is no test {test}"
+    return ""
+
+
+@functools.cache
+def functions(file):
+    """The functions and classes of a file, as nodes of its syntax tree."""
+    return [node for node in ast.walk(ast.parse((ROOT / file).read_text()))
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+
+
+def function_of(file, text):
+    """Line and name of the innermost function (else class, else the file) where the text begins."""
+    source = (ROOT / file).read_text()
+    line = source[:source.index(text)].count("\n") + 1
+    holders = [node for node in functions(file) if node.lineno <= line <= node.end_lineno]
+    holder = max(holders, key=lambda node: node.lineno, default=None)     # of many an __init__
+    return f"{file}:{holder.lineno} {holder.name}" if holder else file
+
+
+# ---- one fault, in a process of its own ---------------------------------------------------------
+
+def copy_with(folder, file="", text="", wrong=""):
+    """A copy of this checkout in `folder`, with the fault if one is given."""
+    shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+        ".*", "runs", "shared", "*.png", "*.svg"))      # compiled files go along: they save seconds
+    if file:
+        place = Path(folder, file)
+        place.write_text(place.read_text().replace(text, wrong))
+        Path(cache_from_source(str(place))).unlink(missing_ok=True)
+    os.chdir(folder)
+    sys.path[:] = [folder] + [p for p in sys.path if p and ROOT not in (Path(p), Path(p).parent)]
+    sys.dont_write_bytecode = True
+
+
+class Watch:
+    """A pytest plugin: how each test ended."""
+
+    def __init__(self):
+        self.ran, self.failures = 0, []      # failures: (name of the exception, first line)
+
+    def pytest_runtest_makereport(self, item, call):
+        import pytest
+        self.ran += call.when == "call"
+        if call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
+            said = AssertionError, pytest.fail.Exception       # the latter: pytest.raises' own
+            name = "AssertionError" if call.excinfo.errisinstance(said) else call.excinfo.typename
+            self.failures.append((name, str(call.excinfo.value).partition("\n")[0]))
+
+
+def tested(tests):
+    """Run tests in this process -> ("noticed" | "passed" | "crashed" | "no test", details)."""
+    import pytest
+    watch = Watch()
+    pytest.main([*tests, "-o", "addopts=", "-q", "-p", "no:cacheprovider", "--tb=short"], [watch])
+    if any(name == "AssertionError" for name, _ in watch.failures):
+        return "noticed", next(line for name, line in watch.failures if name == "AssertionError")
+    if watch.failures:
+        return "crashed", ": ".join(watch.failures[0])
+    return ("passed", "") if watch.ran else ("no test", "pytest ran no test: see its output")
+
+
+def two_steps(file):
+    """A tiny policy is cloned, trained for two steps by several rules, measured -> ("ran", "")."""
+    import agentevol
+    import eval as evaluation
+    import train
+    name = Path(file).stem if file.startswith("envs/") and "__" not in file else "textcraft_small"
+    sys.argv = ["agentevol.py", "clone", "--env", name, "--out", "clone", "--episodes", "12",
+                "--steps", "4", "--batch", "4", "--width", "32"]
+    agentevol.main()
+    common = ["--env", name, "--model", "clone", "--steps", "2", "--tasks-per-step", "4",
+              "--group-size", "2", "--mini-batches", "2", "--horizons", "2,3", "--switch-every",
+              "1", "--eval-tasks", "4", "--eval-every", "1", "--max-turn-tokens", "6"]
+    for rule in ("--algo grpo --kl-coef 0.01 --filter none", "--algo ppo --turn-level",
+                 "--algo starpo_s --critic shared --importance-cap 2", "--algo gigpo --kl-coef 0.1",
+                 "--algo dr_grpo --filter refill --curriculum adaptive"):
+        train.main([*common, *rule.split()])
+    sys.argv = ["eval.py", "--env", name, "--model", "clone", "--n", "4", "--k", "2"]
+    evaluation.main()
+    return "ran", ""
+
+
+def in_a_process(work, *fault):
+    """Fork; there copy the code with the fault and call work() -> (pid, the folder it used). What
+    work returns is left in result.json, what it prints in output.txt."""
+    folder = tempfile.mkdtemp(prefix="wrong-")
+    pid = os.fork()
+    if pid:
+        return pid, folder
+    signal.alarm(SECONDS)                    # ends a process that hangs
+    status = 1
+    try:
+        output = os.open(f"{folder}/output.txt", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        copy_with(f"{folder}/copy", *fault)
+        with open(f"{folder}/result.json", "w") as file:
+            json.dump(work(), file)
+        status = 0
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def results(jobs, processes):
+    """jobs: (label, work, *fault) each -> (label, outcome, details, output), as they end."""
+    waiting, running = list(reversed(jobs)), {}
+    while waiting or running:
+        while waiting and len(running) < processes:
+            label, work, *fault = waiting.pop()
+            pid, folder = in_a_process(work, *fault)
+            running[pid] = label, folder
+        pid, status = os.wait()
+        label, folder = running.pop(pid)
+        output = Path(folder, "output.txt").read_text(errors="replace")
+        outcome = "hung" if os.WIFSIGNALED(status) else "crashed"
+        details = (output.strip().splitlines() or [""])[-1]
+        with contextlib.suppress(ValueError, OSError):       # an ended process left none
+            outcome, details = json.loads(Path(folder, "result.json").read_text())
+        shutil.rmtree(folder, ignore_errors=True)
+        yield label, outcome, details, output
+
+
+# ---- all of them --------------------------------------------------------------------------------
+
+def try_all(chosen, processes=2, run=False, check=True):
+    """Try every entry, print a line each -> how many went wrong. check: first see that the named
+    tests pass without a fault. run: two steps of a run with each as well."""
+    import numpy  # noqa: F401  once, here, and not in each of the processes
+    import pytest  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+    from transformers import (AutoModelForCausalLM, LlamaConfig,  # noqa: F401
+                              PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
+    bad, jobs = [], []
+    for entry in chosen:
+        why = trouble(*entry)
+        if why:
+            bad.append(f"NO ENTRY   {entry[0]}: {why}")
+            print(bad[-1], flush=True)
+            continue
+        file, text, wrong, test = entry
+        label = f"{file}: {text.strip()!r} -> {wrong.strip()!r} | {test}"
+        jobs.append((("test", label), lambda test=test: tested([test]), file, text, wrong))
+        if run:
+            jobs.append((("run", label), lambda file=file: two_steps(file), file, text, wrong))
+    if check:
+        for path in sorted({entry[3].partition("::")[0] for entry in chosen}):
+            tests = sorted({entry[3] for entry in chosen if entry[3].startswith(path + "::")
+                            and not trouble(*entry)})
+            jobs.insert(0, (("clean", f"{path}, {len(tests)} tests without a fault"),
+                            lambda tests=tests: tested(tests)))
+    wanted = dict(test="noticed", run="ran", clean="passed")
+    for (kind, label), outcome, details, output in results(jobs, processes):
+        good = outcome == wanted[kind]
+        print(f"{outcome if good else outcome.upper():10} {kind:5} {label}"
+              + ("" if good else f"\n           {details}"), flush=True)
+        if not good:
+            bad.append(label)
+            print("\n".join("           " + line for line in output.splitlines()[-15:]))
+    faults = len({label for (kind, label), *_ in jobs if kind == "test"})
+    print(f"{faults} faults tried; {len(bad)} lines want attention" + ":" * bool(bad))
+    for line in bad:
+        print("  " + line)
+    return len(bad)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a file, such as train.py or envs/maze.py")
+    parser.add_argument("--sample", type=int, default=0, help="so many of them, without the check")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
+    parser.add_argument("--run", action="store_true", help="two steps of a run with each as well")
+    parser.add_argument("-j", type=int, default=2, help="processes")
+    flags = parser.parse_args()
+    chosen = sample(flags.sample, flags.seed) if flags.sample else entries(flags.only)
+    if not chosen:
+        sys.exit(f"--only {flags.only}: no faults of it; there are {', '.join(FAULTS)}")
+    sys.exit(try_all(chosen, flags.j, flags.run, check=not flags.sample) > 0)
+
+
+if __name__ == "__main__":
+    main()
