@@ -1,7 +1,4 @@
-"""pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops.
-
-Each was seen to fail; the list of what was broken is at the end of the file.
-"""
+"""pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops."""
 import itertools
 import math
 import random
@@ -13,9 +10,9 @@ import torch
 
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
-                    action_logprobs, action_values, add_value_head, attend, load_policy, on_threads,
-                    page_runs, prefill_parts, prepare, sample, token_logprobs, token_values,
-                    walk_pages)
+                    action_logprobs, action_values, add_value_head, attend, graph_shape,
+                    load_policy, machine_rates, on_threads, page_runs, prefill_parts, prepare,
+                    sample, token_logprobs, token_values, walk_pages)
 from fakes import CONFIGS, twins
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
@@ -756,19 +753,46 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
             assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
-# What was broken to see these tests fail, each caught by the tests named before it:
-# log-probabilities: a token that cannot see itself in a later prefill; no causal mask in the first;
-#   the shared pages left out of the walk; the runs' readers in another order than the runs
-# walk_pages: no bias; the dummy row's pages added to the last row
-# page_runs: pages not sorted; a shared page left to its first reader in the slice too; tokens of
-#   the whole row for those of the page; without the new token
-# threads: not given back after an error; large models on one
-# forks: the last page not copied; the child keeps the parent's last page
-# pages: the highest page first; no heap; freed while another row names it; a row never given back;
-#   a forgotten sequence still decodes; fork takes a page and then finds no row; a page short
-#   noticed half-way; a table that does not grow
-# sample: <= for <; a uniform of 1; temperature ignored, or applied to the caller's logits; the
-#   log-probability without its normaliser; greedy that draws
-# training: the head one token late; chunks whose targets are another's, or only the first chunk;
-#   contexts in one row that see each other; no temperature; entropy negated; value one token late;
-#   (B, T) filled column by column
+def test_decode_counts_the_tokens_it_attends_to():
+    """Texts of 3 and 5 tokens: the first step attends to 3 + 5 cached tokens, the second to 4 + 6,
+    the third, with the longer text alone, to 7."""
+    engine = Engine(Mean(), rows=2, pages=8, page_size=4)
+    sequences = [engine.start() for _ in range(2)]
+    engine.prefill(sequences, [[1] * 3, [2] * 5])
+    for sequence in sequences:
+        engine.join(sequence)
+    for _ in range(2):
+        engine.decode(torch.tensor([7, 7]))
+    engine.leave(sequences[0])
+    engine.decode(torch.tensor([7]))
+    assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1, "decode_steps": 3,
+                             "decode_read": 3 + 5 + 4 + 6 + 7}
+
+
+def test_start_takes_the_lowest_free_row():
+    """Whatever the order in which they were given back."""
+    engine = Engine(Mean(), rows=5, pages=8, page_size=4)
+    sequences = [engine.start() for _ in range(5)]
+    for order in itertools.permutations((1, 3, 4)):
+        for row in order:
+            engine.release(sequences[row])
+        assert [engine.start().row for _ in range(3)] == [1, 3, 4]
+
+
+def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
+    table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
+    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 2)
+    assert ids.tolist() == [11, 12, 13, 0] and starts.tolist() == [9, 5, 1, 0]
+    assert padded.shape == (4, 4) and (padded[:3, :3] == table).all()
+    assert (padded[3] == 2).all() and (padded[:, 3] == 2).all()
+    ids, padded, starts = graph_shape(ids, padded, starts, 2)               # 4 by 4 stays 4 by 4
+    assert len(ids) == len(starts) == 4 and padded.shape == (4, 4)
+
+
+def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):
+    """Each measured piece of work takes a quarter of a second here: a product of 768 x 768 x 768,
+    and a copy of 2**24 numbers of 4 bytes."""
+    monkeypatch.setattr(engine_module.timeit, "repeat", lambda work, number, repeat: [9, .5, .25])
+    flops, bytes_moved = machine_rates(torch.device("cpu"), torch.float32)
+    assert flops == pytest.approx(4 * 2 * 768**3)
+    assert bytes_moved == pytest.approx(4 * (2**26 + 2**26))

@@ -934,3 +934,36 @@ def test_server_ends_when_its_parent_is_killed(toy_path):
     while is_open(url) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_open(url)
+
+
+# ---- What single faults would change ----
+
+@pytest.mark.parametrize("name, answer", [
+    ("babyai", {"reward": 0.25, "score": 0.75, "done": True}),
+    ("webarena", {"reward": 0.25, "terminated": True, "truncated": False}),
+    ("bandit", {"reward": 0.25, "done": True})])
+def test_a_step_tells_reward_score_and_end_apart(speak, toy, name, answer):
+    """Also at the end of an episode that was lost."""
+    info = {"success": False, "valid": True, "score": 0.75}
+    toy.Env.step = lambda env, action: ("end", 0.25, True, info)
+    services = speak(name)
+    wire = env_server.WIRES["toy"]
+    ask(services, "/create", {})
+    ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
+    assert ask(services, "/step", {wire.id_key: 0, "action": "1"}) == {
+        "observation": "end", "info": info, **answer}
+
+
+def test_create_gives_each_session_the_next_task(speak, toy):
+    """textcraft's /create begins an episode: session n plays the nth task of TRAIN."""
+    toy.TRAIN = range(5, 8)
+    services = speak("textcraft")
+    created = [ask(services, "/create", {})["observation"] for _ in range(4)]
+    assert created == [f"Add up.\nTo {task_id}." for task_id in (5, 6, 7, 5)]
+
+
+def test_reset_without_a_task_plays_the_first_of_train(speak):
+    services = speak("textcraft")
+    ask(services, "/create", {})
+    ask(services, "/create", {})
+    assert ask(services, "/reset", {"id": 1})["observation"] == "Add up.\nTo 5."

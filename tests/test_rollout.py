@@ -21,8 +21,8 @@ from client import EnvError, ServerAway
 from engine import Engine, token_logprobs
 from envs import textcraft_small
 from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, twins
-from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Scheduler, Slot, Stats, Trajectory,
-                     Turn, collect, last, make_engine, play, text_hash, to_batch)
+from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Sampler, Scheduler, Slot, Slots,
+                     Stats, Trajectory, Turn, collect, last, make_engine, play, text_hash, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -1027,3 +1027,133 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
     assert math.prod(engine.memory.keys.shape) == 2 * 160 * 2 * 32 * 16
+
+
+# ---- what single faults would change ------------------------------------------------------------
+
+def test_chat_without_an_eos_token_stops_at_the_templates_end_alone():
+    tok = chat_tokenizer()
+    tok.eos_token = None
+    assert tok.eos_token_id is None and Chat(tok).stop_ids == {0}
+
+
+def test_compose_writes_the_plan_in_the_first_reply_only():
+    plan = FORMATS["plan"]
+    assert plan.compose("bone first", "get 2 bone") == (
+        "Plan: bone first\nThought: bone first\nAction: get 2 bone")
+    assert plan.compose("bone first", "get 2 bone", turn=1) == (
+        "Thought: bone first\nAction: get 2 bone")
+
+
+@pytest.mark.parametrize("context, parts", [
+    ("full", ["Be quick.", rollout.ASK_REACT]), ("window", ["Be quick.", rollout.ASK_REACT]),
+    ("memory", ["Be quick.", rollout.ASK_REACT, rollout.ASK_NOTE])])
+def test_system_asks_for_a_note_where_only_a_note_is_kept(context, parts):
+    assert agent(format="react", context=context).system() == {
+        "role": "system", "content": "\n\n".join(parts)}
+
+
+def test_observe_takes_an_action_for_valid_unless_told_otherwise():
+    for info, valid in ((None, True), ({}, True), ({"valid": True}, True),
+                        ({"valid": False}, False)):
+        episode = Episode(agent(), 1, KEY, 5)
+        episode.observe("start")
+        reply_to(episode, "go")
+        episode.observe("on", 0.0, False, info)
+        assert episode.trajectory.turns[0].valid is valid
+
+
+def test_episode_plays_a_turn_that_just_fits():
+    """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens, and 8 for the reply: 16."""
+    for max_context, over in ((16, False), (15, True)):
+        episode = Episode(agent(max_context=max_context), 1, KEY, 5)
+        episode.observe("start")
+        assert len(episode.trajectory.context) == 8
+        assert episode.over == over and (episode.trajectory.truncated == "context") == over
+
+
+def test_episode_draws_new_numbers_in_each_turn_of_each_try():
+    """Turns are counted over all tries, the lessons between them included."""
+    episode = Episode(agent(format="reflect"), 1, KEY, 2)
+    drawn = []
+    for _ in range(5):                     # two turns, the lesson, two turns
+        if episode.request and episode.request[0] == "step":
+            episode.observe("lost", 0.0, False, {"success": False})
+        if episode.request:
+            episode.observe("o0")
+        drawn.append(episode.uniforms().tolist())
+        reply_to(episode, "Action: a")
+    assert len(episode.trajectory.turns) == 5 and len(episode.lessons) == 1
+    assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(5)]
+
+
+@pytest.mark.parametrize("how", ["collect", "play"])
+def test_a_reply_ends_with_whichever_stop_token_comes_first(how, monkeypatch):
+    """chatml's <|im_end|> is 0, its eos <|endoftext|> 2; every second token sampled is one of them.
+    """
+    def sample(logits, uniforms, temperature):
+        return torch.tensor([80, 81, 0, 2])[(4 * uniforms).long()], torch.zeros(len(uniforms))
+    monkeypatch.setattr(rollout, "sample", sample)
+    who, ends = agent("chatml", max_turn_tokens=30), set()
+    if how == "collect":
+        played, _ = collect(policy(), who, LocalClient(), range(4), 2, 3)
+    else:
+        played = [play(policy(), who, LocalClient(), task, 3, (0, task, 0)) for task in range(4)]
+    for t in played:
+        for turn in t.turns:
+            *before, end = t.token_ids[turn.start:turn.end]
+            assert not {0, 2} & set(before)
+            ends.add(end)
+    assert ends == {0, 2}
+
+
+@pytest.mark.parametrize("page_size, pages, used", [
+    (7, 4, 4),          # 13 + 1 tokens are 2 pages: two prompts fit side by side
+    (13, 3, 1),         # 13 + 1 tokens are 2 pages: of 3 the second prompt gets none
+])
+def test_admit_counts_a_prompt_and_one_token_more(page_size, pages, used):
+    """Two prompts of 13 tokens and replies of one token, so the most pages in use are those of the
+    prompts that were read together."""
+    engine = Engine(policy(), 2, pages, page_size)
+    got, stats = collect(policy(), agent(max_turn_tokens=1), LocalClient(), [0, 5], 1, 1,
+                         engine=engine)
+    assert [t.turns[0].start for t in got] == [13, 13]
+    assert stats.pages == used and stats.preempted == 0
+
+
+def sampler_with(prompts, pages, page_size=8):
+    """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
+    who, slots = agent(), []
+    for member, text in enumerate(prompts):
+        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), group=member))
+        slots[-1].episode.observe(text)
+    engine = Engine(policy(), len(slots), pages, page_size)
+    sampler = Sampler(engine, who, Slots(slots), Stats())
+    for slot in slots:
+        sampler.slots.move(slot, "ready")
+    return sampler, slots
+
+
+@pytest.mark.parametrize("pages, admitted", [(6, True), (5, False)])
+def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
+    """The first slot, of 8 tokens, decodes: it has 1 page of 8 and will need another. The second
+    has 27 tokens, with the next one 28: 4 pages. Together 6."""
+    sampler, (first, second) = sampler_with(["start", "start" + "x" * 19], pages)
+    assert [len(slot.seen) for slot in (first, second)] == [8, 27]
+    first.sequence = sampler.engine.start()
+    sampler.engine.prefill([first.sequence], [first.seen])
+    sampler.engine.join(first.sequence)
+    sampler.slots.move(first, "decoding")
+    assert sampler.admit([second]) == [second] * admitted
+
+
+def test_preempt_takes_the_pages_of_the_last_that_holds_any():
+    sampler, slots = sampler_with(["start"] * 4, pages=8)
+    for slot in slots[:3]:                 # the fourth holds none
+        slot.sequence = sampler.engine.start()
+    sampler.engine.prefill([s.sequence for s in slots[:3]], [s.seen for s in slots[:3]])
+    held = []
+    for _ in range(2):
+        sampler.preempt(spare=slots[1])
+        held.append([len(slot.sequence.pages) for slot in slots[:3]])
+    assert held == [[1, 1, 0], [0, 1, 0]] and sampler.stats.preempted == 2
