@@ -294,7 +294,8 @@ def canned(answer):
 
         def log_message(self, *_):
             pass
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Server = type("Server", (ThreadingHTTPServer,), {"request_queue_size": 256})   # not just 5
+    return Server(("127.0.0.1", 0), Handler)
 
 
 @pytest.mark.parametrize("page", [
@@ -859,11 +860,11 @@ def test_an_answer_cut_short_is_asked_for_again():
 
 
 def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatch):
-    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.05)
+    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.3)
     with serving(HttpServer(["maze"])) as address:
         client = EnvClient(address, "maze", retries=1)
         (reply,) = opened(client, [18])
-        for connection in client.http.kept.values():
+        for connection in client.servers[0].http.kept.values():
             assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
         (reply,) = client.answer([(reply.session, "step", "move up")])
         assert not isinstance(reply, EnvError)
