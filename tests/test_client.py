@@ -642,8 +642,8 @@ def answers(monkeypatch):
     """Set answers.change: what becomes of the text with which our server answers a step."""
     control, respond = SimpleNamespace(change=None), env_server.respond
 
-    def changed(services, method, target, body):
-        status, text = respond(services, method, target, body)
+    def changed(services, method, target, body, client):
+        status, text = respond(services, method, target, body, client)
         if control.change and target.endswith(control.verb):
             text = control.change(text)
         return status, text
@@ -1046,10 +1046,10 @@ def test_a_server_that_kills_every_episode_is_given_up_in_time():
 def test_a_timeout_of_one_request_does_not_lose_the_servers_other_sessions(monkeypatch):
     respond = env_server.respond
 
-    def slow(services, method, target, body):
+    def slow(services, method, target, body, client):
         if b"dream" in body:
             time.sleep(0.4)
-        return respond(services, method, target, body)
+        return respond(services, method, target, body, client)
     monkeypatch.setattr(env_server, "respond", slow)
     with serving(HttpServer(["maze"])) as address:
         client = EnvClient(address, "maze", timeout=0.1, retries=0, batched=False)
@@ -1115,7 +1115,7 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(dialect, retries
     assert len(want) == 24
     if dialect != "original":
         monkeypatch.setattr(env_server, "respond", lambda services, *request: garbling(
-            lambda *request: respond(services, *request), rng, thrown)(*request))
+            lambda *three: respond(services, *three, request[3]), rng, thrown)(*request[:3]))
     with serving(broken) as address:
         client = EnvClient(address, name, success=9, batched=batched)
         got, stats = played(client, retries=retries, **settings)
