@@ -1,0 +1,131 @@
+"""python -m tests.bench.outage: what a run loses when one of its two servers dies.
+
+Each run is train.py as it is, of default sizes, on two local servers (--env-workers 2):
+
+    one server        the run on one server alone: the seconds of a step to compare with
+    killed            one of two servers is killed (SIGKILL) once step 2 is logged
+    killed, restarted ... and started again on its port two steps later; its sessions show its use
+    rank 1 of two     the same as `killed` for one rank of two, under torchrun
+
+    dropped           groups left out, in all steps
+    s/step            median seconds of the steps from 4 on (the kill falls into step 3)
+"""
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import requests
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(folder, steps, *more, ranks=1, env_url=""):
+    """train.py in a folder of its own, with a policy that was cloned before."""
+    program = [sys.executable] if ranks == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    flags = [f"--env-url={env_url}"] if env_url else []
+    return subprocess.Popen(
+        [*program, str(ROOT / "train.py"), "--model", str(folder / "clone"), "--name", "run",
+         f"--steps={steps}", "--eval-every=0", "--eval-tasks=16", *flags, *more],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+
+
+def logged(folder):
+    path = folder / "runs/run/metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(folder, run, steps):
+    while len(logged(folder)) < steps:
+        if run.poll() is not None:
+            raise RuntimeError(run.stdout.read())
+        time.sleep(0.02)
+
+
+def server(port=0):
+    """One server process -> (process, its address)."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "env_server.py"), "textcraft_small", f"--port={port}"],
+        stdout=subprocess.PIPE, text=True)
+    return process, re.search("http://[^/]+", process.stdout.readline())[0]
+
+
+def children(pid):
+    """Processes that this one has started: of a rank, its servers."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def servers_of(pid):
+    return [child for child in children(pid) if b"env_server.py" in
+            Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def report(title, folder, run):
+    output, _ = run.communicate()
+    lines = logged(folder)
+    later = [line["seconds"] for line in lines[4:]]
+    print(f"{title:20} exit {run.returncode}, {len(lines)} steps, dropped "
+          f"{[line['dropped'] for line in lines]}, s/step {statistics.median(later):.2f}",
+          flush=True)
+    if run.returncode:
+        print(output[-2000:])
+    return statistics.median(later)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=16)
+    steps = parser.parse_args().steps
+    with tempfile.TemporaryDirectory() as made:
+        base = Path(made)
+        subprocess.run([sys.executable, str(ROOT / "agentevol.py"), "clone", "--out",
+                        str(base / "clone")], check=True, stdout=subprocess.DEVNULL)
+
+        def place(name):
+            (base / name).mkdir()
+            (base / name / "clone").symlink_to(base / "clone")
+            return base / name
+
+        folder, (one, url) = place("one"), server()
+        alone = report("one server", folder, start(folder, steps, env_url=url))
+        one.kill()
+
+        for title, again in (("killed", False), ("killed, restarted", True)):
+            folder, (one, first), (two, second) = place(title), server(), server()
+            run = start(folder, steps, env_url=f"{first},{second}")
+            wait_for(folder, run, 3)
+            two.send_signal(signal.SIGKILL)
+            if again:
+                two.wait()
+                wait_for(folder, run, 5)
+                two, _ = server(int(second.rpartition(":")[2]))
+                wait_for(folder, run, steps - 2)
+                health = requests.get(f"{second}/health", timeout=5).json()
+                print(f"    sessions on the restarted server: {health['sessions']}")
+            print(f"    s/step over one server alone: {report(title, folder, run) / alone:.2f}")
+            one.kill(), two.kill()
+
+        folder = place("two ranks, both well")
+        well = report("two ranks, both well", folder,
+                      start(folder, steps, "--env-workers=2", ranks=2))
+        folder = place("rank 1 of two")
+        run = start(folder, steps, "--env-workers=2", ranks=2)
+        wait_for(folder, run, 3)
+        rank = max(pid for pid in children(run.pid) if servers_of(pid))
+        os.kill(servers_of(rank)[0], signal.SIGKILL)
+        print(f"    s/step over two ranks, both well: "
+              f"{report('rank 1 of two', folder, run) / well:.2f}")
+
+
+if __name__ == "__main__":
+    main()
