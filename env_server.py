@@ -14,8 +14,7 @@ A session is one Env object under an integer id. The verbs of the original, in t
     GET  /observation?id=0                         -> "Got 1 log"
     POST /close  {"id": 0}                         -> true; false if there was nothing to close
 
-Many at once: items have the environment's own keys and are answered in order. A good answer has
-the same five keys in every environment, a bad one does not disturb its neighbours:
+Many at once, answered in order. A good answer has the same five keys in every environment:
 
     POST /resets {"items": [{"data_idx": 7}, {"id": 0, "data_idx": 9}]}    no id: a new session
     POST /steps  {"items": [{"id": 1, "action": "get 1 log", "turn": 0}, {"id": 99, "action": ""}]}
@@ -25,10 +24,9 @@ the same five keys in every environment, a bad one does not disturb its neighbou
     POST /closes {"ids": [0, 1]} -> {"items": [true, true]}
     GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
 
-`turn` is the number of this episode's steps whose answers the client has seen: a step sent again
-because its answer got lost is answered again, and does not act twice. `episode`, a number that the
-client gives to a reset and its steps, keeps a late step out of the next episode. `stream`, optional
-too, seeds the luck of the episode that a reset begins: see envs/__init__.py.
+All optional: `turn`, the number of this episode's steps whose answers the client has seen: a step
+sent again because its answer got lost does not act twice. `episode`, a number for a reset and its
+steps, keeps a late step out of the next episode. `stream` seeds a reset's luck: envs/__init__.py.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
@@ -36,8 +34,7 @@ dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unk
 reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
 too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
 
---workers N starts N processes on successive ports and prints their addresses: a session lives in
-the process that made it, so clients spread their sessions over the addresses; nothing is routed.
+--workers N: processes on successive ports. A session lives in the one that made it.
 """
 
 import argparse
@@ -189,9 +186,8 @@ def load_env(name):
 
 
 def open_env(name, recipes=""):
-    """The module of an environment whose engine is here. ValueError: the sentence why not.
-    recipes: a folder of Minecraft recipe files that textcraft plays by, here and in the servers
-    that are started from here."""
+    """The module of an environment whose engine is here. ValueError: the sentence why not. recipes:
+    a folder of Minecraft recipe files for textcraft, here and in servers started from here."""
     module = load_env(name)
     if recipes:
         if not hasattr(module, "use"):
@@ -388,27 +384,24 @@ def steps(service, body, client):
 
 
 def for_each(service, body, verb):
-    """Answers in the order of the items. Those of one session are executed one after the other; the
-    sessions side by side in threads, but only where the engine frees Python's lock."""
-    items = field_of(body, "items", list)
+    """Answers in the order of the items. They are executed in that order, too, or side by side in
+    threads where the engine frees Python's lock and no two are of one session."""
+    items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
     if len(items) > MAX_ITEMS:
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
-    answers, sizes, queues = [None] * len(items), [], {}    # queues: of places in items
-    for place, item in enumerate(items):
-        number = isinstance(item, dict) and item.get(service.wire.id_key)
-        queues.setdefault(number if type(number) is int else (place,), []).append(place)
 
-    def answer_queue(places):
-        for place in places:
-            try:
-                if sum(sizes) > MAX_REPLY:
-                    raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-                answers[place] = verb(items[place])
-            except Refused as refusal:
-                answers[place] = {"error": str(refusal), "status": refusal.status}
-            sizes.append(len(encode(answers[place])))
-    list((service.pool.map if service.pool else map)(answer_queue, queues.values()))
-    return {"items": answers}
+    def answer_one(item):
+        try:
+            if sum(sizes) > MAX_REPLY:
+                raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
+            answer = verb(item)
+        except Refused as refusal:
+            answer = {"error": str(refusal), "status": refusal.status}
+        sizes.append(len(encode(answer)))
+        return answer
+    ids = [str(item[key]) for item in items if isinstance(item, dict) and key in item]
+    side_by_side = service.pool and len(ids) == len(set(ids))
+    return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}
 
 
 def closes(service, body, client):
@@ -490,7 +483,11 @@ class HttpRequest(BaseHTTPRequestHandler):
         if refusal := self.refusal(size):
             self.close_connection = True        # what follows on it is no request
             self.reply(refusal[0], encode({"error": refusal[1]}))
-            self.discard(0 if refusal[0] == 411 else int(size))
+            # closing over unread bytes resets the connection, and the reply might never be seen
+            self.connection.settimeout(1.0)
+            left = 0 if refusal[0] == 411 else min(int(size), 64 * MAX_BODY)
+            while left > 0 and (piece := self.rfile.read1(2**16)):
+                left -= len(piece)
         elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
             self.server.quiet_since[self.connection] = math.inf
             self.reply(*respond(self.server.services, self.command, self.path, body,
@@ -522,15 +519,6 @@ class HttpRequest(BaseHTTPRequestHandler):
             return 403, f"Origin is {self.headers['Origin']!r}; web pages may not use this server"
         if int(size) and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
-        return None
-
-    def discard(self, size):
-        """Throw away what still comes, in small pieces and not for ever: closing over unread bytes
-        resets the connection, and the client might never see the reply."""
-        self.connection.settimeout(1.0)
-        left = min(size, 64 * MAX_BODY)
-        while left > 0 and (piece := self.rfile.read1(2**16)):
-            left -= len(piece)
 
     def log_message(self, *_):
         pass
@@ -626,8 +614,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
-    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of textcraft: Minecraft "
-                        "recipe files, in place of our own world")
+    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of Minecraft, textcraft's")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
