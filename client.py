@@ -5,13 +5,13 @@
     (reply,) = client.answer([(reply.session, "step", "inventory")])
     client.close([reply.session])
 
-EnvClient speaks the protocol of env_server.py to its `servers`: OurServer sends that as it is,
-OriginalServer translates it for a server of the original. Nothing that a server sends is used
-before `field` has checked it.
+EnvClient speaks the protocol of env_server.py; OriginalServer translates it for a server of the
+original. Nothing that a server sends is used before `field` has checked it.
 """
 import itertools
 import json
 import math
+import re
 import reprlib
 import threading
 import time
@@ -59,8 +59,7 @@ def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
     """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends."""
     with ExitStack() as stack:
         try:
-            urls = env_url.split(",") if env_url else \
-                stack.enter_context(local_server(name, workers))
+            urls = env_url or stack.enter_context(local_server(name, workers))
         except RuntimeError as reason:
             raise EnvError(f"no local server: {reason}") from None
         yield EnvClient(urls, name, success, batched=batched, patience=patience)
@@ -79,12 +78,11 @@ class EnvClient:
     def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
                  patience=60.0):
         http = Http(timeout, retries)
-        self.servers = [find_server(url, name, success, http)
-                        for url in ([urls] if isinstance(urls, str) else urls)]
+        urls = urls.split(",") if isinstance(urls, str) else urls
+        self.servers = [find_server(url, name, success, http) for url in urls]
         self.urls = ", ".join(server.url for server in self.servers)
         if len({type(server) for server in self.servers}) > 1:
-            raise EnvError(f"{self.urls}: some are servers of ours, some the original AgentGym's; "
-                           "give addresses of one kind")
+            raise EnvError(f"{self.urls}: give addresses of one kind, ours or the original's")
         self.wire, self.patience, self.opened = self.servers[0].wire, patience, itertools.count()
         self.episodes = itertools.count(time.time_ns())     # other numbers than other clients'
         self.pool = ThreadPoolExecutor(2 * len(self.servers))     # they answer side by side
@@ -133,8 +131,7 @@ class EnvClient:
             seconds = time.monotonic() - max(server.since for server in self.servers)
             if seconds > self.patience:
                 raise ServersGone(f"{self.urls}: no server has answered for {self.patience:g} s; "
-                                  "start one again and repeat the command (train.py: with "
-                                  "--resume)")
+                                  "start one and repeat the command (train.py: with --resume)")
             time.sleep(0.02 if seconds >= 0 else 0)     # below 0: another one lives
 
     def call(self, number, verb, part):
@@ -168,20 +165,16 @@ class EnvClient:
         for number, server in enumerate(self.servers):
             mine = {session[1] for session in sessions if session and session[0] == number}
             if ids := [i for i in sorted(mine) if server.playing.pop(i, None)]:
-                server.close(ids)
+                with suppress(EnvError):    # maze, wordle and the tools of the original have none
+                    server.close(ids)
 
 
 def split(bodies, most=BATCH):
     """[(place, body)] cut into requests of at most `most` bodies and MAX_BODY / 2 bytes."""
-    parts, room = [], 0
-    for place, body in bodies:
-        size = len(json.dumps(body))
-        if size > room or len(parts[-1]) == most:
-            parts.append([])
-            room = MAX_BODY // 2
-        parts[-1].append((place, body))
-        room -= size
-    return parts
+    if len(bodies) <= most and len(json.dumps(bodies)) <= MAX_BODY // 2 or len(bodies) == 1:
+        return [bodies]
+    half = min(most, len(bodies) // 2)
+    return split(bodies[:half], most) + split(bodies[half:], most)
 
 
 def find_server(url, name, success, http):
@@ -191,16 +184,14 @@ def find_server(url, name, success, http):
     try:
         health = http.exchange(f"{root}/health")[1]
         if isinstance(health, dict) and health.get("server") == "nanoAgentGym":
-            if name not in field(health, "environments", list, root):
-                raise EnvError(f"{root} serves {', '.join(map(brief, health['environments']))}, "
-                               f"not {name}; start: python env_server.py {name}")
+            if name not in (names := field(health, "environments", list[str], root)):
+                raise EnvError(f"{root} serves {brief(', '.join(names))}, not {name}; {how}")
             return OurServer(f"{root}/{name}", name, success, http)
         for base in (f"{root}/{name}", root):   # most originals are at the root
             greeting = http.exchange(f"{base}/")[1]
-            if isinstance(greeting, str) and (greeting.lower().startswith("this is environment")
-                                              or greeting == "ok"):
-                return OriginalServer(f"{root}/{name}" if name in LMRL_GYM else base, name,
-                                      success, http)
+            if re.match("(?i)this is environment|ok$", greeting if type(greeting) is str else ""):
+                base = f"{root}/{name}" if name in LMRL_GYM else base
+                return OriginalServer(base, name, success, http)
     except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
         raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
     raise EnvError(f"{root} answers, but not as an environment server; {how}")
@@ -246,8 +237,7 @@ class OurServer(Server):
         return items
 
     def close(self, ids):
-        with suppress(EnvError):
-            self.http.post(f"{self.url}/closes", {"ids": ids})
+        self.http.post(f"{self.url}/closes", {"ids": ids})
 
 
 class OriginalServer(Server):
@@ -260,25 +250,25 @@ class OriginalServer(Server):
         body = {key: value for key, value in bodies[0].items()
                 if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}
-        key, url = self.wire.id_key, f"{self.url}/{verb}"
-        if created := key not in body:
-            body[key] = self.create()
+        body = body if self.wire.id_key in body else body | {self.wire.id_key: self.create()}
         try:
-            return [self.translated(self.http.post(url, body, verb == "reset"), verb, body[key])]
+            return [self.translated(self.http.post(f"{self.url}/{verb}", body, verb == "reset"),
+                                    verb, body[self.wire.id_key])]
         except EnvError:
-            self.close([body[key]] if created else [])
+            if verb == "reset":         # its session is not used again
+                with suppress(EnvError):
+                    self.close([body[self.wire.id_key]])
             raise
 
     def game(self, module):
         """(what the agent is told, the task ids that are known here or None for all). A wordle has
         words of its own here, which stand in the place of ours."""
-        prompt, known = module.PROMPT, getattr(module, "ORIGINAL", None)
+        prompt = module.PROMPT
         if self.name == "wordle":
-            url = f"{self.url}/filtered_vocab"
-            words = {"words": self.http.post(f"{url}?id={self.create()}", None)}
-            words = field(words, "words", list[str], url)
+            words = self.http.post(f"{self.url}/filtered_vocab?id={self.create()}", None)
+            words = field({"words": words}, "words", list[str], self.url)
             prompt = prompt.replace(", ".join(module.LISTED), ", ".join(words))
-        return prompt, known
+        return prompt, getattr(module, "ORIGINAL", None)
 
     def create(self):
         """The id of a new session."""
@@ -310,9 +300,8 @@ class OriginalServer(Server):
                     info=dict(success=success, valid=None, score=score))
 
     def close(self, ids):
-        with suppress(EnvError):                # maze, wordle and the tools have no /close
-            for number in ids:
-                self.http.post(f"{self.url}/close", {self.wire.id_key: number}, again=False)
+        for number in ids:
+            self.http.post(f"{self.url}/close", {self.wire.id_key: number}, again=False)
 
 
 class Http(threading.local):
@@ -365,8 +354,7 @@ class Http(threading.local):
 
 
 def response_until(ends, sock, **options):
-    """An HTTPResponse that waits for nothing, headers too, beyond `ends`, even if bytes trickle in:
-    TimeoutError."""
+    """An HTTPResponse that raises TimeoutError at `ends`, even if bytes still trickle in."""
     response = HTTPResponse(sock, **options)
     read = response.fp.raw.readinto
 
@@ -379,20 +367,17 @@ def response_until(ends, sock, **options):
     return response
 
 
+TYPES = {       # what is taken for a value of these types; of any other, what is exactly that type
+    float: lambda x: type(x) in (int, float) and abs(x) < 1e30,     # even a sum of them is finite
+    str: lambda x: (type(x) is str and len(x) <= 2**20      # half a character, no tokenizer takes
+                    and x == x.encode(errors="replace").decode()),
+    list[str]: lambda x: type(x) is list and all(map(TYPES[str], x))}
+
+
 def field(answer, name, kind, url):
-    """answer[name], if it is of this type: every value that a server sends is read here. EnvError,
-    too, for numbers that are not finite (a sum of them in float32) and for texts above 1 MiB or
-    with halves of characters, which no tokenizer takes."""
+    """answer[name], if it is of this kind, else EnvError: what a server sends is read here."""
     value = answer.get(name) if isinstance(answer, dict) else None
-    if kind is float:
-        good = type(value) in (int, float) and abs(value) < 1e30
-    elif kind == list[str]:
-        good = type(value) is list and all(type(text) is str for text in value)
-    else:
-        good = type(value) is kind
-    if good and kind is str:
-        good = len(value) <= 2**20 and value == value.encode(errors="replace").decode()
-    if not good:
+    if not TYPES.get(kind, lambda x: type(x) is kind)(value):
         raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
                        f"{'a finite ' * (kind is float)}{kind.__name__}")
     return value
