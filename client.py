@@ -71,8 +71,8 @@ class EnvClient:
     A request without an answer in `timeout` seconds is sent again, `retries` times: our server sees
     by the numbers of episode and turn whether it has acted already; to an original a step is never
     sent twice. `success`: the score that counts as success on an original. `batched`: many episodes
-    in one request, if the servers are ours; otherwise one in each, `connections` at a time, so that
-    a slow one holds up no other. `patience`: seconds without any server until ServersGone.
+    in one request, to ours; else one in each, `connections` at a time: a slow one holds up no
+    other. `patience`: seconds without any server until ServersGone.
     """
 
     def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
@@ -250,14 +250,15 @@ class OriginalServer(Server):
         body = {key: value for key, value in bodies[0].items()
                 if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}
-        body = body if self.wire.id_key in body else body | {self.wire.id_key: self.create()}
+        key, url = self.wire.id_key, f"{self.url}/{verb}"
+        if key not in body:
+            body[key] = self.create()
         try:
-            return [self.translated(self.http.post(f"{self.url}/{verb}", body, verb == "reset"),
-                                    verb, body[self.wire.id_key])]
+            return [self.translated(self.http.post(url, body, verb == "reset"), verb, body[key])]
         except EnvError:
-            if verb == "reset":         # its session is not used again
+            if verb == "reset":         # its episode is played again in a new session
                 with suppress(EnvError):
-                    self.close([body[self.wire.id_key]])
+                    self.close([body[key]])
             raise
 
     def game(self, module):
@@ -310,17 +311,14 @@ class Http(threading.local):
     def __init__(self, timeout, retries):
         self.timeout, self.retries, self.kept = timeout, retries, {}    # seconds for an answer
 
-    def exchange(self, url, body=None, fresh=False):
+    def exchange(self, url, body=None):
         """Send once, GET without a body, else POST -> (status, JSON or None if it is none).
-        NO_ANSWER, also if it is too large; EnvError if it leads elsewhere. fresh: on a new
-        connection."""
+        NO_ANSWER, also if it is too large; EnvError if it leads elsewhere."""
         at = urlsplit(url)
         if at[:2] not in self.kept:
             kind = {"http": HTTPConnection, "https": HTTPSConnection}[at.scheme]
             self.kept[at[:2]] = kind(at.netloc, timeout=min(10, self.timeout))      # to connect
-        connection = self.kept[at[:2]]
-        if fresh:
-            connection.close()          # and the request opens it again
+        connection = self.kept[at[:2]]      # if closed, the request opens it again
         connection.response_class = partial(response_until, time.monotonic() + self.timeout)
         try:
             connection.request("GET" if body is None else "POST", url.partition(at.netloc)[2],
@@ -342,12 +340,13 @@ class Http(threading.local):
             return response.status, None
 
     def post(self, url, body, again=True):
-        """Send until an answer comes, which is `checked`; ServerAway if none does. Not again: on a
-        new connection, since the server may just be closing a kept one."""
+        """Send until an answer comes, which is `checked`; ServerAway if none does."""
+        if not again:
+            self.kept.clear()       # the server may just be closing a kept connection
         for attempt in range(self.retries + 1 if again else 1):
             time.sleep(0.2 * max(attempt - 1, 0))
             try:
-                return checked(*self.exchange(url, body, fresh=not again), url)
+                return checked(*self.exchange(url, body), url)
             except NO_ANSWER as error:
                 failure = error
         raise ServerAway(f"{url}: {type(failure).__name__}: {brief(str(failure))}")
