@@ -870,6 +870,20 @@ def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatc
         assert not isinstance(reply, EnvError)
 
 
+def test_a_step_to_an_original_is_not_lost_on_a_connection_that_it_has_closed():
+    """It is sent once only, so it may not be sent there."""
+    server = original("babyai", {"go": {"observation": "x", "reward": 0, "score": 0,
+                                        "done": False}})
+    server.RequestHandlerClass.timeout = 0.2
+    with serving(server) as address:
+        client = EnvClient(address, "babyai")
+        (reply,) = opened(client, [1])
+        for connection in client.servers[0].http.kept.values():
+            assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
+        (reply,) = client.answer([(reply.session, "step", "go")])
+    assert reply.observation == "x"
+
+
 # ---- episodes have numbers ----
 
 def test_a_step_names_the_episode_of_its_reset(url, posts):
@@ -990,6 +1004,19 @@ def test_a_server_that_is_back_is_used_again():
             assert [reply.session[0] for reply in replies] in ([0, 1, 0, 1], [1, 0, 1, 0])
             assert [reply.observation for reply in replies] == STARTS[:4]
             client.close([reply.session for reply in replies])
+
+
+def test_what_was_played_on_a_server_that_died_moves_though_it_is_back():
+    with local_server("maze") as urls:
+        client = EnvClient(urls, "maze", retries=0)
+        a, b = opened(client, [1, 2])
+        end(urls[0])
+        (error,) = client.answer([(a.session, "step", "look")])
+        assert isinstance(error, ServerAway)
+        with restarted(urls[0]):
+            opened(client, [3])
+            (error,) = client.answer([(b.session, "step", "look")])     # 404, if it were asked
+            assert isinstance(error, ServerAway)
 
 
 def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
