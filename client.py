@@ -5,12 +5,13 @@
     (reply,) = client.answer([(reply.session, "step", "inventory")])
     client.close([reply.session])
 
-EnvClient speaks the protocol of env_server.py to its `servers`: OurServer sends that as it is,
-OriginalServer translates it for a server of the original. Nothing that a server sends is used
-before `field` has checked it.
+EnvClient speaks the protocol of env_server.py; OriginalServer translates it for a server of the
+original. Nothing that a server sends is used before `field` has checked it.
 """
 import itertools
 import json
+import math
+import re
 import reprlib
 import threading
 import time
@@ -29,6 +30,7 @@ MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
 RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # only the originals
 LMRL_GYM = ("maze", "wordle")       # an original that greets at its root, and plays below it
 NO_ANSWER = OSError, HTTPException  # nothing came, or not all of it in time
+ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "info": dict}
 
 
 class EnvError(RuntimeError):
@@ -57,8 +59,7 @@ def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
     """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends."""
     with ExitStack() as stack:
         try:
-            urls = env_url.split(",") if env_url else \
-                stack.enter_context(local_server(name, workers))
+            urls = env_url or stack.enter_context(local_server(name, workers))
         except RuntimeError as reason:
             raise EnvError(f"no local server: {reason}") from None
         yield EnvClient(urls, name, success, batched=batched, patience=patience)
@@ -70,23 +71,19 @@ class EnvClient:
     A request without an answer in `timeout` seconds is sent again, `retries` times: our server sees
     by the numbers of episode and turn whether it has acted already; to an original a step is never
     sent twice. `success`: the score that counts as success on an original. `batched`: many episodes
-    in one request, if the servers are ours; otherwise one in each, `connections` at a time, so that
-    a slow one holds up no other. `patience`: seconds without any server until ServersGone.
+    in one request, to ours; else one in each, `connections` at a time: a slow one holds up no
+    other. `patience`: seconds without any server until ServersGone.
     """
 
     def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
                  patience=60.0):
-        http, self.quick = Http(timeout, retries), Http(min(2, timeout), 0)
-        self.servers = [find_server(url, name, success, http)
-                        for url in ([urls] if isinstance(urls, str) else urls)]
+        http = Http(timeout, retries)
+        urls = urls.split(",") if isinstance(urls, str) else urls
+        self.servers = [find_server(url, name, success, http) for url in urls]
         self.urls = ", ".join(server.url for server in self.servers)
         if len({type(server) for server in self.servers}) > 1:
-            raise EnvError(f"{self.urls}: some are servers of ours, some the original AgentGym's; "
-                           "give addresses of one kind")
-        self.name, self.wire, self.patience = name, WIRES.get(name, Wire()), patience
-        self.playing = {}       # (server, id) -> (number of its episode, steps answered in it)
-        self.away = {}          # server that is left out -> (since when, next try, pause after it)
-        self.opened = itertools.count()
+            raise EnvError(f"{self.urls}: give addresses of one kind, ours or the original's")
+        self.wire, self.patience, self.opened = self.servers[0].wire, patience, itertools.count()
         self.episodes = itertools.count(time.time_ns())     # other numbers than other clients'
         self.pool = ThreadPoolExecutor(2 * len(self.servers))     # they answer side by side
         self.original = isinstance(self.servers[0], OriginalServer)
@@ -102,8 +99,7 @@ class EnvClient:
         for place, (session, verb, argument) in enumerate(items):
             try:
                 body = self.body(session, verb, argument)
-                server = session[0] if session else self.next_server()
-                bodies[server, verb].append((place, body))
+                bodies[session[0] if session else self.next_server(), verb].append((place, body))
             except ServerAway as error:
                 replies[place] = error
         calls = [(*key, part) for key, mine in bodies.items()
@@ -114,91 +110,71 @@ class EnvClient:
 
     def body(self, session, verb, argument):
         """One episode's item in a request. session: None if it is to be opened."""
-        episode, turn = self.playing.get(session[:2], (None, 0)) if session else (None, 0)
-        if session and episode != session[2]:
-            raise ServerAway(f"{self.servers[session[0]].url}: id {session[1]} was lost")
-        body = {self.wire.id_key: session[1]} if session else {}
-        if verb == "step":
-            return body | {"action": argument, "turn": turn, "episode": episode}
+        body = {}
+        if session:
+            server, body = self.servers[session[0]], {self.wire.id_key: session[1]}
+            episode, turn = server.playing.get(session[1], (None, 0))
+            if episode != session[2]:
+                raise ServerAway(f"{server.url}: id {session[1]} was lost")
+            if verb == "step":
+                return body | {"action": argument, "turn": turn, "episode": episode}
         task_id, stream = argument if isinstance(argument, tuple) else (argument, None)
         body |= {self.wire.task_key: task_id, "episode": next(self.episodes)}
         return body | ({} if stream is None else {"stream": stream})
-
-    def call(self, server, verb, part):
-        """One request -> [(place, Reply or EnvError)]. If it fails, all its episodes fail."""
-        try:
-            items = self.servers[server].answer(verb, [body for _, body in part])
-        except EnvError as error:
-            if isinstance(error, ServerAway) and self.lives(server):
-                error = EnvError(str(error))        # then the fault is in this request
-            return [(place, error) for place, _ in part]
-        return [(place, self.reply(server, verb, body, item))
-                for (place, body), item in zip(part, items)]
-
-    def reply(self, server, verb, body, item):
-        """One episode's item in an answer -> Reply or EnvError."""
-        url = self.servers[server].url
-        try:
-            number, *fields = read(item, url, self.original)
-            if number != body.get(self.wire.id_key, number):
-                raise EnvError(f"{url}: an answer of id {number} to this request: {brief(body)}")
-        except EnvError as error:
-            return error
-        self.playing[server, number] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
-        return Reply((server, number, body["episode"]), *fields)
 
     def next_server(self):
         """The number of the server for a new session: each in its turn, but those that are away."""
         for turn in self.opened:
             number = turn % len(self.servers)
-            if number not in self.away or self.lives(number):
+            if self.servers[number].since == math.inf or self.servers[number].lives():
                 return number
-            since = [since for since, *_ in list(self.away.values())]
-            if len(since) == len(self.servers):
-                if time.monotonic() - max(since) > self.patience:
-                    raise ServersGone(f"{self.urls}: no server has answered for {self.patience:g} "
-                                      "s; start one again and repeat the command (train.py: with "
-                                      "--resume)")
-                time.sleep(0.02)
+            seconds = time.monotonic() - max(server.since for server in self.servers)
+            if seconds > self.patience:
+                raise ServersGone(f"{self.urls}: no server has answered for {self.patience:g} s; "
+                                  "start one and repeat the command (train.py: with --resume)")
+            time.sleep(0.02 if seconds >= 0 else 0)     # below 0: another one lives
 
-    def lives(self, number):
-        """Does this server answer? It is asked again after growing pauses only. While it does not,
-        it is left out of the turns, and what was played there is lost."""
-        now = time.monotonic()
-        since, due, pause = self.away.get(number, (now, now, 0.1))
-        if now < due:
-            return False
-        self.away[number] = since, now + pause, min(2 * pause, 20)
+    def call(self, number, verb, part):
+        """One request -> [(place, Reply or EnvError)]. If it fails, all its episodes fail."""
+        server = self.servers[number]
         try:
-            find_server(self.servers[number].url, self.name, 1.0, self.quick)
-        except EnvError:
-            for session in [s for s in list(self.playing) if s[0] == number]:
-                self.playing.pop(session, None)
-            return False
-        self.away.pop(number, None)
-        return True
+            items = server.answer(verb, [body for _, body in part])
+        except EnvError as error:
+            if isinstance(error, ServerAway) and server.lives():
+                error = EnvError(str(error))        # then the fault is in this request
+            return [(place, error) for place, _ in part]
+        return [(place, self.reply(number, verb, body, item))
+                for (place, body), item in zip(part, items)]
+
+    def reply(self, number, verb, body, item):
+        """One episode's item in an answer -> Reply or EnvError."""
+        server = self.servers[number]
+        try:
+            checked(200, item, server.url)
+            session_id, *values, info = (field(item, *each, server.url) for each in ITEM.items())
+            if session_id != body.get(self.wire.id_key, session_id):
+                raise EnvError(f"{server.url}: an answer of id {session_id} to {brief(body)}")
+            info = {key: field(info, key, kind, server.url) for key, kind in server.info.items()}
+        except EnvError as error:
+            return error
+        server.playing[session_id] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
+        return Reply((number, session_id, body["episode"]), *values, info)
 
     def close(self, sessions):
         """Close those that are open; a server that is gone has closed them already."""
-        mine = {session[:2] for session in sessions if session and session[:2] in self.playing}
         for number, server in enumerate(self.servers):
-            if ids := sorted(session[1] for session in mine if session[0] == number):
-                server.close(ids)
-        for session in mine:
-            self.playing.pop(session, None)
+            mine = {session[1] for session in sessions if session and session[0] == number}
+            if ids := [i for i in sorted(mine) if server.playing.pop(i, None)]:
+                with suppress(EnvError):    # maze, wordle and the tools of the original have none
+                    server.close(ids)
 
 
 def split(bodies, most=BATCH):
     """[(place, body)] cut into requests of at most `most` bodies and MAX_BODY / 2 bytes."""
-    parts, room = [], 0
-    for place, body in bodies:
-        size = len(json.dumps(body))
-        if size > room or len(parts[-1]) == most:
-            parts.append([])
-            room = MAX_BODY // 2
-        parts[-1].append((place, body))
-        room -= size
-    return parts
+    if len(bodies) <= most and len(json.dumps(bodies)) <= MAX_BODY // 2 or len(bodies) == 1:
+        return [bodies]
+    half = min(most, len(bodies) // 2)
+    return split(bodies[:half], most) + split(bodies[half:], most)
 
 
 def find_server(url, name, success, http):
@@ -206,26 +182,49 @@ def find_server(url, name, success, http):
     root = url.rstrip("/").removesuffix(f"/{name}")
     how = f"start one, python env_server.py {name}, and give the address it prints"
     try:
-        health = http.exchange("GET", f"{root}/health")[1]
+        health = http.exchange(f"{root}/health")[1]
         if isinstance(health, dict) and health.get("server") == "nanoAgentGym":
-            if name not in field(health, "environments", list, root):
-                raise EnvError(f"{root} serves {', '.join(map(brief, health['environments']))}, "
-                               f"not {name}; start: python env_server.py {name}")
-            return OurServer(f"{root}/{name}", http)
+            if name not in (names := field(health, "environments", list[str], root)):
+                raise EnvError(f"{root} serves {brief(', '.join(names))}, not {name}; {how}")
+            return OurServer(f"{root}/{name}", name, success, http)
         for base in (f"{root}/{name}", root):   # most originals are at the root
-            greeting = http.exchange("GET", f"{base}/")[1]
-            if isinstance(greeting, str) and (greeting.lower().startswith("this is environment")
-                                              or greeting == "ok"):
-                return OriginalServer(f"{root}/{name}" if name in LMRL_GYM else base, name,
-                                      success, http)
+            greeting = http.exchange(f"{base}/")[1]
+            if re.match("(?i)this is environment|ok$", greeting if type(greeting) is str else ""):
+                base = f"{root}/{name}" if name in LMRL_GYM else base
+                return OriginalServer(base, name, success, http)
     except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
         raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
     raise EnvError(f"{root} answers, but not as an environment server; {how}")
 
 
-class OurServer:
-    def __init__(self, url, http):
-        self.url, self.http = url, http
+class Server:
+    """One address: its sessions that play, and whether it answers."""
+
+    def __init__(self, url, name, success, http):
+        self.url, self.name, self.success, self.http = url, name, success, http
+        self.wire = WIRES.get(name, Wire())
+        self.playing = {}       # id of a session -> (number of its episode, steps answered in it)
+        self.since, self.due = math.inf, 0      # when it went away (inf: it lives), the next try
+
+    def lives(self):
+        """Does it answer? It is asked again after 0.1, 0.2, 0.4 s and so on up to 20 s. While it
+        does not, no session is opened there, and what was played there is lost."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        self.since = min(self.since, now)
+        self.due = now + min(0.1 + now - self.since, 20)
+        try:
+            find_server(self.url, self.name, self.success, Http(min(2, self.http.timeout), 0))
+        except EnvError:
+            self.playing.clear()
+            return False
+        self.since, self.due = math.inf, 0
+        return True
+
+
+class OurServer(Server):
+    info = {"success": bool, "valid": bool, "score": float}
 
     def game(self, module):
         return module.PROMPT, None
@@ -238,17 +237,13 @@ class OurServer:
         return items
 
     def close(self, ids):
-        with suppress(EnvError):
-            self.http.post(f"{self.url}/closes", {"ids": ids})
+        self.http.post(f"{self.url}/closes", {"ids": ids})
 
 
-class OriginalServer:
+class OriginalServer(Server):
     """A server of the original AgentGym, made to answer as ours does. It takes one episode in a
     request and names its fields differently in each environment; what success is, it never says."""
-
-    def __init__(self, url, name, success, http):
-        self.url, self.name, self.success, self.http = url, name, success, http
-        self.wire = WIRES.get(name, Wire())
+    info = {"success": bool, "valid": type(None), "score": float}
 
     def answer(self, verb, bodies):
         # one body, by EnvClient.batched; the originals know neither turns, episodes nor streams
@@ -256,24 +251,25 @@ class OriginalServer:
                 if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}
         key, url = self.wire.id_key, f"{self.url}/{verb}"
-        if created := key not in body:
+        if key not in body:
             body[key] = self.create()
         try:
             return [self.translated(self.http.post(url, body, verb == "reset"), verb, body[key])]
         except EnvError:
-            self.close([body[key]] if created else [])
+            if verb == "reset":         # its episode is played again in a new session
+                with suppress(EnvError):
+                    self.close([body[key]])
             raise
 
     def game(self, module):
         """(what the agent is told, the task ids that are known here or None for all). A wordle has
         words of its own here, which stand in the place of ours."""
-        prompt, known = module.PROMPT, getattr(module, "ORIGINAL", None)
+        prompt = module.PROMPT
         if self.name == "wordle":
-            url = f"{self.url}/filtered_vocab"
-            words = self.http.post(f"{url}?id={self.create()}", None, method="GET")
-            words = field({"words": words}, "words", list[str], url)
+            words = self.http.post(f"{self.url}/filtered_vocab?id={self.create()}", None)
+            words = field({"words": words}, "words", list[str], self.url)
             prompt = prompt.replace(", ".join(module.LISTED), ", ".join(words))
-        return prompt, known
+        return prompt, getattr(module, "ORIGINAL", None)
 
     def create(self):
         """The id of a new session."""
@@ -301,13 +297,12 @@ class OriginalServer:
         score = field(answer, "score" if "score" in form else "reward", float, url)
         success = score >= self.success
         return dict(id=answer.get(self.wire.id_key, number), observation=observation,
-                    reward=answer.get("reward"), info=dict(success=success, score=score),
-                    done=done or success)       # else babyai would pay again at the next turn
+                    reward=answer.get("reward"), done=done or success,  # or babyai pays twice
+                    info=dict(success=success, valid=None, score=score))
 
     def close(self, ids):
-        with suppress(EnvError):                # maze, wordle and the tools have no /close
-            for number in ids:
-                self.http.post(f"{self.url}/close", {self.wire.id_key: number}, again=False)
+        for number in ids:
+            self.http.post(f"{self.url}/close", {self.wire.id_key: number}, again=False)
 
 
 class Http(threading.local):
@@ -316,29 +311,26 @@ class Http(threading.local):
     def __init__(self, timeout, retries):
         self.timeout, self.retries, self.kept = timeout, retries, {}    # seconds for an answer
 
-    def exchange(self, method, url, body=None, fresh=False):
-        """Send once -> (status, JSON or None if it is none); else NO_ANSWER, or EnvError if it
-        leads elsewhere or is too large. fresh: on a new connection."""
+    def exchange(self, url, body=None):
+        """Send once, GET without a body, else POST -> (status, JSON or None if it is none).
+        NO_ANSWER, also if it is too large; EnvError if it leads elsewhere."""
         at = urlsplit(url)
-        connection = None if fresh else self.kept.pop(at[:2], None)
-        if connection is None:
+        if at[:2] not in self.kept:
             kind = {"http": HTTPConnection, "https": HTTPSConnection}[at.scheme]
-            connection = kind(at.netloc, timeout=min(10, self.timeout))     # to connect
+            self.kept[at[:2]] = kind(at.netloc, timeout=min(10, self.timeout))      # to connect
+        connection = self.kept[at[:2]]      # if closed, the request opens it again
         connection.response_class = partial(response_until, time.monotonic() + self.timeout)
         try:
-            connection.request(method, url.partition(at.netloc)[2],
+            connection.request("GET" if body is None else "POST", url.partition(at.netloc)[2],
                                None if body is None else json.dumps(body),
                                {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read(MAX_ANSWER + 1)
-            if len(text) > MAX_ANSWER:
-                raise EnvError(f"{url}: an answer of more than {MAX_ANSWER} bytes")
-            if response.length:
+            if response.length or len(text) > MAX_ANSWER:
                 raise IncompleteRead(text, response.length)
         except BaseException:
             connection.close()
             raise
-        self.kept[at[:2]] = connection
         if 300 <= response.status < 400:
             raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
                            "server's own address")
@@ -347,21 +339,21 @@ class Http(threading.local):
         except (ValueError, RecursionError):
             return response.status, None
 
-    def post(self, url, body, again=True, method="POST"):
-        """Send until an answer comes, which is `checked`; ServerAway if none does. Not again: on a
-        new connection, since the server may just be closing a kept one."""
+    def post(self, url, body, again=True):
+        """Send until an answer comes, which is `checked`; ServerAway if none does."""
+        if not again:
+            self.kept.clear()       # the server may just be closing a kept connection
         for attempt in range(self.retries + 1 if again else 1):
             time.sleep(0.2 * max(attempt - 1, 0))
             try:
-                return checked(*self.exchange(method, url, body, fresh=not again), url)
+                return checked(*self.exchange(url, body), url)
             except NO_ANSWER as error:
                 failure = error
         raise ServerAway(f"{url}: {type(failure).__name__}: {brief(str(failure))}")
 
 
 def response_until(ends, sock, **options):
-    """An HTTPResponse that waits for nothing, headers too, beyond `ends`, even if bytes trickle in:
-    TimeoutError."""
+    """An HTTPResponse that raises TimeoutError at `ends`, even if bytes still trickle in."""
     response = HTTPResponse(sock, **options)
     read = response.fp.raw.readinto
 
@@ -374,35 +366,20 @@ def response_until(ends, sock, **options):
     return response
 
 
+TYPES = {       # what is taken for a value of these types; of any other, what is exactly that type
+    float: lambda x: type(x) in (int, float) and abs(x) < 1e30,     # even a sum of them is finite
+    str: lambda x: (type(x) is str and len(x) <= 2**20      # half a character, no tokenizer takes
+                    and x == x.encode(errors="replace").decode()),
+    list[str]: lambda x: type(x) is list and all(map(TYPES[str], x))}
+
+
 def field(answer, name, kind, url):
-    """answer[name], if it is of this type: every value that a server sends is read here. EnvError,
-    too, for numbers that are not finite (a sum of them in float32) and for texts above 1 MiB or
-    with halves of characters, which no tokenizer takes."""
+    """answer[name], if it is of this kind, else EnvError: what a server sends is read here."""
     value = answer.get(name) if isinstance(answer, dict) else None
-    if kind is float:
-        good = type(value) in (int, float) and abs(value) < 1e30
-    elif kind == list[str]:
-        good = type(value) is list and all(type(text) is str for text in value)
-    else:
-        good = type(value) is kind
-    if good and kind is str:
-        good = len(value) <= 2**20 and value == value.encode(errors="replace").decode()
-    if not good:
+    if not TYPES.get(kind, lambda x: type(x) is kind)(value):
         raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
                        f"{'a finite ' * (kind is float)}{kind.__name__}")
     return value
-
-
-def read(item, url, original):
-    """One episode's item in an answer -> (id, observation, reward, done, info); EnvError."""
-    if isinstance(item, dict) and "error" in item:
-        checked(item.get("status"), item, url)
-    info = field(item, "info", dict, url)
-    info = dict(success=field(info, "success", bool, url),
-                valid=None if original else field(info, "valid", bool, url),
-                score=field(info, "score", float, url))
-    return (field(item, "id", int, url), field(item, "observation", str, url),
-            field(item, "reward", float, url), field(item, "done", bool, url), info)
 
 
 def checked(status, answer, url):
@@ -411,6 +388,7 @@ def checked(status, answer, url):
     fields = answer if isinstance(answer, dict) else {}
     if answer is not None and "error" not in fields and status < 400:
         return answer
+    status = fields.get("status", status)           # of one item in an answer
     why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
     raise (ValueError if status in (400, 413, 422) else EnvError)(
         f"{url}: {brief(why)} (status {brief(status)})")

@@ -14,8 +14,7 @@ A session is one Env object under an integer id. The verbs of the original, in t
     GET  /observation?id=0                         -> "Got 1 log"
     POST /close  {"id": 0}                         -> true; false if there was nothing to close
 
-Many at once: items have the environment's own keys and are answered in order. A good answer has
-the same five keys in every environment, a bad one does not disturb its neighbours:
+Many at once, answered in order. A good answer has the same five keys in every environment:
 
     POST /resets {"items": [{"data_idx": 7}, {"id": 0, "data_idx": 9}]}    no id: a new session
     POST /steps  {"items": [{"id": 1, "action": "get 1 log", "turn": 0}, {"id": 99, "action": ""}]}
@@ -25,10 +24,9 @@ the same five keys in every environment, a bad one does not disturb its neighbou
     POST /closes {"ids": [0, 1]} -> {"items": [true, true]}
     GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
 
-`turn` is the number of this episode's steps whose answers the client has seen: a step sent again
-because its answer got lost is answered again, and does not act twice. `episode`, a number that the
-client gives to a reset and its steps, keeps a late step out of the next episode. `stream`, optional
-too, seeds the luck of the episode that a reset begins: see envs/__init__.py.
+All optional: `turn`, the number of this episode's steps whose answers the client has seen: a step
+sent again because its answer got lost does not act twice. `episode`, a number for a reset and its
+steps, keeps a late step out of the next episode. `stream` seeds a reset's luck: envs/__init__.py.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
@@ -36,8 +34,7 @@ dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unk
 reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
 too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
 
---workers N starts N processes on successive ports and prints their addresses: a session lives in
-the process that made it, so clients spread their sessions over the addresses; nothing is routed.
+--workers N: processes on successive ports. A session lives in the one that made it.
 """
 
 import argparse
@@ -184,14 +181,13 @@ def load_env(name):
     except ModuleNotFoundError as missing:
         if not missing.name.startswith("envs."):
             raise       # a library that the environment needs
-        raise ValueError(f"unknown environment {name!r}; there are: "
-                         + ", ".join(known_envs())) from missing
+        known = ", ".join(known_envs())
+        raise ValueError(f"unknown environment {name!r}; there are: {known}") from missing
 
 
 def open_env(name, recipes=""):
-    """The module of an environment whose engine is here. ValueError: the sentence why not.
-    recipes: a folder of Minecraft recipe files that textcraft plays by, here and in the servers
-    that are started from here."""
+    """The module of an environment whose engine is here. ValueError: the sentence why not. recipes:
+    a folder of Minecraft recipe files for textcraft, here and in servers started from here."""
     module = load_env(name)
     if recipes:
         if not hasattr(module, "use"):
@@ -214,35 +210,21 @@ class Service:
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
 
-    def open(self, client):
-        """A new session; nothing is built for it yet. One client, that is one address, may hold
-        three times what is left free: however much it asks for, there is room for another."""
-        with self.lock:
-            clients = [session.client for session in list(self.sessions.values())]
-            if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
-                raise Refused(503, f"{self.name}: {len(clients)} sessions are open, "
-                    f"{clients.count(client)} of them yours; close some or raise --max-sessions")
-            session = self.sessions[self.next_id] = Session(self.next_id, client)
-            self.next_id += 1
-        return session
-
     def find(self, session_id):
         """The session of this id, or the sentence why there is none."""
-        session = self.sessions.get(session_id)
-        if session is None and 0 <= session_id < self.next_id:
+        if session := self.sessions.get(session_id):
+            return session
+        if 0 <= session_id < self.next_id:
             raise Refused(410, f"The id {session_id} is not valid any more: it was closed, or "
                                f"expired after {self.idle_seconds:g} s without a request.")
-        if session is None:
-            raise Refused(404, f"The id {session_id} is not valid.")
-        return session
+        raise Refused(404, f"The id {session_id} is not valid.")
 
     @contextlib.contextmanager
     def hold(self, session_id):
         """The session of this id, locked. A ValueError of its environment refuses the request;
         any other exception breaks the session, and no other session."""
-        session = self.find(session_id)
-        with session.lock:
-            self.find(session_id)       # it may have been closed while we waited
+        with self.find(session_id).lock:
+            session = self.find(session_id)     # it may have been closed while we waited
             try:
                 yield session
             except Refused:
@@ -260,8 +242,15 @@ class Service:
 
     @contextlib.contextmanager
     def hold_new(self, client):
-        """A new session, locked; when its first request fails it is gone again."""
-        session = self.open(client)
+        """A new session, locked; when its first request fails it is gone again. One client, that is
+        one address, may hold three times what is left free: there is room for another."""
+        with self.lock:
+            clients = [session.client for session in list(self.sessions.values())]
+            if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
+                raise Refused(503, f"{self.name}: {len(clients)} sessions are open, "
+                    f"{clients.count(client)} of them yours; close some or raise --max-sessions")
+            session = self.sessions[self.next_id] = Session(self.next_id, client)
+            self.next_id += 1
         try:
             with self.hold(session.id):
                 yield session
@@ -271,8 +260,7 @@ class Service:
 
     def close(self, session_id):
         """Whether there was one to close. A request it is just serving is finished first."""
-        session = self.sessions.pop(session_id, None)
-        if session is not None:
+        if session := self.sessions.pop(session_id, None):
             with session.lock:
                 session.close_env()
         return session is not None
@@ -307,8 +295,7 @@ def start_episode(service, session, body):
     session.turns = None        # even if this fails, the episode before it is over
     session.episode = field_of(body, "episode", int, required=False)
     task_id = field_of(body, service.wire.task_key, int, service.wire.task_required)
-    if task_id is None:
-        task_id = service.module.TRAIN[0]
+    task_id = service.module.TRAIN[0] if task_id is None else task_id
     session.env = session.env or service.module.Env()
     if service.wire.task_wraps:
         task_id %= 1 + max(service.module.TRAIN[-1], service.module.TEST[-1])
@@ -325,11 +312,10 @@ def play_turn(session, body):
     session.check_started()
     if episode not in (None, session.episode):
         raise Refused(409, f"Id {session.id} is in episode {session.episode}, not {episode}.")
-    if turn is not None and turn != session.turns:
-        if 0 <= turn == session.turns - 1:
-            return session.answer       # that step was executed, and its answer got lost
-        raise Refused(409, f"This is not turn {turn} of id {session.id}: its episode has had "
-                           f"{session.turns} turns.")
+    if turn == session.turns - 1 >= 0:
+        return session.answer           # that step was executed, and its answer got lost
+    if turn not in (None, session.turns):
+        raise Refused(409, f"Id {session.id} is at turn {session.turns}, not {turn}.")
     if session.answer["done"]:
         raise Refused(409, f"The task with environment {session.id} has finished.")
     observation, reward, done, info = session.env.step(action)
@@ -340,23 +326,21 @@ def play_turn(session, body):
 
 
 def create(service, body, client):
-    if "observation" not in service.wire.create:
-        return shaped(service.wire.create, service.open(client))
     with service.hold_new(client) as session:
-        train = service.module.TRAIN
-        start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
+        if "observation" in service.wire.create:
+            train = service.module.TRAIN
+            start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
         return shaped(service.wire.create, session)
 
 
 def reset(service, body, client):
-    """The reply keeps apart what the original's clients join themselves, sciworld's task and room
-    and alfworld's room and commands. sciworld's start score comes as a reward, too."""
+    """The original's clients join sciworld's task and room, alfworld's room and commands."""
     with service.hold(field_of(body, service.wire.id_key, int)) as session:
         start_episode(service, session, body)
         reply = shaped(service.wire.reset, session)
         if "task_description" in service.wire.reset:
             room = reply["observation"].removeprefix(reply["task_description"])
-            reply["observation"], reply["reward"] = room.lstrip(), reply["score"]
+            reply |= {"observation": room.lstrip(), "reward": reply["score"]}   # as the original
         if "available_actions" in service.wire.reset:
             reply["observation"] = reply["observation"].partition("\nAVAILABLE ACTIONS: ")[0]
         return reply
@@ -388,27 +372,24 @@ def steps(service, body, client):
 
 
 def for_each(service, body, verb):
-    """Answers in the order of the items. Those of one session are executed one after the other; the
-    sessions side by side in threads, but only where the engine frees Python's lock."""
-    items = field_of(body, "items", list)
+    """Answers in the order of the items. They are executed in that order, too, or side by side in
+    threads where the engine frees Python's lock and no two are of one session."""
+    items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
     if len(items) > MAX_ITEMS:
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
-    answers, sizes, queues = [None] * len(items), [], {}    # queues: of places in items
-    for place, item in enumerate(items):
-        number = isinstance(item, dict) and item.get(service.wire.id_key)
-        queues.setdefault(number if type(number) is int else (place,), []).append(place)
 
-    def answer_queue(places):
-        for place in places:
-            try:
-                if sum(sizes) > MAX_REPLY:
-                    raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-                answers[place] = verb(items[place])
-            except Refused as refusal:
-                answers[place] = {"error": str(refusal), "status": refusal.status}
-            sizes.append(len(encode(answers[place])))
-    list((service.pool.map if service.pool else map)(answer_queue, queues.values()))
-    return {"items": answers}
+    def answer_one(item):
+        try:
+            if sum(sizes) > MAX_REPLY:
+                raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
+            answer = verb(item)
+        except Refused as refusal:
+            answer = {"error": str(refusal), "status": refusal.status}
+        sizes.append(len(encode(answer)))
+        return answer
+    ids = [str(item[key]) for item in items if isinstance(item, dict) and key in item]
+    side_by_side = service.pool and len(ids) == len(set(ids))
+    return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}
 
 
 def closes(service, body, client):
@@ -442,14 +423,6 @@ VERBS = {verb.__name__: verb for verb in (create, reset, step, close, resets, st
 encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
 
 
-def parsed(body):
-    try:
-        return json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError) as problem:
-        raise Refused(422, f"the body is not JSON: {problem}", [
-            {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
-
-
 def respond(services, method, target, body, client=""):
     """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
     path, _, query = target.partition("?")
@@ -462,13 +435,17 @@ def respond(services, method, target, body, client=""):
             return 200, encode({
                 "server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
                 "sessions": sum(len(service.sessions) for service in services.values())})
-        if service is None:
-            raise Refused(404, f"nothing at {path}; there is: /{', /'.join(services)}", "Not Found")
+        if service is None or method == "POST" and verb not in VERBS:
+            raise Refused(404, f"there is no {method} {path}; the environments here: "
+                               f"{', '.join(services)}", "Not Found")
         if method == "GET":
             return 200, encode(look(service, verb, query))
-        if verb not in VERBS:
-            raise Refused(404, f"there is no POST /{name}/{verb}", "Not Found")
-        return 200, encode(VERBS[verb](service, parsed(body), client))
+        try:
+            body = json.loads(body) if body.strip() else {}
+        except (ValueError, RecursionError) as problem:
+            raise Refused(422, f"the body is not JSON: {problem}", [
+                {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
+        return 200, encode(VERBS[verb](service, body, client))
     except Refused as refusal:
         if refusal.detail:      # what FastAPI itself answers has its status in both dialects
             return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
@@ -490,7 +467,10 @@ class HttpRequest(BaseHTTPRequestHandler):
         if refusal := self.refusal(size):
             self.close_connection = True        # what follows on it is no request
             self.reply(refusal[0], encode({"error": refusal[1]}))
-            self.discard(0 if refusal[0] == 411 else int(size))
+            self.connection.settimeout(1.0)     # closing over unread bytes could reset the reply
+            left = 0 if refusal[0] == 411 else min(int(size), 64 * MAX_BODY)
+            while left > 0 and (piece := self.rfile.read1(2**16)):
+                left -= len(piece)
         elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
             self.server.quiet_since[self.connection] = math.inf
             self.reply(*respond(self.server.services, self.command, self.path, body,
@@ -507,9 +487,8 @@ class HttpRequest(BaseHTTPRequestHandler):
                          f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
     def refusal(self, size):
-        """(status, sentence) if this is not to be answered, else None. No web page may act here. A
-        browser tells its Origin, and sends no JSON to another one unasked; a page whose name was
-        bound to our address after it was loaded (DNS rebinding) has that name in Host."""
+        """(status, sentence) if this is not to be answered. A web page may not act here: it tells
+        its Origin, sends no JSON unasked, and has its own name in Host (DNS rebinding)."""
         host = self.headers.get("Host", "localhost").lower()
         if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
                 or not re.fullmatch("[0-9]{1,18}", size)):
@@ -522,15 +501,6 @@ class HttpRequest(BaseHTTPRequestHandler):
             return 403, f"Origin is {self.headers['Origin']!r}; web pages may not use this server"
         if int(size) and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
-        return None
-
-    def discard(self, size):
-        """Throw away what still comes, in small pieces and not for ever: closing over unread bytes
-        resets the connection, and the client might never see the reply."""
-        self.connection.settimeout(1.0)
-        left = min(size, 64 * MAX_BODY)
-        while left > 0 and (piece := self.rfile.read1(2**16)):
-            left -= len(piece)
 
     def log_message(self, *_):
         pass
@@ -588,9 +558,9 @@ class HttpServer(ThreadingHTTPServer):
 @contextlib.contextmanager
 def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
     """Start `workers` server processes, wait until they are ready, give the list of their base URLs
-    (an environment is at url + "/" + name) and end them, whatever happens here: each holds a pipe
-    from this process and ends when that closes. port 0: free ones; else port, port + 1, ...
-    limits: max_sessions, idle_seconds. RuntimeError: the reason why they cannot start."""
+    (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
+    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: max_sessions,
+    idle_seconds. RuntimeError: the reason why they cannot start."""
     names = [names] if isinstance(names, str) else list(names)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     with contextlib.ExitStack() as stack:
@@ -626,8 +596,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
-    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of textcraft: Minecraft "
-                        "recipe files, in place of our own world")
+    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of Minecraft, textcraft's")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}

@@ -119,10 +119,11 @@ def test_answer_mixes_resets_and_steps(url):
     stepped, fresh, again = client.answer(items)
     assert stepped.observation != STARTS[18] and fresh.observation == STARTS[6]
     assert again.observation == STARTS[8] and again.session[:2] == second.session[:2]
-    assert {session[:2] + (episode,): turns for session, (episode, turns)
-            in client.playing.items()} == {first.session: 1, again.session: 0, fresh.session: 0}
-    client.close(list(client.playing))
-    assert client.playing == {}
+    sessions = [first.session, again.session, fresh.session]
+    assert client.servers[0].playing == {
+        number: (episode, turns) for (_, number, episode), turns in zip(sessions, (1, 0, 0))}
+    client.close(sessions)
+    assert client.servers[0].playing == {}
 
 
 def test_answer_gives_an_episode_its_stream(url, posts):
@@ -138,7 +139,7 @@ def test_answer_cuts_a_batch_that_one_request_cannot_hold(url, posts):
     client = EnvClient(url, "maze")
     replies = opened(client, [i % 25 for i in range(600)])
     assert [r.observation for r in replies] == [STARTS[i % 25] for i in range(600)]
-    assert [len(items) for _, items in posts] == [256, 256, 88]
+    assert [len(items) for _, items in posts] == [256, 172, 172]
     # 600 x 10 kB are 6 MB, six times what the server reads
     replies = client.answer([(r.session, "step", "x" * 10_000) for r in replies])
     assert all(r.info["valid"] is False for r in replies)
@@ -154,11 +155,10 @@ def test_answer_gives_each_episode_its_own_request_unless_batched(url, posts):
 
 
 def test_split_counts_what_is_sent():
-    assert split([]) == []
     snowmen = [(i, {"action": "☃" * 1000}) for i in range(200)]     # 6 bytes each in JSON: 1.2 MB
     parts = split(snowmen)
     assert [pair for part in parts for pair in part] == snowmen
-    assert len(parts) == 3
+    assert len(parts) == 4
     assert all(len(json.dumps(part)) < env_server.MAX_BODY for part in parts)
 
 
@@ -185,7 +185,7 @@ def test_a_request_is_sent_again_a_bounded_number_of_times(url, posts):
     posts.lose = 3
     (error,) = client.answer([(reply.session, "step", "move up")])
     assert isinstance(error, EnvError) and len(posts) == 3
-    assert client.playing[reply.session[:2]][1] == 0
+    assert client.servers[0].playing[reply.session[1]][1] == 0
     client.close([reply.session])
 
 
@@ -203,7 +203,7 @@ def test_an_expired_session_is_an_outage(url):
     client = EnvClient(url, "maze")
     a, b = opened(client, [1, 2])
     client.close([a.session])
-    client.playing[a.session[:2]] = a.session[2], 0
+    client.servers[0].playing[a.session[1]] = a.session[2], 0
     gone, fine = client.answer([(s, "step", "move up") for s in (a.session, b.session)])
     assert isinstance(gone, EnvError) and "not valid any more" in str(gone)
     assert fine.observation.startswith("The goal")
@@ -795,7 +795,7 @@ def test_bytes_that_trickle_in_do_not_extend_the_time_for_an_answer(start):
     with raw_server(pieces, pause=0.02) as address:
         began = time.perf_counter()
         with pytest.raises((OSError, http.client.HTTPException)):
-            Http(0.3, 0).exchange("GET", f"{address}/health")
+            Http(0.3, 0).exchange(f"{address}/health")
         assert time.perf_counter() - began < 3
 
 
@@ -816,7 +816,7 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
             yield piece
     with raw_server(pieces) as address:
         with pytest.raises((EnvError, OSError, http.client.HTTPException)):
-            Http(0.5, 0).exchange("GET", f"{address}/health")
+            Http(0.5, 0).exchange(f"{address}/health")
     if start.startswith(OK + b"\r\n"):
         assert sent[0] < 2**25          # 4 MiB are read, some more wait in the connection
 
@@ -856,7 +856,7 @@ def test_an_answer_cut_short_is_asked_for_again():
     head = OK + b"Content-Length: 30\r\n\r\n"
     with raw_server(lambda: [head + b'{"items": []}']) as address:
         with pytest.raises(http.client.IncompleteRead):
-            Http(5, 0).exchange("POST", f"{address}/steps", {})
+            Http(5, 0).exchange(f"{address}/steps", {})
 
 
 def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatch):
@@ -868,6 +868,20 @@ def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatc
             assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
         (reply,) = client.answer([(reply.session, "step", "move up")])
         assert not isinstance(reply, EnvError)
+
+
+def test_a_step_to_an_original_is_not_lost_on_a_connection_that_it_has_closed():
+    """It is sent once only, so it may not be sent there."""
+    server = original("babyai", {"go": {"observation": "x", "reward": 0, "score": 0,
+                                        "done": False}})
+    server.RequestHandlerClass.timeout = 0.2
+    with serving(server) as address:
+        client = EnvClient(address, "babyai")
+        (reply,) = opened(client, [1])
+        for connection in client.servers[0].http.kept.values():
+            assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
+        (reply,) = client.answer([(reply.session, "step", "go")])
+    assert reply.observation == "x"
 
 
 # ---- episodes have numbers ----
@@ -970,7 +984,7 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed(batched):
                            before=lambda number: end(urls[0]) if number == 3 else None)
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        assert list(client.away) == [0]
+        assert [server.since < math.inf for server in client.servers] == [True, False]
         got, stats = played(client, retries=0)      # the dead one is out: nothing fails any more
         assert undisturbed_by(got) and stats.failures == []
 
@@ -984,12 +998,25 @@ def test_a_server_that_is_back_is_used_again():
         replies = opened(client, range(4))
         assert {reply.session[0] for reply in replies} == {0}
         with restarted(urls[1]):
-            while client.away:
+            while client.servers[1].since < math.inf:
                 opened(client, [1])
             replies = opened(client, range(4))
             assert [reply.session[0] for reply in replies] in ([0, 1, 0, 1], [1, 0, 1, 0])
             assert [reply.observation for reply in replies] == STARTS[:4]
             client.close([reply.session for reply in replies])
+
+
+def test_what_was_played_on_a_server_that_died_moves_though_it_is_back():
+    with local_server("maze") as urls:
+        client = EnvClient(urls, "maze", retries=0)
+        a, b = opened(client, [1, 2])
+        end(urls[0])
+        (error,) = client.answer([(a.session, "step", "look")])
+        assert isinstance(error, ServerAway)
+        with restarted(urls[0]):
+            opened(client, [3])
+            (error,) = client.answer([(b.session, "step", "look")])     # 404, if it were asked
+            assert isinstance(error, ServerAway)
 
 
 def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
@@ -1002,7 +1029,7 @@ def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
         raise EnvError("no")
     monkeypatch.setattr(client_file, "find_server", dead)
     for clock[0] in [100 + tick / 20 for tick in range(20 * 120)]:
-        assert not client.lives(0)
+        assert not client.servers[0].lives()
     pauses = [b - a for a, b in zip(asked, asked[1:])]
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.06)
     assert pauses[8:] == pytest.approx([20] * len(pauses[8:]), abs=0.06) and 9 < len(asked) < 15
@@ -1029,7 +1056,8 @@ def test_collect_raises_when_all_servers_are_gone(batched):
             played(client, engine=engine)
         assert time.perf_counter() - began < 10
         assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)
-        assert engine.pages.in_use == 0 and client.playing == {}
+        assert engine.pages.in_use == 0
+        assert all(server.playing == {} for server in client.servers)
 
 
 def test_a_server_that_kills_every_episode_is_given_up_in_time():
@@ -1056,7 +1084,7 @@ def test_a_timeout_of_one_request_does_not_lose_the_servers_other_sessions(monke
         a, b = opened(client, [1, 2])
         late, fine = client.answer([(a.session, "step", "dream"), (b.session, "step", "look")])
     assert isinstance(late, EnvError) and not isinstance(late, ServerAway)
-    assert fine.observation == STARTS[2] and client.away == {}
+    assert fine.observation == STARTS[2] and client.servers[0].since == math.inf
 
 
 # ---- no reward that nobody gave ----

@@ -770,7 +770,7 @@ def test_http_cuts_the_connection_that_is_quiet_for_longest_when_there_are_too_m
                 newcomer = opened.enter_context(closing(connect(server)))
                 assert exchange(newcomer, "/health", None, "GET")[0] == 200
                 assert at_its_end(others[0])
-                assert len(server.quiet_since) <= 4
+                until(lambda: len(server.quiet_since) <= 4)     # a cut one may answer its half
             until(lambda: len(server.quiet_since) == 1)      # the good one's
 
 
