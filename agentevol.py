@@ -7,7 +7,6 @@ action with that probability, else a random one), makes a tokenizer from what wa
 Llama with random weights, and imitates. Out comes an ordinary Hugging Face folder, which train.py
 and eval.py take like any other: `--model runs/clone`.
 """
-import json
 import math
 import multiprocessing
 import os
@@ -219,8 +218,7 @@ def clone(cfg, out, say=parallel.say):
     imitate(policy, trajectories, cfg.steps, cfg.batch, cfg.lr, cfg.seed, say=say)
     policy.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    with open(os.path.join(out, "clone.json"), "w") as file:     # last: the folder is complete
-        json.dump(vars(cfg), file, indent=1)
+    parallel.write_json(os.path.join(out, "clone.json"), vars(cfg))   # last: it is complete
 
 
 def seconds_per_step(cfg, tokens):

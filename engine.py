@@ -68,8 +68,7 @@ def check_folder(path):
         if not any(name.endswith(".safetensors") for name in os.listdir(path)):
             raise ValueError(f"{path}: no weights in this folder; expected model.safetensors "
                              "beside config.json, as save_pretrained writes them (a .bin file is "
-                             "a pickle, which can run code: load it where you trust it with "
-                             "AutoModelForCausalLM, then save_pretrained)")
+                             "a pickle, which can run code)")
     elif path[0] in "./~":
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
 

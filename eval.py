@@ -11,7 +11,6 @@ success among them.
 """
 import argparse
 import inspect
-import json
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import open_env
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import cloned_settings
+from parallel import cloned_settings, write_json
 from rollout import Agent, ContextMode, FormatName, collect, progress
 
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
@@ -38,6 +37,7 @@ Natural = Annotated[int, "0 or more", lambda x: x >= 0]
 Finite = Annotated[float, "a finite number", math.isfinite]
 Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
 NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
+NoneOrAboveOne = Annotated[float, "above 1, or 0 for none", lambda x: x == 0 or 1 < x < math.inf]
 Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
 Portion = Annotated[float, "above 0, at most 1", lambda x: 0 < x <= 1]
 Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
@@ -46,6 +46,7 @@ Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cud
                    int(x[5:] or 0) < torch.cuda.device_count()]
 NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
     os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
+Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
 
 
 @dataclass
@@ -125,8 +126,7 @@ def play_model(cfg, module, horizon):
 def run(cfg):
     """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
     if cfg.policy not in ("", "random", "expert") or bool(cfg.policy) == bool(cfg.model):
-        raise ValueError(f"policy={cfg.policy!r}, model={cfg.model!r}: give --model FOLDER_OR_ID, "
-                         "or --policy random or expert")
+        raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert")
     module, dropped, original = open_env(cfg.env, cfg.recipes), 0, False
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
@@ -150,10 +150,9 @@ def run(cfg):
         print(f"{silent} of {len(plays)} episodes had no turn and count as failures: their prompt "
               f"and a reply of {cfg.max_turn_tokens} exceed --max-context {cfg.max_context} tokens")
     print(table(module, figures, len(tasks), cfg.k, original))
-    if cfg.json:
-        with open(cfg.json, "w") as file:               # null: not defined, as an error of n = 1
-            json.dump({name: {k: None if math.isnan(v) else v for k, v in f.items()}
-                       for name, f in figures.items()}, file, indent=1)
+    if cfg.json:                                        # null: not defined, as an error of n = 1
+        write_json(cfg.json, {name: {k: None if math.isnan(v) else v for k, v in f.items()}
+                              for name, f in figures.items()})
     return figures
 
 
@@ -182,9 +181,8 @@ CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
 def model_defaults(model):
     """How a model speaks unless flags say otherwise: as it was cloned, or as suits a pretrained
     chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
-    settings = cloned_settings(model)
-    speech = {*CHAT_MODEL, "context"}
-    return {k: v for k, v in settings.items() if k in speech} if settings else dict(CHAT_MODEL)
+    settings = cloned_settings(model) or CHAT_MODEL
+    return {k: v for k, v in settings.items() if k in (*CHAT_MODEL, "context")}
 
 
 def parse_flags(kind, argv=None, description="", preset=None):
@@ -204,7 +202,7 @@ def parse_flags(kind, argv=None, description="", preset=None):
         elif base is Literal:
             extra = dict(metavar=" | ".join(get_args(f.type)))
         elif base is tuple:
-            extra = dict(metavar="INT,INT,...")
+            extra = dict(type=whole_numbers, metavar="INT,INT,...")
         else:
             extra = dict(type=base, metavar=base.__name__.upper())
         default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
@@ -222,12 +220,11 @@ def checked(kind, values):
     unknown = values.keys() - {f.name for f in fields(kind)}
     if unknown:
         raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
+    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
     for f in fields(kind):
         value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
         expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
-        if base is tuple:
-            values = values | {f.name: whole_numbers(f.name, value)}
-        elif base is Literal:
+        if base is Literal:
             if value not in get_args(f.type):
                 raise ValueError(f"{f.name}={value!r}; known: {', '.join(get_args(f.type))}")
         elif type(value) not in (base, int if base is float else base) or not fits(value):
@@ -235,13 +232,8 @@ def checked(kind, values):
     return kind(**values)
 
 
-def whole_numbers(name, value):
-    """"6,10", or a list of ints that config.json has kept, as a tuple of ints."""
-    if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
-        value = [int(number) for number in value.split(",")]
-    if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
-        raise ValueError(f"{name}={value!r}: expected whole numbers, comma-separated")
-    return tuple(value)
+def whole_numbers(text):
+    return tuple(map(int, text.split(",")))
 
 
 def main():

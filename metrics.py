@@ -206,15 +206,11 @@ def rates(device, dtype):
 
 
 def describe(run):
-    """Say what is trained where, and which settings were chosen for it."""
-    cfg, policy = run.cfg, run.policy
-    kind = "cloned by us" if parallel.cloned_settings(run.start_model) else "a pretrained model"
-    size = sum(p.numel() for p in policy.parameters()) / 1e6
-    parallel.say(f"{cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
+    """Say what is trained where."""
+    policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
+    parallel.say(f"{run.cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
                  f"attention {policy.kernel} ({policy.kernel_reason})"
                  + f", going on at step {run.step}" * (run.step > 0))
-    parallel.say(f"policy {kind}: format {cfg.format}, replies of at most {cfg.max_turn_tokens} "
-                 f"tokens, context {cfg.max_context}, learning rate {cfg.lr:g}")
 
 
 def log_line(m):
@@ -259,8 +255,7 @@ def history_until(folder, step):
     if len(lines) < step:
         raise ValueError(f"{path} has {len(lines)} lines, but the checkpoint comes after {step} "
                          "steps: put the others back, or remove the checkpoint")
-    history = [{k: math.nan if v is None else v for k, v in json.loads(line).items()}
-               for line in lines]
+    history = [json.loads(line) for line in lines]
     parallel.wait_for_all()                     # until all ranks have read it
     if parallel.rank() == 0:
         os.truncate(path, sum(map(len, lines)))
@@ -278,15 +273,12 @@ def probe(run, trajectories):
     """
     firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
               for t in trajectories if t.turns]
-    if not firsts:                      # no prompt fitted into the context
-        return {}
     prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
     replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
     replies = replies[::max(1, len(replies) // 32)][:32]
     pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
                      run.device)
-    size, temperature = run.cfg.micro_tokens, run.cfg.temperature
-    scores = parallel.logprobs_under(run.policy, pairs, size, temperature).sum(1)
+    scores = parallel.logprobs_under(run, run.policy, pairs).sum(1)
     scores = scores.view(len(replies), len(prompts)).cpu()
     own = torch.tensor([column for _, column in replies])
     figures = dict(mutual_information=algos.mutual_information(scores, own),
@@ -295,7 +287,7 @@ def probe(run, trajectories):
     if not run.reference:               # with one, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
         start = parallel.load(run.start_model, str(run.device), run.cfg.attention)
-        batch.ref_logprobs = parallel.logprobs_under(start, batch, size, temperature)
+        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures
 
@@ -352,8 +344,7 @@ def report(run):
                      f"{len(run.eval_tasks):4d}")
     result["warnings"] = notes.warnings
     if parallel.rank() == 0:
-        with open(os.path.join(cfg.folder, "result.json"), "w") as file:
-            json.dump(result, file, indent=1)
+        parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
     lines.append(f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, curve.png, "
                  f"step_{run.step}/")

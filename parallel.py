@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -59,14 +60,12 @@ def start(device="auto"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
     cuda = device.startswith("cuda")
-    # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
-    # minutes are too few. If a rank dies, torchrun ends the others at once.
-    options = dict(backend="nccl" if cuda else "gloo", timeout=timedelta(hours=2),
-                   device_id=torch.device(device) if cuda else None)
-    if "RANK" in os.environ:
-        dist.init_process_group(**options)
-    elif cuda:
-        dist.init_process_group(**options, store=dist.HashStore(), rank=0, world_size=1)
+    if cuda or "RANK" in os.environ:
+        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+        # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
+        # minutes are too few. If a rank dies, torchrun ends the others at once.
+        dist.init_process_group(backend="nccl" if cuda else "gloo", timeout=timedelta(hours=2),
+                                device_id=torch.device(device) if cuda else None, **alone)
     return device
 
 
@@ -149,34 +148,26 @@ def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
     """Each task `group_size` times, dealt over the ranks -> (trajectories, Stats) of all ranks.
 
     Groups come in the order of `tasks`; one whose environment failed is left out and counted. key:
-    the ints from which all random numbers of these episodes follow. EnvError, on every rank, if
-    none was played or one rank's servers are gone; ValueError if no prompt fits at step 0.
+    the ints from which all random numbers of these episodes follow. On every rank alike: EnvError
+    if none was played or one rank's servers are gone, ValueError if no prompt fits.
     """
     places = range(rank(), len(tasks), world())
     with gathered_weights(policy):
         try:
             mine = collect(policy, agent, run.client, [tasks[place] for place in places],
                            group_size, horizon, key, places, max_concurrent=run.cfg.max_concurrent)
-        except ServersGone as error:        # the other ranks wait for this one's share
-            mine = error
-        except EnvError as error:
-            mine = [], Stats(dropped=len(places), failures=[str(error)])
+        except EnvError as error:           # the other ranks wait for this one's share
+            mine = [], Stats(dropped=len(places), failures=[error])
     parts = gathered(mine)
-    for part in parts:
-        if isinstance(part, ServersGone):
-            raise part
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())
-    if not played:
-        raise EnvError(stats.failures[-1])
+    gone = [error for error in stats.failures if isinstance(error, ServersGone)]
+    if gone or not played:
+        raise (gone or stats.failures)[-1]
     if not any(t.turns for t in played):
-        shortest = min(len(t.token_ids) for t in played)
-        sentence = (f"no prompt fits: the shortest has {shortest} tokens, with a reply of "
-                    f"{agent.max_turn_tokens} more than max_context={agent.max_context}; give a "
-                    "larger --max-context")
-        if run.step == 0:
-            raise ValueError(sentence)
-        say(sentence)
+        raise ValueError(f"no prompt fits: the shortest has {min(len(t.token_ids) for t in played)}"
+                         f" tokens, with a reply of {agent.max_turn_tokens} more than max_context="
+                         f"{agent.max_context}; give a larger --max-context")
     return played, stats
 
 
@@ -204,11 +195,11 @@ def on_all_rows(function, batch, max_tokens):
     return summed(out)
 
 
-def logprobs_under(model, batch, max_tokens, temperature):
+def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
     return on_all_rows(lambda part: token_logprobs(
-        model, part.token_ids, part.response_mask, part.position_ids, temperature),
-        batch, max_tokens)
+        model, part.token_ids, part.response_mask, part.position_ids, run.cfg.temperature),
+        batch, run.cfg.micro_tokens)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
@@ -240,10 +231,7 @@ def prepare_folder(cfg):
             os.rename(cfg.folder, f"{cfg.folder}.old{number}")
             say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
         os.makedirs(cfg.folder, exist_ok=True)
-        path = os.path.join(cfg.folder, "config.json")
-        with open(path + ".part", "w") as file:
-            json.dump(asdict(cfg), file, indent=1)
-        os.replace(path + ".part", path)
+        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg))
     wait_for_all()
     say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
 
@@ -252,41 +240,41 @@ def cloned_settings(model):
     """The settings with which a folder's policy was cloned by agentevol.py (its clone.json, which
     is handed on to the checkpoints trained from it); {} of any other checkpoint."""
     path = os.path.join(model, "clone.json")
-    if not os.path.exists(path):
-        return {}
-    with open(path) as file:
-        return json.load(file)
+    return read_json(path) if os.path.exists(path) else {}
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder; of newer ones it is said what is broken.
-    ValueError if there is none."""
-    found = [name for name in os.listdir(folder) if name.startswith("step_") and
-             name[5:].isdigit()] if os.path.isdir(folder) else []
-    for name in sorted(found, key=lambda name: int(name[5:]), reverse=True):
-        checkpoint = os.path.join(folder, name)
-        broken = broken_file(checkpoint)
+    """The newest checkpoint of a run's folder whose files are all as long as `save` left them; of
+    newer ones it is said what is broken. ValueError if there is none."""
+    steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name)]
+    for step in sorted(steps, reverse=True):
+        checkpoint = os.path.join(folder, f"step_{step}")
+        try:
+            sizes = read_json(os.path.join(checkpoint, "trainer.json"))["sizes"]
+            broken = sorted(dict(sizes.items() - file_sizes(checkpoint).items()))
+        except (FileNotFoundError, ValueError):
+            broken = ["trainer.json"]
         if not broken:
             return checkpoint
-        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
-            "it: the checkpoint before is tried")
-    raise ValueError(f"--resume: no {'whole ' if found else ''}checkpoint in {folder}; start "
-                     "without it, or give --name")
-
-
-def broken_file(checkpoint):
-    """The first file of a checkpoint that is missing or not as long as `save` left it, else ""."""
-    try:
-        with open(os.path.join(checkpoint, "trainer.json")) as file:
-            sizes = json.load(file)["sizes"]
-    except (FileNotFoundError, ValueError):
-        return "trainer.json"
-    found = file_sizes(checkpoint)
-    return next((name for name in sizes if found.get(name) != sizes[name]), "")
+        say(f"{os.path.join(checkpoint, broken[0])} is missing or not whole, or an older version "
+            "made it: the checkpoint before is tried")
+    raise ValueError(f"--resume: no whole checkpoint in {folder}; start without it, or give --name")
 
 
 def file_sizes(folder):
     return {file.name: file.stat().st_size for file in os.scandir(folder) if file.is_file()}
+
+
+def read_json(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def write_json(path, content):
+    """Aside, then renamed: a full disk leaves the file that was there."""
+    with open(path + ".part", "w") as file:
+        json.dump(content, file, indent=1)
+    os.replace(path + ".part", path)
 
 
 def full_state(model, optimizer):
@@ -295,9 +283,8 @@ def full_state(model, optimizer):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
     weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
-    tied = dict(model.named_parameters(remove_duplicate=False)).keys() \
-        - dict(model.named_parameters()).keys()
-    return ({k: v for k, v in weights.items() if k not in tied},
+    named = dict(model.named_parameters())
+    return ({k: v for k, v in weights.items() if k in named},
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
@@ -313,8 +300,7 @@ def save(run):
     folder = os.path.join(run.cfg.folder, f"step_{run.step}")
     if rank() == 0:
         aside = folder + ".part"
-        for old in (aside, folder):     # if there: what a killed run left, what --resume rejected
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
         run.policy.save_pretrained(aside, state_dict=weights)
         run.agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
@@ -324,10 +310,9 @@ def save(run):
         memory = dict(step=run.step, skipped_in_a_row=run.skipped_in_a_row,
                       seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
                       sizes=file_sizes(aside))
-        with open(os.path.join(aside, "trainer.json"), "w") as file:
-            json.dump(memory, file, indent=1)
+        write_json(os.path.join(aside, "trainer.json"), memory)
+        shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
         os.replace(aside, folder)
-    run.saved = run.step
     wait_for_all()
 
 
@@ -348,9 +333,7 @@ def restore(run, folder):
                         for key, x in optimizer.param_groups[0].items() if key != "params"}
             set_model_state_dict(model, weights, options=options)
             set_optimizer_state_dict(model, optimizer, moments | settings, options=options)
-    with open(os.path.join(folder, "trainer.json")) as file:
-        memory = json.load(file)
-    run.step = run.saved = memory["step"]
-    run.skipped_in_a_row = memory["skipped_in_a_row"]
+    memory = read_json(os.path.join(folder, "trainer.json"))
+    run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
     run.began -= memory["seconds"]
     vars(run.notes).update(memory["notes"])

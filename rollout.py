@@ -114,13 +114,11 @@ class Chat:
         self.tokenizer = tokenizer
         self.render = partial(tokenizer.apply_chat_template, tokenize=False)
         self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
-        self.special = {token.content: number for number, token
-                        in tokenizer.added_tokens_decoder.items() if token.special}
-        self.is_special = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
+        special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+        self.special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
-            raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model, or "
-                             "set tokenizer.chat_template and save the tokenizer")
+            raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model")
         # What stands between the words of this conversation is the template's own. The replies
         # contain thoughts, because some templates strip those of earlier replies.
         first, second = "<think>T1T</think>R1R", "<think>T2T</think>R2R"
@@ -148,31 +146,16 @@ class Chat:
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id} - {None}
 
     def opening(self, messages):
-        plain = [m | {"content": self.is_special.sub(as_text, m["content"])} for m in messages]
-        return self.ids(self.render(plain, add_generation_prompt=True))
+        plain = [m | {"content": self.plain(m["content"])} for m in messages]
+        return list(self.encode(self.render(plain, add_generation_prompt=True)))
 
     def between_replies(self, text):
-        return self.ids(self.before + self.is_special.sub(as_text, text) + self.after)
+        return list(self.encode(self.before + self.plain(text) + self.after))
 
-    def ids(self, text):
-        """The template's special tokens are tokens; one that an observation or an agent quotes is
-        ordinary text, or it could write messages of its own into the conversation."""
-        if QUOTED not in text:
-            return list(self.encode(text))
-        ids, at = [], 0
-        for found in self.is_special.finditer(text):
-            ids += self.encode(text[at:found.start()].replace(QUOTED, ""),
-                               split_special_tokens=True)
-            ids.append(self.special[found[0]])
-            at = found.end()
-        return ids + self.encode(text[at:].replace(QUOTED, ""), split_special_tokens=True)
-
-
-QUOTED = "\ue000"      # of Unicode's private use: marks a special token that is quoted
-
-
-def as_text(found):
-    return found[0][0] + QUOTED + found[0][1:]
+    def plain(self, text):
+        """A special token that an observation or the agent quotes gets a space, "< |end|>", or it
+        could write messages of its own into the conversation."""
+        return self.special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
@@ -301,15 +284,6 @@ class Agent:
 
     def __post_init__(self):
         self.chat = Chat(self.tokenizer)
-        for name, choices in (("format", FormatName), ("context", ContextMode)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}; known: "
-                                 f"{', '.join(get_args(choices))}")
-        if self.window < 1:
-            raise ValueError(f"window={self.window}: keep 1 turn or more in view")
-        if not 0 < self.max_turn_tokens < self.max_context:
-            raise ValueError(f"max_turn_tokens={self.max_turn_tokens}: give a reply 1 token or "
-                             f"more, and fewer than max_context={self.max_context}")
 
     def system(self):
         """The system message: the environment's rules and the form of a reply."""
@@ -345,11 +319,10 @@ class Episode:
         return generator.random(self.agent.max_turn_tokens)
 
     def reply(self, token_ids, logprobs):
-        """Take the policy's reply, and set the request that follows from it. FloatingPointError: it
-        was drawn from no distribution; such a policy would fail in every task without a word."""
+        """Take the policy's reply, and set the request that follows from it. FloatingPointError: of
+        a policy that holds NaN or infinity, which would fail in every task without a word."""
         if not math.isfinite(sum(logprobs)):
-            raise FloatingPointError("a reply's log-probabilities are not finite: the policy's "
-                                     "weights or logits hold NaN or infinity; use another "
+            raise FloatingPointError("a reply's log-probabilities are not finite: use another "
                                      "checkpoint")
         chat, trajectory = self.agent.chat, self.trajectory
         trajectory.add_action(token_ids, logprobs)
@@ -488,7 +461,7 @@ def progress(items, what, **options):
 class Stats:
     """What `collect` counted besides the trajectories; + joins those of several calls or ranks."""
     dropped: int = 0                # groups left out because their environment kept failing
-    failures: list[str] = field(default_factory=list)     # what each failed request said
+    failures: list[EnvError] = field(default_factory=list)    # of each request that failed
     seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
@@ -554,7 +527,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
 
 # ---- many episodes in one loop ------------------------------------------------------------------
 
-MOST_MOVES = 20                 # of an episode, from servers that went away
+MOST_MOVES = 20                 # failures of an episode whose server went away
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
                 "asking",       # its request to the environment is still to be sent
                 "in flight",    # the request has been sent
@@ -574,8 +547,7 @@ class Slot:
     token_ids: list[int] = field(default_factory=list)       # of the reply being sampled
     logprobs: list[float] = field(default_factory=list)
     uniforms: np.ndarray = None
-    failures: int = 0           # of its environment
-    moves: int = 0              # because its server went away
+    failures: int = 0           # of its environment or its server
 
     @property
     def seen(self):
@@ -683,10 +655,9 @@ class Scheduler:
         """The environment or its server failed, after the client's own attempts: play the episode
         again from its start, in a new session; after `retries` such failures give its group up. A
         server that went away is no fault of the episode, unless it takes each one down."""
-        self.stats.failures.append(str(error))
-        slot.failures += not isinstance(error, ServerAway)
-        slot.moves += isinstance(error, ServerAway)
-        if slot.failures > self.retries or slot.moves > MOST_MOVES:
+        self.stats.failures.append(error)
+        slot.failures += 1
+        if slot.failures > (MOST_MOVES if isinstance(error, ServerAway) else self.retries):
             self.lost.add(slot.group)
             return self.finish(slot)
         self.release(slot)

@@ -17,14 +17,13 @@ holds config.json, metrics.jsonl (a line a step), samples.txt (episodes as text)
 result.json and step_<n>/ (an ordinary Hugging Face folder; --resume goes on from the last one as if
 nothing had happened: on a CPU to the last bit; a GPU does not add in the same order twice).
 """
-import json
 import math
 import os
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
@@ -38,10 +37,10 @@ from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
 from engine import action_logprobs, action_values, check_folder, token_values
 from env_server import load_env, open_env
-from eval import (Count, Device, Finite, Limit, Natural, NonNegative, Portion, Positive, Share,
-                  agent_for, model_defaults, parse_flags)
+from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
+                  Portion, Positive, Share, agent_for, checked, model_defaults, parse_flags)
 from metrics import Notes
-from parallel import cloned_settings
+from parallel import cloned_settings, logprobs_under
 from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
 
 
@@ -61,7 +60,6 @@ class Run:
     critic_optimizer: object = None
     reference: object = None      # the starting policy, frozen; None without a KL
     step: int = 0                 # the next one
-    saved: int = 0                # steps of the newest checkpoint
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
@@ -218,11 +216,6 @@ def last_action(mask):
     return (mask & (later == 1)).float()
 
 
-def logprobs_under(run, model, batch):
-    """log pi(token) of every sampled token under `model`: (B, T), no gradient."""
-    return parallel.logprobs_under(model, batch, run.cfg.micro_tokens, run.cfg.temperature)
-
-
 @torch.no_grad()
 def train_on_everything(run, batch):
     """--train-env-tokens, a fault of RAGEN's first code, as an exercise: observations are trained
@@ -347,6 +340,7 @@ def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
 
 
 SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
+Surrogate = Annotated[str, "a key of SURROGATES", lambda x: x in SURROGATES]
 
 
 def optimizer_step(run, loss):
@@ -524,8 +518,8 @@ class Config:
     max_concurrent: Count = 256   # episodes in play at a time
 
     # how long an episode may be: ScalingInter-RL
-    horizons: tuple[int, ...] = (6, 10)       # turns; rises through these
-    switch_every: tuple[int, ...] = (20,)     # steps per horizon, or the steps of the switches
+    horizons: Numbers = (6, 10)   # turns; rises through these
+    switch_every: Numbers = (20,)     # steps per horizon, or the steps of the switches
     curriculum: Literal["scaling", "adaptive"] = "scaling"  # adaptive: advance when success is flat
 
     # how the agent speaks
@@ -538,13 +532,13 @@ class Config:
     # the learning rule: set by --algo, each also by its own flag
     advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp",  # how it is estimated
                        "reinforce_pp_baseline", "gigpo", "mt_grpo"] = "grpo"
-    surrogate: str = "token"      # a key of SURROGATES: token, or sequence (GSPO)
+    surrogate: Surrogate = "token"            # token, or sequence (GSPO)
     weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
     keep: Portion = 0.25          # share of groups (uncertain) or of summed std (top_p) to keep
     clip_low: Portion = 0.2       # the ratio is clipped below 1 - clip_low
     clip_high: Limit = 0.28       # the ratio is clipped above 1 + clip_high
-    dual_clip: NonNegative = 0.0  # > 1: bound of the loss where the advantage is negative; 0: none
+    dual_clip: NoneOrAboveOne = 0.0   # bound of the loss where the advantage is negative
     kl_coef: NonNegative = 0.0    # against the starting policy; 0: no reference model is loaded
     kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
     kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
@@ -592,8 +586,6 @@ class Config:
 
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
-    if cfg.surrogate not in SURROGATES:
-        raise ValueError(f"surrogate={cfg.surrogate!r}; known: {', '.join(SURROGATES)}")
     if cfg.model:
         check_folder(cfg.model)
     else:
@@ -603,13 +595,11 @@ def check(cfg):
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
                          f"{cfg.filter}: both compare the members of a group; use 2 or more")
-    if (cfg.advantage == "gae") != (cfg.critic != "none"):
-        raise ValueError(f"advantage={cfg.advantage} with critic={cfg.critic}: gae needs a critic "
-                         "(own or shared), and nothing else uses one")
-    if cfg.turn_level and cfg.critic == "none":
-        raise ValueError("turn_level: bi-level GAE needs a critic (own or shared)")
-    if cfg.dual_clip and cfg.dual_clip <= 1:
-        raise ValueError(f"dual_clip={cfg.dual_clip}: expected above 1, or 0 for none")
+    if (cfg.advantage == "gae") != (cfg.critic != "none") or \
+            cfg.turn_level and cfg.advantage != "gae":
+        raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}, turn_level="
+                         f"{cfg.turn_level}: gae needs a critic (own or shared), which nothing "
+                         "else uses, and turn_level is a form of gae")
     for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
                          ("overlong_buffer", cfg.max_turn_tokens * cfg.horizons[-1])):
         if getattr(cfg, name) > tokens:
@@ -634,10 +624,8 @@ def preset(given):
         values |= getattr(load_env(given.get("env", Config.env)), "TINY", {})
     if model:
         values |= model_defaults(model) | ({} if cloned_settings(model) else dict(lr=1e-6))
-    saved = os.path.join(Config(**given).folder, "config.json")
-    if given.get("resume") and os.path.exists(saved):
-        with open(saved) as file:
-            values = json.load(file)
+    if given.get("resume"):
+        values = begun(given)
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
         raise ValueError("--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef as well, "
                          "and the starting policy is kept as reference")
@@ -651,18 +639,20 @@ SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "forma
                   "critic", "eval_tasks", *(name for name in vars(Config) if "clone_" in name))
 
 
-def check_resumed(cfg):
-    """Refuse a --resume that would make another run of the one in the folder. ValueError."""
-    path = os.path.join(cfg.folder, "config.json")
+def begun(given):
+    """{field: value} with which the run to be resumed was begun. ValueError if flags would make it
+    another run."""
+    folder = Config(**given).folder
+    path = os.path.join(folder, "config.json")
     if not os.path.exists(path):
         raise ValueError(f"--resume: no {path}; start without it, or give --name")
-    with open(path) as file:
-        begun = {k: tuple(v) if isinstance(v, list) else v for k, v in json.load(file).items()}
+    values = vars(checked(Config, parallel.read_json(path)))
     for name in SAME_ON_RESUME:
-        old, new = begun[name], getattr(cfg, name)
+        old, new = values[name], given.get(name, values[name])
         if new != old:
-            raise ValueError(f"--resume: {name}={new!r}, but {cfg.folder} was begun with {name}="
+            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
                              f"{old!r}; leave it out, or start another run with --name")
+    return values
 
 
 def main(argv=None):
@@ -670,8 +660,6 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
-        if cfg.resume:
-            check_resumed(cfg)
         module = open_env(cfg.env, cfg.recipes)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers, cfg.env_batched,
@@ -682,11 +670,10 @@ def main(argv=None):
                     metrics.evaluate_before(run)
                 train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
-            except EnvError as error:           # of all ranks alike: see play_tasks
-                if run.step > run.saved:
+            except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
+                if run.step:
                     parallel.save(run)
-                raise EnvError(f"{error}; what was learned in {run.saved} steps is saved, "
-                               "go on with --resume" if run.saved else str(error)) from None
+                raise
             metrics.report(run)
             if cfg.control:
                 add_control(run)

@@ -40,7 +40,7 @@ import envs
 
 NAME, HORIZON, SUCCESS = "alfworld", 30, 1.0
 TRAIN, TEST = range(0, 2420), range(2420, 2620)
-TINY = dict(horizons="15,30", max_context=1536)
+TINY = dict(horizons=(15, 30), max_context=1536)
 COMMANDS = """go to R; open R; close R; take O from R; put O in/on R; heat O with R; cool O with R;
 clean O with R; slice O with O; use O; examine O or R; look; inventory; help"""
 PROMPT = f"""You are in a room of a house and have one task to fulfil there. Things lie in or on

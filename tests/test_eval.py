@@ -23,8 +23,8 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer, open_env
 from envs import frozenlake, maze, textcraft_small, wordle
-from eval import (Config, Count, Finite, Limit, Natural, NonNegative, Portion, Positive, Share,
-                  agent_for, checked, model_defaults, parse_flags, run, summarise)
+from eval import (Config, Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive,
+                  Share, agent_for, checked, model_defaults, parse_flags, run, summarise)
 from metrics import builtin_rate, mean_and_error, play_builtin
 from rollout import Agent, collect
 from test_client import lmrl_gym, serving
@@ -205,9 +205,9 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
     """The fake original is won by any reply; of maze it has the double T alone, 11 tasks of TEST,
     of wordle the first 50, every fifth of them in TEST."""
     monkeypatch.setattr(env, "ORIGINAL", range(26 if env is maze else 50), raising=False)
-    prompts, play = [], evaluation.evaluate
-    monkeypatch.setattr(evaluation, "evaluate", lambda policy, agent, *rest: prompts.append(
-        agent.prompt) or play(policy, agent, *rest))
+    prompts = []
+    monkeypatch.setattr(evaluation, "collect", lambda policy, agent, *rest, **more: prompts.append(
+        agent.prompt) or collect(policy, agent, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
     with serving(server) as address:
         figures = run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
@@ -299,9 +299,9 @@ def test_agent_for_asks_for_an_embedding_of_every_token(broken):
         policy, cfg = load_policy(broken[name]), Config(max_turn_tokens=5, temperature=0.5)
         if name == "few":
             with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
-                agent_for(policy, broken[name], maze, cfg)
+                agent_for(policy, broken[name], maze.PROMPT, cfg)
         else:
-            agent = agent_for(policy, broken[name], maze, cfg)
+            agent = agent_for(policy, broken[name], maze.PROMPT, cfg)
             assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
 
 
@@ -329,11 +329,11 @@ def test_the_command_prints_a_table():
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
-    ("--env maze --policy best", "policy='best'.*give --model"),
+    ("--env maze --policy best", "give --model .* or --policy random or expert"),
     ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
     ("--env maze --policy expert --families south", r"no families \['south'\]; known: double-t"),
     ("--env maze --policy expert --split dev", "split='dev'; known: train, test"),
-    ("--env maze --policy expert --model MODEL", "policy='expert', model=.*give --model .* or"),
+    ("--env maze --policy expert --model MODEL", "give --model .* or --policy random or expert"),
     ("--env maze --policy expert --k 0", "k=0: expected 1 or more"),
     ("--env maze --policy expert --n -1", "n=-1: expected 0 or more"),
     ("--env maze --policy expert --json ./absent/x.json", "json=.*a file in a folder that exists"),
@@ -400,7 +400,7 @@ def test_parse_flags_refuses(flags, sentence, capsys):
 @dataclass
 class Choices:
     way: Literal["up", "down"] = "up"
-    turns: tuple[int, ...] = (6, 10)          # of each stage
+    turns: Numbers = (6, 10)                  # of each stage
 
 
 def test_parse_flags_reads_choices_and_whole_numbers(capsys):
@@ -410,11 +410,13 @@ def test_parse_flags_reads_choices_and_whole_numbers(capsys):
     assert saved == Choices("down", (7,))
     with pytest.raises(ValueError, match="way='left'; known: up, down"):
         parse_flags(Choices, ["--way", "left"])
-    with pytest.raises(ValueError, match="turns='3,x': expected whole numbers"):
+    with pytest.raises(SystemExit):
         parse_flags(Choices, ["--turns", "3,x"])
+    assert "argument --turns: invalid whole_numbers value: '3,x'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse_flags(Choices, ["--help"])
-    assert "--turns INT,INT,...  of each stage (6,10)" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--turns INT,INT,... of each stage; whole numbers, comma-separated (6,10)" in text
 
 
 @dataclass
@@ -471,8 +473,10 @@ def test_a_device_is_one_that_torch_finds(devices, taken, refused, monkeypatch):
     ("rate", False), ("fast", "no"), ("fast", 1), ("long_name", 7), ("way", ["up"]), ("turns", 6),
     ("turns", [6.5]), ("turns", [True]), ("turns", None), ("turns", "6,-1"), ("turns", "")])
 def test_checked_refuses_what_is_of_another_type(name, value):
-    kind = Choices if name in ("way", "turns") else Flags
-    with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(value))}[:;] (expected|known)"):
+    kind, shown = Choices if name in ("way", "turns") else Flags, repr(value)
+    if type(value) is list:
+        shown = repr(tuple(value))
+    with pytest.raises(ValueError, match=f"^{name}={re.escape(shown)}[:;] (expected|known)"):
         checked(kind, {name: value})
 
 

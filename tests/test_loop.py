@@ -21,7 +21,7 @@ import metrics
 import parallel
 import train
 from fakes import SMALL, Env, config, flags_of, save_policy, served, started, trained
-from rollout import Stats, Trajectory
+from rollout import Stats, Trajectory, Turn
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -621,14 +621,14 @@ def test_micro_batches_of_two_ranks_are_each_counted_once(url, model, monkeypatc
 
 
 def test_on_all_rows_of_two_ranks_adds_up_to_that_of_one(url, model, monkeypatch):
-    run = started(url, config(model, filter="none"))
+    run = started(url, config(model, filter="none", micro_tokens=1))
     batch = batch_of(run).rows(torch.arange(3))             # three parts: one is repeated
     alone = train.logprobs_under(run, run.policy, batch)
     monkeypatch.setattr(parallel, "summed", lambda x: x)
     halves = []
     for rank in (0, 1):
         ranks(monkeypatch, rank, 2)
-        halves.append(parallel.logprobs_under(run.policy, batch, 1, 1.0))
+        halves.append(train.logprobs_under(run, run.policy, batch))
     torch.testing.assert_close(halves[0] + halves[1], alone, atol=1e-5, rtol=0)
 
 
@@ -679,7 +679,8 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
 
     def collect(policy, agent, client, tasks, group_size, horizon, key, places, **rest):
         asked.append((list(tasks), list(places), tuple(key)))
-        return [Trajectory(task, (*key, place, 0)) for task, place in zip(tasks, places)], Stats()
+        return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
+                for task, place in zip(tasks, places)], Stats()
     monkeypatch.setattr(parallel, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
@@ -732,9 +733,9 @@ def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
 
 def test_evaluate_and_save_saves_when_due_and_at_the_end(url, model, monkeypatch):
     saved = []
-    monkeypatch.setattr(parallel, "save", lambda run, folder, memory: saved.append(folder))
+    monkeypatch.setattr(parallel, "save", lambda run: saved.append(run.step))
     trained(url, config(model, steps=5, save_every=2, name="due"))
-    assert saved == [f"runs/due/step_{n}" for n in (2, 4, 5)]
+    assert saved == [2, 4, 5]
 
 
 # ---- figures ------------------------------------------------------------------------------------

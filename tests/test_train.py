@@ -364,8 +364,8 @@ def test_a_checkpoint_is_an_ordinary_folder(url, model):
 
 
 def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
-    with pytest.raises(ValueError, match="no checkpoint in .*start without it"):
-        parallel.last_checkpoint(str(tmp_path / "runs"))
+    with pytest.raises(ValueError, match="no whole checkpoint in .*start without it"):
+        parallel.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer.json").write_text('{"sizes": {}}')
@@ -385,7 +385,7 @@ def test_resume_takes_the_runs_own_flags(url, model):
     got = train.parse_flags(Config, ["--resume", "--name", "own", "--steps", "9"], "", train.preset)
     assert got == replace(cfg, resume=True, steps=9)
     with pytest.raises(ValueError, match="algo='ppo', but runs/own was begun with .*rloo"):
-        train.check_resumed(replace(got, algo="ppo"))
+        flags_chosen("--resume --name own --algo ppo")
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
@@ -806,11 +806,11 @@ def test_main_clones_trains_and_reports(url, capsys):
         assert row in out
     assert re.search(r"^about \d+\.\d minutes on this machine", out, re.MULTILINE)
     assert re.search(r"before RL: .*; 8 held-out tasks; RL takes about \d+\.\d minutes", out)
-    assert "policy cloned by us: format act, replies of at most 4 tokens, context 200" in out
+    assert "format=act" in out and "max_turn_tokens=4" in out and "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
     assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
     shutil.rmtree("runs/all/step_2")
-    with pytest.raises(SystemExit, match="^train.py: --resume: no checkpoint in runs/all"):
+    with pytest.raises(SystemExit, match="^train.py: --resume: no whole checkpoint in"):
         train.main(["--resume", "--name", "all"])
 
 
@@ -820,12 +820,12 @@ MISTAKES = [
     ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
     ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
     ("--advantage best", "advantage='best'; known: grpo"),
-    ("--advantage gae", "advantage=gae with critic=none: gae needs a critic"),
-    ("--critic own", "advantage=grpo with critic=own"),
-    ("--turn-level", "turn_level: bi-level GAE needs a critic"),
+    ("--advantage gae", "advantage=gae, critic=none, .* gae needs a critic"),
+    ("--critic own", "advantage=grpo, critic=own, .* which nothing else uses"),
+    ("--turn-level", "advantage=grpo, .* turn_level=True: .* turn_level is a form of gae"),
     ("--weights heavy", "weights='heavy'; known: token, sequence"),
     ("--filter best", "filter='best'; known: none, varied"),
-    ("--surrogate x", "surrogate='x'; known: token, sequence"),
+    ("--surrogate x", "surrogate='x': expected a key of SURROGATES"),
     ("--format x", "format='x'; known: act"),
     ("--context x", "context='x'; known: full"),
     ("--kl k3", "--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef"),
@@ -834,7 +834,7 @@ MISTAKES = [
     ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
     ("--temperature 0", "temperature=0.0: expected above 0"),
     ("--dual-clip 0.5", "dual_clip=0.5: expected above 1"),
-    ("--dual-clip nan", "dual_clip=nan: expected 0 or more"),
+    ("--dual-clip nan", "dual_clip=nan: expected above 1, or 0 for none"),
     ("--keep 0", "keep=0.0: expected above 0, at most 1"),
     ("--keep 1.5", "keep=1.5: expected above 0, at most 1"),
     ("--max-grad-norm -1", "max_grad_norm=-1.0: expected above 0; inf for no clipping"),
@@ -863,9 +863,7 @@ MISTAKES = [
     ("--clone-layers 0", "clone_layers=0: expected 1 or more"),
     ("--switch-every=0,9 --horizons 5,6,7", "switch steps .0, 9.: .* the first above 0"),
     ("--horizons 10,6", r"horizons \(10, 6\): they may not decrease"),
-    ("--horizons ten", "horizons='ten': expected whole numbers"),
     ("--horizons 5,6,7 --switch-every 3,9,12", "3 horizons need 2 of them"),
-    ("--switch-every soon", "switch_every='soon': expected whole numbers"),
     ("--steps 0", "steps=0: expected 1 or more"),
     ("--save-every 0", "save_every=0: expected 1 or more"),
     ("--model ./absent", "./absent: no such folder"),
@@ -901,7 +899,7 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
     trajectories, stats = parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
     assert [t.task_id for t in trajectories] == [5, 5]
-    assert stats.dropped == 1 and stats.failures == ["its server is gone"]
+    assert stats.dropped == 1 and [*map(str, stats.failures)] == ["its server is gone"]
     other[0].clear()                                       # now nobody has any
     with pytest.raises(EnvError, match="its server is gone"):
         parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
