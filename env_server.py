@@ -599,6 +599,8 @@ def main():
     parser.add_argument("--recipes", default="", metavar="FOLDER", help="of Minecraft, textcraft's")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.workers < 1 or args.max_sessions < 1 or not args.idle_seconds > 0:      # NaN too
+        parser.error("--workers and --max-sessions are 1 or more, --idle-seconds above 0")
     limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
 
     def on_signal(then):

@@ -913,6 +913,15 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize("flags", [
+    ["--workers=0"], ["--max-sessions=-1"], ["--idle-seconds=nan"], ["--idle-seconds=0"]])
+def test_main_refuses_limits_that_no_server_can_have(flags, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["env_server.py", "maze", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        env_server.main()
+    assert "--workers and --max-sessions are 1 or more, --idle-seconds" in capsys.readouterr().err
+
+
 def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
