@@ -577,8 +577,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_client.py::test_answer_gives_an_episode_its_stream"),
         ("score >= self.success", "score > self.success",
          "tests/test_client.py::test_the_original_sciworld_puts_its_task_before_the_room"),
-        ("len(bodies) <= most", "len(bodies) <= 2 * most",
-         "tests/test_client.py::test_answer_cuts_a_batch_that_one_request_cannot_hold"),
         ("<= MAX_BODY // 2", "<= MAX_BODY * 2",
          "tests/test_client.py::test_split_counts_what_is_sent"),
         ("status in (400, 413, 422)", "status in (413, 422)",
