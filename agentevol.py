@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -25,7 +26,7 @@ import parallel
 from curriculum import choose_tasks
 from engine import action_logprobs, load_policy, prepare
 from env_server import load_env, open_env
-from eval import Count, Natural, Positive, Share, checked, parse_flags
+from eval import Count, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
                      to_batch)
 
@@ -33,7 +34,8 @@ TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 # The rules are left out of a tiny policy's context: it learns them from what it imitates.
 
-Folder = Annotated[str, "a folder, new or not", lambda x: x and not os.path.isfile(x)]
+Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
+    map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
 Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
 
 
@@ -57,7 +59,7 @@ class Clone:
     width: Count = 64             # of the model: hidden size
     layers: Count = 2             # of the model: decoder layers
     heads: Count = 4              # query heads; half as many for keys and values
-    seed: Natural = 0             # of the demonstrations, the weights and the order of episodes
+    seed: Seed = 0                # of the demonstrations, the weights and the order of episodes
 
 
 # ---- demonstrations -----------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class EnvClient:
         """One episode's item in an answer -> Reply or EnvError."""
         server = self.servers[number]
         try:
-            checked(200, item, server.url)
+            checked(200, item, f"{server.url}/{verb}")
             session_id, *values, info = (field(item, *each, server.url) for each in ITEM.items())
             if session_id != body.get(self.wire.id_key, session_id):
                 raise EnvError(f"{server.url}: an answer of id {session_id} to {brief(body)}")
@@ -181,6 +181,8 @@ def find_server(url, name, success, http):
     """OurServer or OriginalServer, whichever answers at this URL; EnvError if neither does."""
     root = url.rstrip("/").removesuffix(f"/{name}")
     how = f"start one, python env_server.py {name}, and give the address it prints"
+    if not re.match("https?://[^/]", root):
+        raise EnvError(f"{url!r} is no address, such as http://127.0.0.1:8000; {how}")
     try:
         health = http.exchange(f"{root}/health")[1]
         if isinstance(health, dict) and health.get("server") == "nanoAgentGym":
@@ -384,14 +386,15 @@ def field(answer, name, kind, url):
 
 def checked(status, answer, url):
     """The answer (JSON, None if it was none), unless it reports a failure, with whatever status:
-    then ValueError if the request was wrong, and would be again, else EnvError."""
+    then ValueError if the request was wrong, and would be again, else EnvError. A step is never
+    wrong: any text may be sent."""
     fields = answer if isinstance(answer, dict) else {}
     if answer is not None and "error" not in fields and status < 400:
         return answer
     status = fields.get("status", status)           # of one item in an answer
     why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
-    raise (ValueError if status in (400, 413, 422) else EnvError)(
-        f"{url}: {brief(why)} (status {brief(status)})")
+    wrong = status in (400, 413, 422) and not url.endswith(("/step", "/steps"))
+    raise (ValueError if wrong else EnvError)(f"{url}: {brief(why)} (status {brief(status)})")
 
 
 def brief(value):

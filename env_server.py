@@ -177,12 +177,12 @@ def known_envs():
 def load_env(name):
     """The module envs.<name>. ValueError: there is none."""
     try:
-        return importlib.import_module(f"envs.{name}")
+        if not name.startswith("_"):
+            return importlib.import_module(f"envs.{name}")
     except ModuleNotFoundError as missing:
         if not missing.name.startswith("envs."):
             raise       # a library that the environment needs
-        known = ", ".join(known_envs())
-        raise ValueError(f"unknown environment {name!r}; there are: {known}") from missing
+    raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
 
 
 def open_env(name, recipes=""):
@@ -491,6 +491,7 @@ class HttpRequest(BaseHTTPRequestHandler):
         its Origin, sends no JSON unasked, and has its own name in Host (DNS rebinding)."""
         host = self.headers.get("Host", "localhost").lower()
         if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
+                or len(self.headers.get_all("Host", [])) > 1
                 or not re.fullmatch("[0-9]{1,18}", size)):
             return 411, "send one Content-Length, the body's size in bytes, in well-formed headers"
         if int(size) > MAX_BODY:

@@ -34,6 +34,7 @@ from rollout import Agent, ContextMode, FormatName, collect, progress
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
 Count = Annotated[int, "1 or more", lambda x: x >= 1]
 Natural = Annotated[int, "0 or more", lambda x: x >= 0]
+Seed = Annotated[int, "from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63]
 Finite = Annotated[float, "a finite number", math.isfinite]
 Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
 NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
@@ -69,7 +70,7 @@ class Config:
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-    seed: Natural = 0             # of the policy's samples and the random player
+    seed: Seed = 0                # of the policy's samples and the random player
     json: NewFile = ""            # also write the figures to this file
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -248,17 +249,21 @@ def write_samples(run, trajectories):
 
 def history_until(folder, step):
     """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
-    it is cut off the file. ValueError if some are missing."""
-    path = os.path.join(folder, "metrics.jsonl")
-    with open(path) as file:
-        lines = list(itertools.islice(file, step))
-    if len(lines) < step:
-        raise ValueError(f"{path} has {len(lines)} lines, but the checkpoint comes after {step} "
-                         "steps: put the others back, or remove the checkpoint")
-    history = [json.loads(line) for line in lines]
+    it is cut off the file. A line that is lost or not whole is left out, and that is said."""
+    path, lines, history = os.path.join(folder, "metrics.jsonl"), [], []
+    if os.path.exists(path):
+        with open(path) as file:
+            for line in itertools.islice(file, step):
+                with suppress(ValueError):
+                    history.append(json.loads(line))
+                    lines.append(line)
+    if len(history) < step:
+        parallel.say(f"{path}: {len(history)} of {step} lines can be read; curve, panel and an "
+                     "adaptive curriculum go on without the others")
     parallel.wait_for_all()                     # until all ranks have read it
     if parallel.rank() == 0:
-        os.truncate(path, sum(map(len, lines)))
+        with open(path, "w") as file:
+            file.writelines(lines)
     return history
 
 

@@ -21,6 +21,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -244,30 +245,44 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest checkpoint of a run's folder whose files are all as long as `save` left them; of
-    newer ones it is said what is broken. ValueError if there is none."""
+    """The newest whole checkpoint of a run's folder; of newer ones it is said what is broken.
+    ValueError if there is none."""
     steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name)]
     for step in sorted(steps, reverse=True):
         checkpoint = os.path.join(folder, f"step_{step}")
-        try:
-            sizes = read_json(os.path.join(checkpoint, "trainer.json"))["sizes"]
-            broken = sorted(dict(sizes.items() - file_sizes(checkpoint).items()))
-        except (FileNotFoundError, ValueError):
-            broken = ["trainer.json"]
-        if not broken:
+        if not (broken := broken_file(checkpoint)):
             return checkpoint
-        say(f"{os.path.join(checkpoint, broken[0])} is missing or not whole, or an older version "
-            "made it: the checkpoint before is tried")
+        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
+            "it: the checkpoint before is tried")
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without it, or give --name")
 
 
-def file_sizes(folder):
-    return {file.name: file.stat().st_size for file in os.scandir(folder) if file.is_file()}
+def broken_file(checkpoint):
+    """The first file that is missing, not as long as `save` left it, or no safetensors; or ""."""
+    name = "trainer.json"
+    try:
+        sizes = read_json(os.path.join(checkpoint, name))["sizes"]
+        for name in ("trainer.safetensors", *sizes):
+            path = os.path.join(checkpoint, name)
+            if os.path.getsize(path) != sizes[name]:
+                return name
+            if name.endswith(".safetensors"):
+                safe_open(path, "pt")
+    except (OSError, ValueError, LookupError, SafetensorError):
+        return name
+    return ""
 
 
 def read_json(path):
+    """The object in a JSON file. ValueError if there is none."""
     with open(path) as file:
-        return json.load(file)
+        try:
+            content = json.load(file)
+        except ValueError:
+            content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not whole: no JSON object; put it back, or start anew")
+    return content
 
 
 def write_json(path, content):
@@ -309,7 +324,7 @@ def save(run):
                    for name, x in named.items()}, os.path.join(aside, "trainer.safetensors"))
         memory = dict(step=run.step, skipped_in_a_row=run.skipped_in_a_row,
                       seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
-                      sizes=file_sizes(aside))
+                      sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
         write_json(os.path.join(aside, "trainer.json"), memory)
         shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
         os.replace(aside, folder)

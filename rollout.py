@@ -114,8 +114,6 @@ class Chat:
         self.tokenizer = tokenizer
         self.render = partial(tokenizer.apply_chat_template, tokenize=False)
         self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
-        special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
-        self.special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
             raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model")
@@ -142,6 +140,9 @@ class Chat:
         if not stop_ids or stop_ids[0] not in tokenizer.added_tokens_decoder:
             raise ValueError(f"{name}: its chat template ends a reply with {ending!r}, which does "
                              "not begin with a token of its own to stop at; use another template")
+        special = [t.content for t in tokenizer.added_tokens_decoder.values()
+                   if t.special or t.content in opening + stop + between]
+        self.special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self.stop_id = stop_ids[0]                      # the template's end of a reply
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id} - {None}
 

@@ -19,6 +19,7 @@ nothing had happened: on a CPU to the last bit; a GPU does not add in the same o
 """
 import math
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -38,7 +39,7 @@ from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
 from engine import action_logprobs, action_values, check_folder, token_values
 from env_server import load_env, open_env
 from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                  Portion, Positive, Share, agent_for, checked, model_defaults, parse_flags)
+                  Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
 from metrics import Notes
 from parallel import cloned_settings, logprobs_under
 from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
@@ -340,7 +341,9 @@ def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
 
 
 SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
-Surrogate = Annotated[str, "a key of SURROGATES", lambda x: x in SURROGATES]
+Surrogate = Annotated[str, "token, sequence, or what you added to SURROGATES",
+                      lambda x: x in SURROGATES]
+Name = Annotated[str, "a folder's name without /", lambda x: re.fullmatch(r"(?!\.+$)[^/]*", x)]
 
 
 def optimizer_step(run, loss):
@@ -498,8 +501,8 @@ class Config:
     env_batched: bool = True      # many episodes a request; no: one each, for slow environments
     env_patience: NonNegative = 60.0    # seconds without any server before the run stops
     algo: str = "grpo"            # a preset of the fields from `advantage` on: see ALGOS
-    name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
-    seed: Natural = 0             # of everything random in the run
+    name: Name = ""               # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
+    seed: Seed = 0                # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
@@ -609,7 +612,7 @@ def check(cfg):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")
     if cfg.model and not cfg.resume and \
-            os.path.abspath(cfg.model).startswith(os.path.abspath(cfg.folder) + os.sep):
+            f"{os.path.realpath(cfg.model)}/".startswith(f"{os.path.realpath(cfg.folder)}/"):
         raise ValueError(f"--model {cfg.model} lies in this run's own folder, which would be moved "
                          "aside; give the run another --name")
 

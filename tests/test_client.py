@@ -516,6 +516,24 @@ def test_an_original_is_not_asked_again_for_what_it_calls_wrong(monkeypatch):
             client.answer([(None, "reset", 3)])
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_original_that_refuses_a_step_has_failed(status):
+    """Any text may be sent as an action, so the refusal is not the user's mistake."""
+    good = original_toy()
+    with serving(canned(lambda method, path, body: (status, '{"detail": "bad"}')
+                        if path == "/step" else good(method, path, body))) as address:
+        client = EnvClient(address, "textcraft")
+        (reply,) = opened(client, [0])
+        (error,) = client.answer([(reply.session, "step", "turn left")])
+    assert isinstance(error, EnvError) and f"/step: bad (status {status})" in str(error)
+
+
+@pytest.mark.parametrize("address", ["", "foo", "ftp://x", "http://", "http:///maze"])
+def test_find_server_names_what_is_no_address(address):
+    with pytest.raises(EnvError, match="is no address, such as http://127.0.0.1:8000; start one"):
+        EnvClient(address, "maze")
+
+
 class Forgetful(list):
     def __contains__(self, session):
         return False

@@ -641,7 +641,7 @@ def test_http_takes_a_body_of_exactly_the_limit_and_none_above():
     "Content-Length: -5", "Content-Length: many", "Transfer-Encoding: chunked",
     "Content-Length: 99999999999999999999999", "Content-Length: 2\r\nContent-Length: 40",
     "Content-Length: 2\r\nContent-Length: 2", "Content-Length : 2", "X : y\r\nContent-Length: 2",
-    "Content-Length: 2, 2", "no header"])
+    "Content-Length: 2, 2", "no header", "Content-Length: 2\r\nHost: elsewhere"])
 def test_http_refuses_bodies_of_no_known_size_and_reads_no_second_request(head):
     """Where a server and a proxy before it count differently, a request can hide in a body."""
     with served() as server, socket.create_connection(server.server_address, 3) as raw:

@@ -819,13 +819,18 @@ MISTAKES = [
     ("--algo ppo --group-size 0", "group_size=0: expected 1 or more"),
     ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
     ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
+    ("--name ../x", "name='../x': expected a folder's name without /"),
+    ("--name x/", "name='x/': expected a folder's name"),
+    ("--name ..", "name='..': expected a folder's name"),
+    ("--seed 9223372036854775808", "seed=9223372036854775808: expected from 0 to 2..63 - 1"),
+    ("--env __init__", "unknown environment '__init__'; there are: alfworld"),
     ("--advantage best", "advantage='best'; known: grpo"),
     ("--advantage gae", "advantage=gae, critic=none, .* gae needs a critic"),
     ("--critic own", "advantage=grpo, critic=own, .* which nothing else uses"),
     ("--turn-level", "advantage=grpo, .* turn_level=True: .* turn_level is a form of gae"),
     ("--weights heavy", "weights='heavy'; known: token, sequence"),
     ("--filter best", "filter='best'; known: none, varied"),
-    ("--surrogate x", "surrogate='x': expected a key of SURROGATES"),
+    ("--surrogate x", "surrogate='x': expected token, sequence, or"),
     ("--format x", "format='x'; known: act"),
     ("--context x", "context='x'; known: full"),
     ("--kl k3", "--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef"),
@@ -945,11 +950,15 @@ def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
         parallel.play_tasks(run, run.policy, run.agent, [3, 777], 2, 2, (0,))
 
 
-def test_a_run_does_not_move_its_own_input_away(model, tmp_path):
+@pytest.mark.parametrize("given", ["runs/x/clone", "runs/x", "link", "./runs/../runs/x/clone/"])
+def test_a_run_does_not_move_its_own_input_away(given, model, tmp_path):
     shutil.copytree(model, tmp_path / "runs" / "x" / "clone")
-    with pytest.raises(SystemExit, match="--model runs/x/clone lies in this run's own folder"):
-        train.main("--env toy --name x --model runs/x/clone".split())
-    assert os.listdir("runs/x") == ["clone"]
+    shutil.copytree(model, tmp_path / "runs" / "x", dirs_exist_ok=True)
+    os.symlink(tmp_path / "runs" / "x" / "clone", tmp_path / "link")
+    with pytest.raises(SystemExit, match=f"--model {given} lies in this run's own folder"):
+        train.main(["--env", "toy", "--name", "x", "--model", given])
+    assert os.listdir(tmp_path / "runs") == ["x"]
+    assert "clone" in os.listdir("runs/x") and "config.json" not in os.listdir("runs")
 
 
 def test_a_control_needs_a_policy_that_was_cloned(url, model):
@@ -992,7 +1001,7 @@ def test_every_number_is_refused_out_of_its_range(kind):
     f"--env {path.stem}" for path in (ROOT / "envs").glob("[a-z]*.py")] + [
     "--max-grad-norm inf --clip-high inf --horizons 3 --switch-every 7 --no-env-batched --lr 1"])
 def test_what_config_json_says_loads_again_to_the_same_config(command):
-    cfg = flags_chosen(command + " --name kept --seed 123456789012345678901")
+    cfg = flags_chosen(command + " --name kept --seed 9223372036854775807")
     os.makedirs(cfg.folder)
     with open(f"{cfg.folder}/config.json", "w") as file:
         json.dump(asdict(cfg), file)
