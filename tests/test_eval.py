@@ -340,7 +340,7 @@ def test_the_command_prints_a_table():
     ("--env maze --policy expert --json EMPTY", "json=.*a file in a folder that exists"),
     ("--env maze --model MODEL --temperature -1", "temperature=-1.0: expected 0 or more"),
     ("--env maze --model MODEL --temperature nan", "temperature=nan: expected 0 or more"),
-    ("--env maze --model MODEL --seed -1", "seed=-1: expected 0 or more"),
+    ("--env maze --model MODEL --seed -1", "seed=-1: expected from 0 to"),
     ("--env maze --model MODEL --device foo", "device='foo': expected auto, cpu, or a device"),
     ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 263"),
     ("--env maze --model EMPTY", "no weights in this folder; expected model.safetensors"),

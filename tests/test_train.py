@@ -22,7 +22,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -368,7 +368,9 @@ def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
         parallel.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer.json").write_text('{"sizes": {}}')
+        save_file({}, tmp_path / name / "trainer.safetensors")
+        sizes = {"trainer.safetensors": os.path.getsize(tmp_path / name / "trainer.safetensors")}
+        (tmp_path / name / "trainer.json").write_text(json.dumps({"sizes": sizes}))
     assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
