@@ -229,9 +229,11 @@ class OurServer(Server):
     info = {"success": bool, "valid": bool, "score": float}
 
     def game(self, module):
+        """(what the agent is told, None: all task ids are known here)."""
         return module.PROMPT, None
 
     def answer(self, verb, bodies):
+        """The items of many episodes in one request, in order; EnvError."""
         url = f"{self.url}/{verb}s"
         items = field(self.http.post(url, {"items": bodies}), "items", list, url)
         if len(items) != len(bodies):
@@ -248,7 +250,8 @@ class OriginalServer(Server):
     info = {"success": bool, "valid": type(None), "score": float}
 
     def answer(self, verb, bodies):
-        # one body, by EnvClient.batched; the originals know neither turns, episodes nor streams
+        """[the item of one episode]: EnvClient never batches for an original; EnvError."""
+        # the originals know neither turns, episodes nor streams
         body = {key: value for key, value in bodies[0].items()
                 if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}

@@ -285,7 +285,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("loss = -logprobs.mean()", "loss = logprobs.mean()",
          "tests/test_agentevol.py::test_imitate_lowers_the_loss_and_repeats_itself"),
         ("[:cfg.episodes]", "",
-         "tests/test_agentevol.py::test_lesson_plays_the_first_training_tasks_of_the_families_asked_for"),
+         "tests/test_agentevol.py::"
+         "test_lesson_plays_the_first_training_tasks_of_the_families_asked_for"),
     ],
     "train.py": [
         ("        set_learning_rate(run)\n", "",
