@@ -782,9 +782,10 @@ def raw_server(pieces, pause=0.0):
     """An address where every connection is answered by these bytes, with pauses between; pieces():
     an iterator. After the first one has been asked for, the client may hang up."""
     def handle(handler):
-        request = handler.request.recv(2**16)
-        while request.startswith(b"POST") and not request.endswith(b"}"):
-            request += handler.request.recv(2**16)      # to close over unread bytes is a reset
+        request = piece = handler.request.recv(2**16)
+        while piece and request.startswith(b"POST") and not request.endswith(b"}"):
+            piece = handler.request.recv(2**16)         # to close over unread bytes is a reset
+            request += piece
         with suppress(OSError):
             for piece in pieces():
                 handler.request.sendall(piece)
