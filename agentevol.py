@@ -210,6 +210,8 @@ def trajectories_of(demos, tokenizer, cfg):
 def clone(cfg, out, say=parallel.say):
     """Demonstrations -> tokenizer -> tiny policy -> folder `out`. ValueError."""
     check_heads(cfg.width, cfg.heads)
+    if cfg.format == "tool":
+        raise ValueError("format='tool': a tiny policy's chat template has no tools; use another")
     demos, texts = lesson(cfg, say)
     tokenizer = make_tokenizer(texts, cfg.vocabulary)
     trajectories = trajectories_of(demos, tokenizer, cfg)

@@ -415,10 +415,11 @@ class Pages:
         self.table[child, full:full + len(new)] = new
         return list(zip(self.table[parent, full:full + len(new)].tolist(), new))
 
-    def clear(self, row):
-        """Take all pages from a row; those that no other row names are free again."""
-        pages = self.table[row][self.table[row] >= 0]
-        self.table[row] = -1
+    def clear(self, row, keep=0):
+        """Take all but the first `keep` pages from a row; those that no other row names are free
+        again."""
+        pages = self.table[row, keep:][self.table[row, keep:] >= 0]
+        self.table[row, keep:] = -1
         for page in pages[~np.isin(pages, self.table)].tolist():
             heapq.heappush(self.free, page)
 
@@ -531,12 +532,14 @@ class Engine:
         self.forget(sequence)
         heapq.heappush(self.free_rows, sequence.row)
 
-    def forget(self, sequence):
-        """Give the pages back and keep the row: the past can be prefilled again later."""
+    def forget(self, sequence, keep=0):
+        """Give the pages back and keep the row: the past can be prefilled again later. The pages
+        that are full of the first `keep` tokens stay."""
         if sequence in self.active:
             self.leave(sequence)
-        self.pages.clear(sequence.row)
-        sequence.length = 0
+        full = keep // self.pages.page_size
+        self.pages.clear(sequence.row, full)
+        sequence.length = full * self.pages.page_size
 
     def join(self, sequence):
         self.active.append(sequence)

@@ -26,10 +26,10 @@ from transformers import AutoTokenizer
 from client import EnvError, connected
 from curriculum import choose_tasks
 from engine import load_policy
-from env_server import open_env
+from env_server import load_env, open_env
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import cloned_settings, write_json
-from rollout import Agent, ContextMode, FormatName, collect, progress
+from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, collect, progress)
 
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
 Count = Annotated[int, "1 or more", lambda x: x >= 1]
@@ -64,6 +64,8 @@ class Config:
     temperature: NonNegative = 1.0     # 0: greedy
     format: FormatName = "act"    # form of a reply; chat models: react
     context: ContextMode = "full"      # what stays in view
+    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
+    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
     max_turn_tokens: Count = 32   # a longer reply is cut (chat models: 512)
     max_context: Count = 1024     # tokens in view (chat models: 8192)
     max_concurrent: Count = 256   # episodes at a time
@@ -100,8 +102,11 @@ def agent_for(policy, path, prompt, cfg):
     if last >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {last}, its model embeddings "
                          f"up to {rows - 1}; give it its own tokenizer, or resize the embeddings")
+    ends = policy.generation_config.eos_token_id            # None, an id, or several
     return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
-                 max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature)
+                 max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,
+                 history=cfg.history, thinking=cfg.thinking, world=load_env(cfg.env),
+                 stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
 
 
 def play_model(cfg, module, horizon):
@@ -112,7 +117,8 @@ def play_model(cfg, module, horizon):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
-          f"most {cfg.max_turn_tokens}", file=sys.stderr)
+          f"most {cfg.max_turn_tokens}; history {cfg.history}: {HISTORY[cfg.history]}",
+          file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
         prompt, known = client.servers[0].game(module)

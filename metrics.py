@@ -19,7 +19,7 @@ import algos
 import parallel
 from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
-from rollout import Trajectory, to_batch
+from rollout import HISTORY, Trajectory, to_batch
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
@@ -156,7 +156,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
         constant_groups=(spread <= 1e-6).float().mean().item(),
         valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
-        turns=len(turns) / len(played),
+        turns=len(turns) / len(played), cut_thoughts=sum(t.cut for t in turns) / max(len(turns), 1),
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
@@ -211,7 +211,8 @@ def describe(run):
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
     parallel.say(f"{run.cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
                  f"attention {policy.kernel} ({policy.kernel_reason})"
-                 + f", going on at step {run.step}" * (run.step > 0))
+                 + f", going on at step {run.step}" * (run.step > 0)
+                 + f"\nhistory {run.cfg.history}: {HISTORY[run.cfg.history]}")
 
 
 def log_line(m):
@@ -222,6 +223,7 @@ def log_line(m):
             f"turns {m['turns']:4.1f} | valid {valid:>4} | entropy {m['entropy']:.2f} | "
             f"kl {m['kl']:.4f} | clipped {m['clipped']:3.0%} | grad {m['grad_norm']:5.2f} | "
             f"{m['tokens_per_second']:6.0f} tok/s | dropped {m['dropped']}"
+            + (f" | cut in thoughts {m['cut_thoughts']:.0%}" if m["cut_thoughts"] else "")
             + (f" | skipped {m['skipped']}" if m["skipped"] else ""))
 
 

@@ -10,6 +10,7 @@ each token. `collect` plays many at once on the engine's pages and must give the
 """
 import hashlib
 import itertools
+import json
 import math
 import os
 import queue
@@ -29,6 +30,7 @@ from tqdm import tqdm
 
 from client import EnvError, ServerAway
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
+from envs import tools_of
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -40,6 +42,7 @@ class Turn:
     end: int
     reward: float = 0.0
     valid: bool | None = True  # the environment understood the action; None: it does not say
+    cut: bool = False          # the reply ended within its thoughts
     observation_hash: int = 0  # of the observation replied to; equal texts, equal hashes (GiGPO)
 
 
@@ -103,60 +106,211 @@ class Trajectory:
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
-class Chat:
-    """The model's chat template cut into pieces that can be appended: nothing is encoded twice.
+# With this conversation a template is tried out. Replies hold the tokens below as their own.
+RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
+OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
 
-    opening(messages)     -> ids of a new context, up to where the assistant's reply begins
-    between_replies(text) -> ids after a reply's stop token, up to where the next reply begins
+
+class Chat:
+    """The model's chat template: messages to ids, replies to messages.
+
+    opening(messages)           -> ids of a new context, up to where the reply begins
+    between_replies(text, role) -> ids after a reply's stop token, up to where the next one begins
+    message(text)               -> a reply as the message that a chat server would keep of it
+
+    thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
+    model's generation_config. ValueError: a template that cannot hold such a conversation.
     """
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.render = partial(tokenizer.apply_chat_template, tokenize=False)
-        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
-        name = tokenizer.name_or_path or type(tokenizer).__name__
+    def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
+        self.tokenizer, self.name = tokenizer, tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.chat_template:
-            raise ValueError(f"{name}: its tokenizer has no chat template; use a chat model")
-        # What stands between the words of this conversation is the template's own. The replies
-        # contain thoughts, because some templates strip those of earlier replies.
-        first, second = "<think>T1T</think>R1R", "<think>T2T</think>R2R"
-        messages = said("system", "S1S") + said("user", "Q1Q") + said("assistant", first) \
-            + said("user", "Q2Q") + said("assistant", second) + said("user", "Q3Q")
+            raise ValueError(f"{self.name}: its tokenizer has no chat template; use a chat model")
+        self.source = tokenizer.get_chat_template(tools=tools or None)
+        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
+        # the date: Llama 3.2's template would write today's, and a run would depend on its day
+        self.options = dict(tools=tools or None, date_string="26 Jul 2024")
+        self._find_shape()
+        if thinking:
+            self._switch(thinking)
+        prompt = self.prompt(said("system", RULES) + said("user", ASK))
+        tail = self._behind_a_reply(said("user", NEXT))
+        self.opened = prompt[prompt.find("<think>"):] * ("<think>" in prompt)    # or shut at once
+        tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
+        ending = tail.partition(NEXT)[0]
+        stop = one_of(t.content for t in tokens).search(ending)
+        if not stop or ending[:stop.start()].strip():           # Llama-2's has a space before it
+            self._refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
+                         "own to stop at; use another template")
+        self.stop, (self.stop_id,) = stop[0], self.encode(stop[0])
+        self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
+        self.special = one_of(t.content for t in tokens
+                              if t.special or t.content in self.source + prompt + tail)
+        self.special_in_reply = one_of(
+            t.content for t in tokens if t.content not in OF_REPLIES
+            and (t.special or t.content in prompt + tail))
+        if history == "keep":
+            self._check_that_tokens_can_be_appended(prompt, tail)
+        self.read_calls = self._syntax_of_calls(tools) if tools else no_calls
+
+    def _refuse(self, why):
+        raise ValueError(f"{self.name}: its chat template {why}")
+
+    def _find_shape(self):
+        """How this template takes messages: as they are, with the rules in the first user message
+        (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
+        talk = said("system", RULES) + said("user", ASK) + said("assistant", REPLY) \
+            + said("user", NEXT)
+        for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
+            try:
+                text, refusal = self.prompt(talk), "it leaves out or repeats some of it"
+            except (TemplateError, TypeError) as error:
+                text, refusal = "", error
+            shown = re.findall("S1S|Q1Q|R1R|Q2Q", text)
+            if shown == [RULES, ASK, REPLY, NEXT] or \
+                    shown == [ASK, REPLY, NEXT] and "system" in self.source:   # on purpose: ours
+                return
+        self._refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
+
+    def _switch(self, thinking):
+        """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
+        off, on = ({**self.options, "enable_thinking": x, "thinking": x} for x in (False, True))
+        texts = [self.prompt(said("user", ASK), options) for options in (off, on)]
+        if texts[0] == texts[1]:
+            self._refuse("has no switch for thinking; leave --thinking out")
+        self.options = on if thinking == "on" else off
+
+    def _check_that_tokens_can_be_appended(self, prompt, tail):
+        """What stands between replies must not depend on the turn, but for thoughts and spaces:
+        those stay in view as they were sampled, whatever the template would make of them."""
+        whole = self.prompt(said("system", RULES) + said("user", ASK) + 2 * (
+            said("assistant", REPLY) + said("user", NEXT)))
+        whole, appended = (re.sub(r"\s+|</?think>", "", text)
+                           for text in (whole, prompt + 2 * (REPLY + tail)))
+        if whole != appended:
+            self._refuse("rewrites earlier messages when later ones arrive, so tokens cannot be "
+                         "appended; use --history template, which renders every turn anew")
+
+    def _syntax_of_calls(self, tools):
+        """The function that reads the calls which this template writes."""
+        asked, call = said("user", ASK), assistant("", ("f", {"x": "V1V"}))
         try:
-            opening = self.render(messages[:2], add_generation_prompt=True)
-            whole = self.render(messages, add_generation_prompt=True)
-            ending = self.render(messages[:3]).removeprefix(opening + first)
-        except TemplateError as refusal:
-            raise ValueError(f"{name}: its chat template refuses a system message, then user and "
-                             f"assistant in turn ({refusal}); use another template") from None
-        stop_ids = self.encode(ending)[:1]
-        stop = tokenizer.decode(stop_ids)
-        between = whole.removeprefix(opening + first + stop).partition(second)[0]
-        self.before, _, self.after = between.partition("Q2Q")  # around a user message
-        if whole != "".join([opening, first, stop, self.before, "Q2Q", self.after,
-                             second, stop, self.before, "Q3Q", self.after]):
-            raise ValueError(f"{name}: its chat template rewrites earlier messages when later ones "
-                             "arrive, so tokens cannot be appended; use another template")
-        if not stop_ids or stop_ids[0] not in tokenizer.added_tokens_decoder:
-            raise ValueError(f"{name}: its chat template ends a reply with {ending!r}, which does "
-                             "not begin with a token of its own to stop at; use another template")
-        special = [t.content for t in tokenizer.added_tokens_decoder.values()
-                   if t.special or t.content in opening + stop + between]
-        self.special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self.stop_id = stop_ids[0]                      # the template's end of a reply
-        self.stop_ids = {self.stop_id, tokenizer.eos_token_id} - {None}
+            prompt = self.prompt(asked)
+            written = self.prompt([*asked, call, *said("tool", NEXT)]).partition(ASK)[2]
+        except (TemplateError, TypeError):
+            prompt = written = ""
+        if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
+            self._refuse("has no tools; use another --format")
+        written = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
+        for read in (read_hermes_calls, read_llama_calls):
+            if read(written)[1] == [("f", {"x": "V1V"})]:
+                return read
+        self._refuse(f"writes a tool call as {written[-90:]!r}; known are Hermes JSON (Qwen2.5, "
+                     "Qwen3) and Llama's JSON; use another --format")
+
+    def prompt(self, messages, options=None):
+        """A conversation as text, up to where the reply begins. TemplateError, TypeError."""
+        if self.rules_in_user and messages[0]["role"] == "system":
+            rules, first, *rest = messages
+            messages = said("user", f"{rules['content']}\n\n{first['content']}") + rest
+        if self.in_parts:
+            messages = [m | {"content": [dict(type="text", text=m["content"])]} for m in messages]
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **options or self.options)
+
+    def _behind_a_reply(self, message):
+        """What the template writes behind a reply, with the next message, up to the next reply."""
+        return self.prompt(said("system", RULES) + said("user", ASK) + said("assistant", REPLY)
+                           + message).partition(REPLY)[2]
 
     def opening(self, messages):
-        plain = [m | {"content": self.plain(m["content"])} for m in messages]
-        return list(self.encode(self.render(plain, add_generation_prompt=True)))
+        return list(self.encode(self.prompt(
+            [m if m["role"] == "assistant" else m | {"content": broken(self.special, m["content"])}
+             for m in messages])))
 
-    def between_replies(self, text):
-        return list(self.encode(self.before + self.plain(text) + self.after))
+    def between_replies(self, text, role="user"):
+        tail = self._behind_a_reply(said(role, broken(self.special, text)))
+        # with the stop, which is there already, because some tokens swallow the space behind them
+        return self.encode(tail[tail.index(self.stop):])[1:]
 
-    def plain(self, text):
-        """A special token that an observation or the agent quotes gets a space, "< |end|>", or it
-        could write messages of its own into the conversation."""
-        return self.special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    def message(self, text):
+        """Its thoughts go where the template looks for them; a lone tool call becomes one."""
+        full = self.opened + broken(self.special_in_reply, text)
+        thoughts, words = split_thoughts(full)
+        if "reasoning_content" in self.source:
+            full, more = words or "", dict(reasoning_content=thoughts) if thoughts else {}
+        else:
+            more = {}
+        content, calls = self.read_calls(full)
+        return more | (assistant(content, *calls) if len(calls) == 1 and calls[0] else
+                       assistant(full))
+
+
+def said(role, content):
+    return [{"role": role, "content": content}]
+
+
+def assistant(content, *calls):
+    """A reply with its tool calls (name, arguments), as OpenAI's API writes it."""
+    calls = [dict(type="function", id=f"call{n:05}", function=dict(name=name, arguments=arguments))
+             for n, (name, arguments) in enumerate(calls)]
+    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+
+
+def answer_to(reply, text):
+    """[the message that answers a reply]: the result of its tool call, or the user's words."""
+    calls = reply.get("tool_calls")
+    return [dict(role="tool", content=text, tool_call_id=calls[0]["id"])] if calls \
+        else said("user", text)
+
+
+def one_of(texts):
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+
+def broken(pattern, text):
+    """A special token that is quoted gets a space, "< |end|>": it would be encoded as that token,
+    and could begin a message of its own."""
+    return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+
+def split_thoughts(text):
+    """-> (thoughts, words): "<think>a</think>b" -> ("a", "b"), "b" -> ("", "b"), and a reply that
+    was cut within its thoughts, "<think>a" -> ("a", None)."""
+    thoughts, _, words = text.rpartition("</think>")
+    if "<think>" in words:
+        thoughts, words = words.partition("<think>")[2], None
+    return thoughts.lstrip().removeprefix("<think>").strip("\n"), words and words.lstrip("\n")
+
+
+# Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
+# None stands for a call that cannot be read.
+
+def no_calls(text):
+    return text, []
+
+
+def read_hermes_calls(text):
+    """<tool_call>{"name": "get", "arguments": {"items": "2 wax"}}</tool_call>: Qwen2.5, Qwen3."""
+    before, *calls = text.split("<tool_call>")
+    return before.rstrip("\n"), [read_call(call.partition("</tool_call>")[0], "arguments")
+                                 for call in calls]
+
+
+def read_llama_calls(text):
+    """{"name": "get", "parameters": {"items": "2 wax"}} and nothing else: Llama 3.1, 3.2."""
+    call = text.strip().removeprefix("<|python_tag|>")
+    return ("", [read_call(call, "parameters")]) if call.startswith("{") else (text, [])
+
+
+def read_call(text, key):
+    """-> (name, arguments), or None."""
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call[key]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (name, arguments) if type(name) is str and type(arguments) is dict else None
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
@@ -214,6 +368,8 @@ ASK_NOTE = "Earlier turns will not be shown again. Begin each reply with a line 
 ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong and what you " \
              "will do differently. Then you try again."
 
+CUT = "Your reply ended within its thoughts. Think less, then act."
+
 NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -266,15 +422,20 @@ FORMATS = {
                    "'Plan: ' again only to change them. " + ASK_REACT,
                    first="Plan: {thought}\n", keeps={"plan": PLAN}),
     "reflect": Format(tries=2),
+    "tool": Format("Act by calling a tool; make one call in each reply."),    # see Agent.read
 }
 FormatName = Literal[tuple(FORMATS)]
 ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
+Thinking = Literal["", "on", "off"]
+HISTORY = {"keep": "earlier replies stay in view as they were sampled, thoughts included",
+           "template": "every turn is a context rendered anew, as a chat server would show it"}
+History = Literal[tuple(HISTORY)]
 
 
 @dataclass
 class Agent:
     """How the policy speaks: its chat template, the form of its replies, what it keeps in view."""
-    tokenizer: object
+    tokenizer: object               # None: the policy is an API's and takes messages
     prompt: str = ""                # the environment's rules, as the system message
     format: FormatName = "act"
     context: ContextMode = "full"
@@ -282,14 +443,35 @@ class Agent:
     max_turn_tokens: int = 32       # a longer reply is cut
     max_context: int = 1024         # tokens in view; an episode that might exceed it is truncated
     temperature: float = 1.0
+    history: History = "keep"       # what becomes of earlier turns, see HISTORY
+    thinking: Thinking = ""         # the template's own switch; "": as the template has it
+    world: object = None            # the environment's module, for its TOOLS
+    stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):
-        self.chat = Chat(self.tokenizer)
+        self.tools = tools_of(self.world) if self.format == "tool" else {}
+        self.chat = self.tokenizer and Chat(
+            self.tokenizer, self.history, self.thinking,
+            [schema for _, schema in self.tools.values()], self.stop_ids)
 
-    def system(self):
-        """The system message: the environment's rules and the form of a reply."""
+    def start(self):
+        """The messages before the first observation: the rules and the form of a reply."""
         parts = [self.prompt, FORMATS[self.format].ask, ASK_NOTE * (self.context == "memory")]
-        return {"role": "system", "content": "\n\n".join(filter(None, parts))}
+        return said("system", "\n\n".join(filter(None, parts)))
+
+    def read(self, words, message):
+        """A reply without its thoughts, and as a message -> (action, complaint)."""
+        if self.format != "tool":
+            return FORMATS[self.format].read(NOTE.sub("", words) if self.context == "memory"
+                                             else words)
+        there_are = f"There are: {', '.join(self.tools)}."
+        if not message.get("tool_calls"):
+            return "", f"Your reply had no tool call that could be read; make one. {there_are}"
+        call = message["tool_calls"][0]["function"]
+        try:
+            return self.tools[call["name"]][0].format(**call["arguments"]), ""
+        except KeyError as missing:
+            return "", f"Your tool call has no {missing}, or there is none. {there_are}"
 
 
 class Episode:
@@ -307,6 +489,7 @@ class Episode:
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
         self.trajectory = Trajectory(task_id, tuple(key))
         self.history = []           # (observation, reply) texts of this try
+        self.messages = []          # the conversation in view, as a chat server would hold it
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
@@ -320,27 +503,34 @@ class Episode:
         return generator.random(self.agent.max_turn_tokens)
 
     def reply(self, token_ids, logprobs):
-        """Take the policy's reply, and set the request that follows from it. FloatingPointError: of
-        a policy that holds NaN or infinity, which would fail in every task without a word."""
+        """Take the sampled tokens of the policy's reply. FloatingPointError: of a policy that holds
+        NaN or infinity, which would fail in every task without a word."""
         if not math.isfinite(sum(logprobs)):
             raise FloatingPointError("a reply's log-probabilities are not finite: use another "
                                      "checkpoint")
-        chat, trajectory = self.agent.chat, self.trajectory
-        trajectory.add_action(token_ids, logprobs)
-        trajectory.turns[-1].observation_hash = text_hash(self.observation)
+        chat = self.agent.chat
+        self.trajectory.add_action(token_ids, logprobs)
         stopped = token_ids[-1] in chat.stop_ids
         text = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids)
         if token_ids[-1] != chat.stop_id:            # cut, or another stop token: the template
-            trajectory.add_observation([chat.stop_id])         # still wants its own, not sampled
+            self.trajectory.add_observation([chat.stop_id])    # still wants its own, not sampled
+        self.answer(chat.opened + text, chat.message(text))
+
+    def answer(self, text, message):
+        """Take the policy's reply as text and as a message, and set the request that follows."""
+        turn = self.trajectory.turns[-1]
+        turn.observation_hash = text_hash(self.observation)
+        self.messages.append(message)
+        _, words = split_thoughts(text)
         if self.reflecting:
-            self.lessons.append(text.strip())
+            self.lessons.append((words or "").strip())
             self.history, self.reflecting = [], False
             self.request = self.first_request
             return
-        self.history.append((self.observation, text))
-        if self.agent.context == "memory":
-            text = NOTE.sub("", text)
-        action, self.complaint = self.format.read(text)
+        self.history.append((self.observation, message))
+        turn.cut = words is None
+        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(
+            text if self.agent.format == "think" else words, message)
         self.request = ("step", action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
@@ -370,11 +560,18 @@ class Episode:
         agent, trajectory = self.agent, self.trajectory
         shortened = agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
-        if shortened or not trajectory.contexts:
-            messages = self._shortened(text) if shortened else said("user", text)
-            trajectory.begin_context(agent.chat.opening([agent.system(), *messages]))
+        if shortened or not self.messages:
+            self.messages = agent.start()
+            self.messages += self._shortened(text) if shortened else said("user", text)
         else:
-            trajectory.add_observation(agent.chat.between_replies(text))
+            self.messages += answer_to(self.messages[-1], text)
+        if not agent.chat:
+            return
+        if shortened or agent.history == "template" or not trajectory.contexts:
+            trajectory.begin_context(agent.chat.opening(self.messages))
+        else:
+            role = self.messages[-1]["role"]
+            trajectory.add_observation(agent.chat.between_replies(text, role))
         if len(trajectory.context) + agent.max_turn_tokens > agent.max_context:
             trajectory.truncated, self.over = "context", True
 
@@ -394,7 +591,7 @@ class Episode:
         """
         memory = self.agent.context == "memory"
         task = self.history[0][0] if self.history else ""
-        replies = [reply for _, reply in self.history]
+        replies = [reply["content"] for _, reply in self.history]
         top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
         for name, pattern in (self.format.keeps | ({"note": NOTE} if memory else {})).items():
             if last(pattern, replies):
@@ -405,12 +602,8 @@ class Episode:
         top.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
         messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
         for (_, reply), observation in zip(recent, [o for o, _ in recent[1:]] + [text]):
-            messages += said("assistant", reply) + said("user", observation)
+            messages += [reply, *answer_to(reply, observation)]
         return messages
-
-
-def said(role, content):
-    return [{"role": role, "content": content}]
 
 
 def text_hash(text):
@@ -645,11 +838,14 @@ class Scheduler:
         if broken:
             return self.fail(slot, answer)
         contexts = len(episode.trajectory.contexts)
+        before = slot.seen if slot.sequence else []
         episode.observe(answer.observation, answer.reward, answer.done, answer.info)
         if episode.over:
             return self.finish(slot)
         if slot.sequence and len(episode.trajectory.contexts) > contexts:
-            self.engine.forget(slot.sequence)            # its pages hold the context before
+            # its pages hold the context before; what begins both is not read again
+            same = os.path.commonprefix([before, episode.trajectory.context[:-1]])
+            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
         self.slots.move(slot, "ready")
 
     def fail(self, slot, error):

@@ -42,7 +42,7 @@ from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNega
                   Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
 from metrics import Notes
 from parallel import cloned_settings, logprobs_under
-from rollout import Agent, ContextMode, FormatName, Stats, progress, to_batch
+from rollout import (Agent, ContextMode, FormatName, History, Stats, Thinking, progress, to_batch)
 
 
 @dataclass
@@ -528,6 +528,8 @@ class Config:
     # how the agent speaks
     format: FormatName = "act"                # form of a reply; chat models: react
     context: ContextMode = "full"             # what stays in view
+    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
+    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
     max_turn_tokens: Count = 24   # a longer reply is cut; chat models: 512
     max_context: Count = 512      # tokens in view, else the episode is truncated; chat models: 8192
     temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
@@ -638,8 +640,9 @@ def preset(given):
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
 SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "format", "context",
-                  "max_turn_tokens", "max_context", "advantage", "surrogate", "turn_level",
-                  "critic", "eval_tasks", *(name for name in vars(Config) if "clone_" in name))
+                  "history", "thinking", "max_turn_tokens", "max_context", "advantage",
+                  "surrogate", "turn_level", "critic", "eval_tasks",
+                  *(name for name in vars(Config) if "clone_" in name))
 
 
 def begun(given):

@@ -16,10 +16,13 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
 ORIGINAL, a constant, holds the task ids that the original AgentGym's server has as well; without
 it that server takes all of them.
 
+TOOLS, a constant, holds the forms of its actions, for models that call tools: `tools_of`.
+
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
 """
 import random
+import re
 import sys
 
 
@@ -67,3 +70,18 @@ class Base:
         parts = [part.strip().lower() for part in reply.split("||") if part.strip()][:most]
         actions = [part for part in parts if part in known]
         return actions, 0 < len(actions) == len(parts)
+
+
+def tools_of(module):
+    """{name: (form, JSON schema)}. A form is an action with its arguments in braces: "craft {items}
+    using {ingredients}" is a tool `craft` with two strings. TOOLS maps forms to descriptions; an
+    environment without it has one tool, `act`, which takes the whole action."""
+    tools = {}
+    for form, description in getattr(module, "TOOLS", {"{action}": "Take one action."}).items():
+        name, arguments = form.partition("{")[0].strip().replace(" ", "_") or "act", \
+            re.findall(r"{(\w+)}", form)
+        tools[name] = form, dict(type="function", function=dict(
+            name=name, description=description, parameters=dict(
+                type="object", properties={x: dict(type="string") for x in arguments},
+                required=arguments)))
+    return tools

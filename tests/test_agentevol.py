@@ -154,7 +154,7 @@ def test_check_heads_takes_what_a_policy_can_have(width, heads):
 
 # ---- what is imitated ----
 
-@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
     agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9)

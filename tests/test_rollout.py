@@ -144,16 +144,23 @@ def test_chat_appends_what_the_whole_conversation_renders_to(kind):
 
 
 REWRITING = {
-    "strips earlier thinking":
-        "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}{{ m.content }}{% else %}"
-        "{{ m.content.split('</think>')[-1] }}{% endif %}<|end|>{% endfor %}",
-    "strips thinking of all but the newest reply, as it is asked for the next":
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.index0 + 2 >= messages|length "
-        "else m.content.split('</think>')[-1] }}<|end|>{% endfor %}",
     "counts turns": "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'user' %}"
                     "({{ loop.index }}) {% endif %}{{ m.content }}<|end|>{% endfor %}",
     "counts messages": "{{ messages|length }} messages{% for m in messages %}<|{{ m.role }}|>"
                        "{{ m.content }}<|end|>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("how", REWRITING)
+def test_chat_refuses_to_append_where_the_template_rewrites_earlier_messages(how):
+    template = REWRITING[how] + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    with pytest.raises(ValueError, match="some/tiny: its chat template rewrites earlier messages.*"
+                                         "--history template"):
+        Chat(chat_tokenizer(template=template))
+    Chat(chat_tokenizer(template=template), history="template")
+
+
+LEAVING_OUT = {
     "says the rules beside the last message":
         "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{% if loop.last %}"
         "{{ messages[0].content }}{% endif %}{{ m.content }}<|end|>{% endfor %}",
@@ -162,11 +169,12 @@ REWRITING = {
 }
 
 
-@pytest.mark.parametrize("how", REWRITING)
-def test_chat_refuses_a_template_that_rewrites_earlier_messages(how):
-    template = REWRITING[how] + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    with pytest.raises(ValueError, match="some/tiny: its chat template rewrites earlier messages"):
-        Chat(chat_tokenizer(template=template))
+@pytest.mark.parametrize("how", LEAVING_OUT)
+def test_chat_refuses_a_template_that_leaves_out_or_repeats_messages(how):
+    template = LEAVING_OUT[how] + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    with pytest.raises(ValueError, match="some/tiny: its chat template refuses rules, then user and"
+                                         ".*leaves out or repeats"):
+        Chat(chat_tokenizer(template=template), history="template")
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -196,11 +204,11 @@ def test_chat_takes_a_quoted_token_of_the_template_for_text_whatever_its_kind():
 
 def test_chat_names_what_its_template_refuses():
     refuses = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ValueError, match="some/tiny: .* refuses a system message.*not supported"):
+    with pytest.raises(ValueError, match="some/tiny: .* refuses rules, then user.*not supported"):
         Chat(chat_tokenizer(template=refuses))
 
 
-@pytest.mark.parametrize("end", ["", " .", "\n"])
+@pytest.mark.parametrize("end", [" .", "END"])
 def test_chat_refuses_a_template_without_a_token_that_ends_a_reply(end):
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}END{% endfor %}" \
         "{% if add_generation_prompt %}<|assistant|>{% endif %}".replace("END", end)
@@ -262,7 +270,7 @@ def test_read_think_takes_no_more_time_for_tags_that_are_not_closed():
         "</think><answer>" * 8 + "up"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("action", ["get 2 bone", "up || left", "search[a: {b}]", ""])
 def test_format_compose_is_read_back_to_the_same_action(name, action):
     for turn in (0, 1):
@@ -537,7 +545,7 @@ def play_all(who, make_env, tasks, group_size, horizon, key=(0,), kind="llama"):
 
 
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"tool"}))
 def test_collect_equals_play(name, context):
     horizon = 2 if name == "reflect" else 3                # of each of its two tries
     for temperature, tasks in ((0.0, [3]), (1.0, [3, 8])):
@@ -666,7 +674,7 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     once, and the unfinished one four times."""
     who = agent(max_turn_tokens=1)
     tasks = [0, 1, 2, 3]                   # observations "task 0: go", "task 1: so go", ...
-    prompts = [len(who.chat.opening([who.system(), *rollout.said("user", Toy().reset(t))]))
+    prompts = [len(who.chat.opening(who.start() + rollout.said("user", Toy().reset(t))))
                for t in tasks]
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
     for client in (LocalClient(), LocalClient(batched=False, connections=3)):
@@ -1051,9 +1059,9 @@ def test_compose_writes_the_plan_in_the_first_reply_only():
 @pytest.mark.parametrize("context, parts", [
     ("full", ["Be quick.", rollout.ASK_REACT]), ("window", ["Be quick.", rollout.ASK_REACT]),
     ("memory", ["Be quick.", rollout.ASK_REACT, rollout.ASK_NOTE])])
-def test_system_asks_for_a_note_where_only_a_note_is_kept(context, parts):
-    assert agent(format="react", context=context).system() == {
-        "role": "system", "content": "\n\n".join(parts)}
+def test_start_asks_for_a_note_where_only_a_note_is_kept(context, parts):
+    assert agent(format="react", context=context).start() == [
+        {"role": "system", "content": "\n\n".join(parts)}]
 
 
 def test_observe_takes_an_action_for_valid_unless_told_otherwise():
