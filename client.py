@@ -23,7 +23,8 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from urllib.parse import urlsplit
 
-from env_server import MAX_BODY, WIRES, Wire, local_server
+from env_server import MAX_BODY, local_server
+from envs._wires import WIRES, Wire
 
 BATCH = 256                         # most episodes in one request
 MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB

@@ -5,7 +5,7 @@
     with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
 
 A session is one Env object under an integer id. The verbs of the original, in textcraft's words
-(other environments have other words, see WIRES; `info` and all below /close are our additions):
+(others have other words, see envs/_wires.py; `info` and all below /close are our additions):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -53,9 +53,10 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from envs._wires import WIRES, Wire
 
 MAX_BODY = 2**20            # bytes of a request
 MAX_REPLY = 2**22           # bytes after which no further item of a request is executed
@@ -64,52 +65,8 @@ MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
 
 
-# ---- What each original server calls its things ----
+# ---- Environments and their sessions ----
 
-@dataclass(frozen=True)
-class Wire:
-    """The JSON of one environment. A shape is a reply without its values: "{id reward}" stands for
-    {"id": 3, "reward": 0}, "[observation null]" for ["Crafting ...", null], "env_idx" for 3 alone.
-    `shaped` finds a word in the session's last answer or in its Env (sciworld's task_name)."""
-    id_key: str = "id"
-    task_key: str = "data_idx"
-    task_required: bool = True      # if not, a reset without it plays TRAIN[0]
-    task_wraps: bool = False        # whether ids beyond the last count on from the first
-    create: str = "{id}"            # with an observation in it, create also resets
-    reset: str = "{id observation reward done}"
-    step: str = "{observation reward done}"
-    closed: object = True           # what /close answers when it closed one
-    look: dict = field(default_factory=dict)    # GET path: shape; in CAPITALS, a module's constant
-
-
-B = dict(id_key="env_idx", create="env_idx")    # the second dialect
-TOOL = Wire(**B, task_key="id", task_required=False, reset="observation")
-WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
-    "babyai": Wire(reset="{observation reward score deleted done}",
-                   step="{observation reward score done}",
-                   look={"observation": "{observation reward score done deleted}"}),
-    "textcraft": Wire(create="{id observation done reward}", task_required=False),
-    "sciworld": Wire(step="{observation reward score done}", reset="{task_name var_num "
-                     "task_description observation reward score deleted done}",
-                     look={"task_description": "task_description"}),
-    "alfworld": Wire(task_key="game", reset="{id observation available_actions task_type}",
-                     step="{observation reward available_actions done}",
-                     look={"available_actions": "available_actions"}),
-    "maze": Wire(task_key="game", reset="{observation}", look={"available_actions": "ACTIONS"}),
-    "wordle": Wire(task_key="seed", task_wraps=True, reset="{id observation}",
-                   look={"filtered_vocab": "filtered_vocab"}),
-    "webshop": Wire(**B, task_key="session_id", task_required=False, reset="[observation null]",
-                    step="{state reward done}", look={
-                        "available_actions": "available_actions", "state": "{url html "
-                        "instruction_text}", "instruction_text": "instruction_text"}),
-    "sqlgym": Wire(**B, task_key="item_id", reset="[observation null]", step="{state reward done}"),
-    "webarena": Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
-                     reset="{observation sites object}", closed={"closed": "closed"},
-                     step="{observation reward terminated truncated}",
-                     look={"observation_metadata": "observation_metadata"}),
-    "searchqa": Wire(**B, task_key="id", reset="observation"),
-    "weather": TOOL, "movie": TOOL, "academia": TOOL, "sheet": TOOL, "todo": TOOL,
-}
 LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
 
 
@@ -128,8 +85,6 @@ def shaped(shape, session):
         return pairs if shape[0] == "{" else list(pairs.values())
     return value_of(shape)
 
-
-# ---- Environments and their sessions ----
 
 class Refused(Exception):
     """A request that gets no ordinary answer: its status, one sentence, FastAPI's "detail"."""
