@@ -278,7 +278,7 @@ def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, m
     (dict(importance="sequence_mask", importance_cap=2.0), [0] * 4),
     (dict(importance="sequence_mask", importance_cap=5.0, importance_low=0.75), [2.5] * 4)])
 def test_credit_corrects_the_sampler_as_the_flags_say(flags, weights, url, model):
-    """The sampler found three tokens 1.25 and 4 times rarer and twice as probable."""
+    """This sampler found three tokens 1.25 and 4 times rarer and twice as probable."""
     run = started(url, config(model, filter="none", **flags))
     chosen = kept(run)
     places = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled]
@@ -323,11 +323,12 @@ def test_mismatch_is_the_kl_of_the_sampler_to_the_trainer_before_any_step(url, m
 
 
 def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkeypatch):
+    """GSPO clips at 3e-4: with the sampler's numbers it would clip a policy that has not moved."""
     asked, logprobs_under = [], train.logprobs_under
     monkeypatch.setattr(train, "logprobs_under", lambda run, policy, batch: (
         asked.append(policy) or logprobs_under(run, policy, batch)))
     for dtype in (torch.float32, torch.bfloat16):
-        run = started(url, config(model, filter="none", mini_batches=1, lr=1e-9))
+        run = started(url, config(model, "gspo", filter="none", mini_batches=1, lr=1e-9))
         run.policy = load_policy(model, "cpu", dtype)
         batch = train.to_batch(kept(run))
         sampled = batch.old_logprobs
@@ -339,6 +340,7 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
         else:
             assert asked == [run.policy]
             figures = train.update(run, batch)
+            assert figures.clipped < 0.1
             gaps = (sampled - batch.old_logprobs)[batch.response_mask]
             assert figures.mismatch == pytest.approx((gaps.square() / 2).mean().item(), rel=0.1)
             assert figures.kl < 0.1 * figures.mismatch > 1e-7
