@@ -245,7 +245,7 @@ class Figures:
 
     @classmethod
     def of(cls, sums, norms):
-        """From the sums of `part_figures` and the gradient norm of each update (NaN: skipped)."""
+        """From the sums of `part_loss` and the gradient norm of each update (NaN: skipped)."""
         tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
         high, low = sums["clipped_high"] / tokens, sums["clipped_low"] / tokens
         return cls(sums["entropy"] / tokens, sums["kl"] / tokens, sums["mismatch"], high + low,
