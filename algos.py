@@ -363,13 +363,6 @@ def entropy(logits):
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-@torch.no_grad()
-def importance_weights(old_logprobs, rollout_logprobs, cap):
-    """min(pi_old / pi_rollout, cap): a weight that corrects an inexact sampler. Truncated IS."""
-    check_aligned(old_logprobs, rollout_logprobs)
-    return (old_logprobs - rollout_logprobs).clamp(-20, 20).exp().clamp(max=cap)
-
-
 def check_aligned(*tensors):
     """Refuse what broadcasting would combine silently: (A,) with (1,), or with (A, 1)."""
     shapes = [tuple(x.shape) for x in tensors]
@@ -404,6 +397,32 @@ def constant_weights(response_mask, length):
     if length <= 0:
         raise ValueError(f"length={length}: expected a positive number of tokens")
     return sequence_sum_weights(response_mask) / length
+
+
+# An inexact sampler is corrected by rho = pi_old / pi_rollout, both at the weights that sampled:
+# pi_old is the trainer's. All (B, T). Masked tokens stay in the denominators above, as in IcePop.
+
+@torch.no_grad()
+def importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
+    """rho clipped to [low, cap]: truncated importance sampling. TRL's `token_truncate`."""
+    check_aligned(old_logprobs, rollout_logprobs, response_mask)
+    rho = (old_logprobs - rollout_logprobs).exp()
+    return torch.where(response_mask.bool(), rho.clamp(low, cap), 0.0)
+
+
+def masked_importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
+    """rho if low <= rho <= cap, else 0. IcePop (arXiv:2510.18855), there 0.5 and 5. NaN stays."""
+    rho = importance_weights(old_logprobs, rollout_logprobs, response_mask, 0, math.inf)
+    return torch.where((rho < low) | (rho > cap), 0.0, rho)
+
+
+def sequence_masked_importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
+    """The same with one rho per row, exp(sum_t log rho_t), at each of its tokens. TRL's
+    `sequence_mask`, cap 3; MIS (J. Liu, Y. Li et al., "When Speed Kills Stability", 2025)."""
+    check_aligned(old_logprobs, rollout_logprobs, response_mask)
+    log_rho = torch.where(response_mask.bool(), old_logprobs - rollout_logprobs, 0.0)
+    log_rho = log_rho.sum(1, keepdim=True).expand_as(log_rho)
+    return masked_importance_weights(log_rho, torch.zeros_like(log_rho), response_mask, low, cap)
 
 
 # ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------

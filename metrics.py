@@ -160,6 +160,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
+        masked=(batch.weights[batch.response_mask] == 0).float().mean().item() if batch else 0.0,
         trajectories=len(played), trained=len(batch.rewards) if batch else 0,
         dropped=stats.dropped, **asdict(figures), **kl_to_start(batch),
         pages=stats.pages, preempted=stats.preempted,
@@ -221,10 +222,10 @@ def log_line(m):
     return (f"step {m['step']:4d} | horizon {m['horizon']:2d} | reward {m['reward']:5.2f} | "
             f"success {m['success']:4.0%} (random {m['random']:.0%}) | std {m['reward_std']:.2f} | "
             f"turns {m['turns']:4.1f} | valid {valid:>4} | entropy {m['entropy']:.2f} | "
-            f"kl {m['kl']:.4f} | clipped {m['clipped']:3.0%} | grad {m['grad_norm']:5.2f} | "
-            f"{m['tokens_per_second']:6.0f} tok/s | dropped {m['dropped']}"
-            + (f" | cut in thoughts {m['cut_thoughts']:.0%}" if m["cut_thoughts"] else "")
-            + (f" | skipped {m['skipped']}" if m["skipped"] else ""))
+            f"kl {m['kl']:.4f} | mismatch {m['mismatch']:.0e} | clipped {m['clipped']:3.0%} | "
+            f"grad {m['grad_norm']:5.2f} | {m['tokens_per_second']:6.0f} tok/s | "
+            f"dropped {m['dropped']}" + "".join(f" | {name} {m[name]:.3g}" for name in
+                                                ("skipped", "cut_thoughts", "masked") if m[name]))
 
 
 def where_time_went(run, m):

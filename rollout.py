@@ -985,6 +985,7 @@ class Batch:
     observation_hashes: torch.Tensor     # (B, N): see Turn; -1 after the last turn
     advantages: torch.Tensor = None  # from here on: added by the training step
     weights: torch.Tensor = None
+    rollout_logprobs: torch.Tensor = None   # the sampler's; old_logprobs may become the trainer's
     ref_logprobs: torch.Tensor = None
     values: torch.Tensor = None
     returns: torch.Tensor = None

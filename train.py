@@ -154,9 +154,12 @@ def credit(run, batch):
         train_on_everything(run, batch)
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
-    if cfg.importance_cap:              # in bfloat16 the sampler's numbers are not the trainer's
-        sampled, batch.old_logprobs = batch.old_logprobs, logprobs_under(run, run.policy, batch)
-        batch.weights = algos.importance_weights(batch.old_logprobs, sampled, cfg.importance_cap)
+    batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
+    if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
+        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+    if cfg.importance_cap:
+        batch.weights = IMPORTANCE[cfg.importance](batch.old_logprobs, batch.rollout_logprobs, mask,
+                                                   cfg.importance_low, cfg.importance_cap)
     if cfg.overlong_buffer:
         limit = cfg.max_turn_tokens * cfg.horizons[-1]
         penalty = algos.overlong_penalty(mask.sum(1), limit, cfg.overlong_buffer)
@@ -217,7 +220,6 @@ def last_action(mask):
     return (mask & (later == 1)).float()
 
 
-@torch.no_grad()
 def train_on_everything(run, batch):
     """--train-env-tokens, a fault of RAGEN's first code, as an exercise: observations are trained
     on as if the policy had written them."""
@@ -233,6 +235,7 @@ class Figures:
     """Statistics of one update: means over its trained tokens, unless said."""
     entropy: float = 0.0          # nats
     kl: float = 0.0               # KL(pi_old || pi), k3; pi_old is the policy that sampled
+    mismatch: float = 0.0         # KL(sampler || trainer), k3, at the weights that sampled
     clipped: float = 0.0          # share of tokens whose ratio the loss clips, on either side
     clipped_high: float = 0.0     # share of tokens clipped above 1 + clip_high
     clipped_low: float = 0.0      # share of tokens clipped below 1 - clip_low
@@ -242,11 +245,11 @@ class Figures:
 
     @classmethod
     def of(cls, sums, norms):
-        """From the sums of `part_figures` and the gradient norm of each update (NaN: skipped)."""
+        """From the sums of `part_loss` and the gradient norm of each update (NaN: skipped)."""
         tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
         high, low = sums["clipped_high"] / tokens, sums["clipped_low"] / tokens
-        return cls(sums["entropy"] / tokens, sums["kl"] / tokens, high + low, high, low,
-                   sums["value_loss"] / len(norms), sum(finite) / max(len(finite), 1),
+        return cls(sums["entropy"] / tokens, sums["kl"] / tokens, sums["mismatch"], high + low,
+                   high, low, sums["value_loss"] / len(norms), sum(finite) / max(len(finite), 1),
                    skipped=len(norms) - len(finite))
 
 
@@ -266,6 +269,8 @@ def update(run, batch):
             total = torch.zeros((), device=run.device)
             for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
                 loss, part_sums = part_loss(run, mini.rows(part_rows))
+                if norms:       # the weights have moved away from those that sampled
+                    del part_sums["mismatch"]
                 (loss * real * parallel.world()).backward()     # FSDP takes the mean over the ranks
                 total += loss.detach() * real
                 for name, x in part_sums.items():
@@ -313,7 +318,9 @@ def part_loss(run, part):
         value_loss = (losses * part.value_weights[mask]).sum()
         total = total + (1.0 if run.critic else cfg.value_coef) * value_loss
     sums = part_figures(logprobs, old, advantages, rows, cfg)
-    return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach())
+    mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())
+    return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach(),
+                       mismatch=(mismatch * part.value_weights[mask]).sum())    # mean over tokens
 
 
 @torch.no_grad()
@@ -341,6 +348,8 @@ def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
 
 
 SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
+IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
+              "sequence_mask": algos.sequence_masked_importance_weights}
 Surrogate = Annotated[str, "token, sequence, or what you added to SURROGATES",
                       lambda x: x in SURROGATES]
 Name = Annotated[str, "a folder's name without /", lambda x: re.fullmatch(r"(?!\.+$)[^/]*", x)]
@@ -558,7 +567,9 @@ class Config:
     value_clip: Limit = 0.5       # values move at most so far from the old ones
     value_coef: NonNegative = 0.5  # weight of the value loss where the trunk is shared
     reuse: Count = 1              # Online-k: updates made from the same trajectories
-    importance_cap: NonNegative = 0.0  # > 0: tokens weigh pi_old / pi_sampler, at most this; 0: off
+    importance_cap: NonNegative = 0.0  # > 0: tokens weigh rho = pi_old / pi_sampler; 0: off
+    importance: Literal["cap", "mask", "sequence_mask"] = "cap"  # rho outside: clipped, or made 0
+    importance_low: Share = 0.0   # the least rho that is neither clipped nor made 0
     overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
     train_env_tokens: bool = False   # a fault of RAGEN's first code: observations are trained on
 
@@ -605,6 +616,9 @@ def check(cfg):
         raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}, turn_level="
                          f"{cfg.turn_level}: gae needs a critic (own or shared), which nothing "
                          "else uses, and turn_level is a form of gae")
+    if (cfg.importance != "cap" or cfg.importance_low) and cfg.importance_low >= cfg.importance_cap:
+        raise ValueError(f"importance={cfg.importance}, importance_low={cfg.importance_low}: give "
+                         f"--importance-cap, and above that; it is {cfg.importance_cap}, 0 is off")
     for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
                          ("overlong_buffer", cfg.max_turn_tokens * cfg.horizons[-1])):
         if getattr(cfg, name) > tokens:

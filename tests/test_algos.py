@@ -388,7 +388,7 @@ def test_losses_refuse_shapes_that_would_be_broadcast():
         3: [lambda *x: algos.clipped_surrogate(*x, 0.2, 0.2),
             lambda *x: algos.clipped_value_loss(*x, 0.2)],
         4: [lambda *x: algos.gspo_surrogate(*x[:3], x[3].long(), 0.2, 0.2)],
-        2: [algos.kl_k1, algos.kl_k2, algos.kl_k3, lambda *x: algos.importance_weights(*x, 2.0)]}
+        2: [algos.kl_k1, algos.kl_k2, algos.kl_k3]}
     for count, functions in losses.items():
         for function in functions:
             assert function(*[five] * count).shape == (5,)
@@ -414,18 +414,11 @@ def test_nan_on_a_sampled_token_is_not_hidden():
     for loss in (algos.clipped_surrogate(dirty, ones, ones, 0.2, 0.2), algos.kl_k3(ones, dirty),
                  algos.clipped_surrogate(ones, ones, dirty, 0.2, 0.2),
                  algos.gspo_surrogate(ones, dirty, ones, rows, 0.2, 0.2),
-                 algos.clipped_value_loss(ones, ones, dirty, 0.2),
-                 algos.importance_weights(ones, dirty, 2.0)):
+                 algos.clipped_value_loss(ones, ones, dirty, 0.2)):
         assert loss.sum().isnan()
-
-
-def test_importance_weights_by_hand():
-    new = tensor(3, 0.5, 1).log().requires_grad_()
-    got = algos.importance_weights(new, torch.zeros(3), 2.0)
-    same(got, [2, 0.5, 1])   # 3 is capped
-    assert not got.requires_grad
-    logprobs = torch.randn(2, 3)
-    assert torch.equal(algos.importance_weights(logprobs, logprobs, 2.0), torch.ones(2, 3))
+    for weights in CORRECTIONS:
+        for pair in ((ones, dirty), (dirty, ones)):
+            assert weights(*(x[None] for x in pair), ones[None], 0.0, 2.0).sum().isnan()
 
 
 # ---- weights ------------------------------------------------------------------------------------
@@ -563,6 +556,71 @@ def test_kl_penalised_rewards_by_hand():
     got = algos.kl_penalised_rewards(tensor([0, 4, 1]), old, ref, tensor([1, 0, 1]), 0.1)
     same(got, [[-0.2, 0, 1.1]])
     assert not got.requires_grad
+
+
+# ---- weights that correct an inexact sampler ----------------------------------------------------
+
+CORRECTIONS = (algos.importance_weights, algos.masked_importance_weights,
+               algos.sequence_masked_importance_weights)
+# pi_old / pi_rollout of the tokens of four rows; off the mask, where it is 9, nothing may change
+RATIOS = tensor([4, 0.5, 9, 1], [2, 2, 9, 9], [0.5, 9, 0.5, 9], [9, 9, 9, 9])
+SAMPLED = tensor([1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0])
+
+
+def corrected(weights, low, cap, junk=9.0):
+    """`weights` of RATIOS, pi_rollout being 1/4 at every sampled token and `junk` elsewhere."""
+    rollout = torch.where(SAMPLED > 0, 0.25, junk)
+    return weights((RATIOS * rollout).log().requires_grad_(), rollout.log(), SAMPLED, low, cap)
+
+
+def test_importance_weights_by_hand():
+    # 4 is cut to 3 and 0.5 raised to 0.75
+    same(corrected(algos.importance_weights, 0.75, 3.0),
+         [[3, 0.75, 0, 1], [2, 2, 0, 0], [0.75, 0, 0.75, 0], [0] * 4])
+    same(corrected(algos.importance_weights, 0.0, 3.0),
+         [[3, 0.5, 0, 1], [2, 2, 0, 0], [0.5, 0, 0.5, 0], [0] * 4])
+
+
+def test_masked_importance_weights_by_hand():
+    # 4 > 3 and 0.5 < 0.75 become 0; what lies between stays as it is
+    same(corrected(algos.masked_importance_weights, 0.75, 3.0),
+         [[0, 0, 0, 1], [2, 2, 0, 0], [0] * 4, [0] * 4])
+    same(corrected(algos.masked_importance_weights, 0.0, 3.0),
+         [[0, 0.5, 0, 1], [2, 2, 0, 0], [0.5, 0, 0.5, 0], [0] * 4])
+
+
+def test_sequence_masked_importance_weights_by_hand():
+    # rows: 4 * 0.5 * 1 = 2 is inside, though 4 is not; 2 * 2 = 4 > 3, though each 2 is inside;
+    # 0.5 * 0.5 = 0.25 < 0.4, though each 0.5 is inside
+    rows = corrected(algos.sequence_masked_importance_weights, 0.4, 3.0)
+    same(rows, [[2, 2, 0, 2], [0] * 4, [0] * 4, [0] * 4])
+    rows = corrected(algos.sequence_masked_importance_weights, 0.0, 5.0)
+    same(rows, [[2, 2, 0, 2], [4, 4, 0, 0], [0.25, 0, 0.25, 0], [0] * 4])
+
+
+@pytest.mark.parametrize("weights", CORRECTIONS)
+def test_importance_corrections_are_1_where_the_sampler_is_exact(weights):
+    logprobs, mask = torch.randn(2, 3), torch.ones(2, 3)
+    for low, cap in ((0.0, 2.0), (1.0, 1.0)):       # both bounds belong to what is kept
+        assert torch.equal(weights(logprobs, logprobs, mask, low, cap), mask)
+    never = logprobs - 300      # rho would overflow, or vanish: a number all the same
+    for pair in ((logprobs, never), (never, logprobs)):
+        assert weights(*pair, mask, 0.0, 2.0).isfinite().all()
+
+
+@pytest.mark.parametrize("weights", CORRECTIONS)
+def test_importance_corrections_see_sampled_tokens_alone(weights):
+    clean = corrected(weights, 0.4, 3.0)
+    assert not clean.requires_grad
+    for junk in (NAN, math.inf, 0.0):
+        assert torch.equal(corrected(weights, 0.4, 3.0, junk), clean)
+    one = torch.ones(2, 3)
+    for which in range(3):
+        for shape in ((1, 3), (2, 1), (6,)):
+            inputs = [one] * 3
+            inputs[which] = torch.ones(shape)
+            with pytest.raises(ValueError, match="do not align"):
+                weights(*inputs, 0.0, 2.0)
 
 
 # ---- the collapse panel -------------------------------------------------------------------------

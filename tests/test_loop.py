@@ -549,9 +549,10 @@ def test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be(url,
 
 
 def test_figures_are_means_over_tokens_and_over_updates():
-    sums = dict(tokens=8.0, entropy=4.0, kl=2.0, clipped_high=1.0, clipped_low=3.0, value_loss=6.0)
+    sums = dict(tokens=8.0, entropy=4.0, kl=2.0, mismatch=0.1, clipped_high=1.0, clipped_low=3.0,
+                value_loss=6.0)
     figures = train.Figures.of(sums, [1.0, math.nan, 3.0])
-    assert (figures.entropy, figures.kl) == (0.5, 0.25)
+    assert (figures.entropy, figures.kl, figures.mismatch) == (0.5, 0.25, 0.1)
     assert (figures.clipped_high, figures.clipped_low, figures.clipped) == (1 / 8, 3 / 8, 1 / 2)
     assert (figures.value_loss, figures.grad_norm, figures.skipped) == (2.0, 2.0, 1)
 

@@ -270,6 +270,82 @@ def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, m
     assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
 
 
+@pytest.mark.parametrize("flags, weights", [
+    (dict(importance="mask", importance_cap=2.0), [1.25, 0, 0.5, 1]),
+    (dict(importance="mask", importance_cap=5.0, importance_low=0.75), [1.25, 4, 0, 1]),
+    (dict(importance="cap", importance_cap=2.0, importance_low=0.75), [1.25, 2, 0.75, 1]),
+    (dict(importance="sequence_mask", importance_cap=3.0), [2.5] * 4),      # 1.25 * 4 * 0.5
+    (dict(importance="sequence_mask", importance_cap=2.0), [0] * 4),
+    (dict(importance="sequence_mask", importance_cap=5.0, importance_low=0.75), [2.5] * 4)])
+def test_credit_corrects_the_sampler_as_the_flags_say(flags, weights, url, model):
+    """This sampler found three tokens 1.25 and 4 times rarer and twice as probable."""
+    run = started(url, config(model, filter="none", **flags))
+    chosen = kept(run)
+    places = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled]
+    assert len(places) > 3
+    for place, ratio in zip(places, (1.25, 4, 0.5)):
+        chosen[0].old_logprobs[place] -= math.log(ratio)
+    batch = train.to_batch(chosen)
+    train.credit(run, batch)
+    assert batch.weights[0, places[:4]].tolist() == pytest.approx(weights, rel=1e-3)
+    assert not batch.weights[~batch.response_mask].any()
+    masked = weights.count(0) if weights[-1] else len(places)       # of this row; of others none
+    stats = Stats(seconds=Counter(rollout=1.0))
+    line = metrics.measure(run, 2, chosen, batch, stats, Figures(), 2.0)
+    assert line["masked"] == pytest.approx(masked / int(batch.response_mask.sum()))
+
+
+# ---- the mismatch of sampler and trainer --------------------------------------------------------
+
+def shifted(trajectories, by):
+    """The same, as if a sampler had reported log-probabilities that are `by` too large."""
+    for t in trajectories:
+        t.old_logprobs = [p + by * sampled for p, sampled in zip(t.old_logprobs, t.response_mask)]
+    return train.to_batch(trajectories)
+
+
+def test_mismatch_is_the_kl_of_the_sampler_to_the_trainer_before_any_step(url, model):
+    """A token of probability p under the trainer has 1.5 p under the sampler: k3 of KL(sampler ||
+    trainer) is r - 1 - log r with r = 1 / 1.5 (exchanged, r would be 1.5: 0.0945)."""
+    k3 = 1 / 1.5 - 1 + math.log(1.5)                                # 0.0721
+    for rate in (1e-9, 1e-2):           # at the second, the four updates move the policy
+        for cap in (5.0, 0.0):
+            run = started(url, config(model, filter="none", importance_cap=cap, lr=rate,
+                                      mini_batches=4, epochs=2, micro_tokens=150))
+            batch = shifted(kept(run), math.log(1.5))
+            train.credit(run, batch)
+            figures = train.update(run, batch)
+            assert figures.mismatch == pytest.approx(k3, abs=1e-5)
+            if rate == 1e-2:
+                assert abs(figures.kl - k3 * (cap == 0)) > 1e-3
+            else:       # with the trainer's own old_logprobs, kl has no mismatch in it
+                assert figures.kl == pytest.approx(0 if cap else k3, abs=1e-5)
+
+
+def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkeypatch):
+    """GSPO clips at 3e-4: with the sampler's numbers it would clip a policy that has not moved."""
+    asked, logprobs_under = [], train.logprobs_under
+    monkeypatch.setattr(train, "logprobs_under", lambda run, policy, batch: (
+        asked.append(policy) or logprobs_under(run, policy, batch)))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = started(url, config(model, "gspo", filter="none", mini_batches=1, lr=1e-9))
+        run.policy = load_policy(model, "cpu", dtype)
+        batch = train.to_batch(kept(run))
+        sampled = batch.old_logprobs
+        train.credit(run, batch)
+        assert batch.rollout_logprobs is sampled and torch.equal(
+            batch.weights, batch.response_mask.float())
+        if dtype == torch.float32:
+            assert not asked and batch.old_logprobs is sampled
+        else:
+            assert asked == [run.policy]
+            figures = train.update(run, batch)
+            assert figures.clipped < 0.1
+            gaps = (sampled - batch.old_logprobs)[batch.response_mask]
+            assert figures.mismatch == pytest.approx((gaps.square() / 2).mean().item(), rel=0.1)
+            assert figures.kl < 0.1 * figures.mismatch > 1e-7
+
+
 def test_without_a_cap_the_samplers_numbers_are_taken_as_they_are(url, model):
     run = started(url, config(model, filter="none"))
     chosen = kept(run)
@@ -393,12 +469,21 @@ def test_resume_takes_the_runs_own_flags(url, model):
 # ---- two ranks ----------------------------------------------------------------------------------
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
-SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4),
+SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance="mask",
+                       importance_cap=2.0, importance_low=0.5),
           "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
+
+
+def inexact(run, batch, credit=train.credit):
+    """`credit`, after a sampler that is 0, 0.2, .. 0.8 nats off, row by row: the last is masked."""
+    rows = torch.arange(len(batch.rewards))[:, None] % 5
+    batch.old_logprobs = batch.old_logprobs + 0.2 * rows * batch.response_mask
+    credit(run, batch)
 
 
 def a_rank(rank, url, model, port):
     """What one of two processes does; rank 0 writes runs/<algo>-2."""
+    train.credit = inexact
     sys.modules["envs.toy"] = toy()
     torch.set_num_threads(1)
     metrics.rates = lambda *_: RATES
@@ -409,13 +494,15 @@ def a_rank(rank, url, model, port):
         dist.destroy_process_group()
 
 
-def test_two_ranks_are_one(url, model):
+def test_two_ranks_are_one(url, model, monkeypatch):
     """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
+    monkeypatch.setattr(train, "credit", inexact)
     spawn(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2)
     for algo, flags in SHARED.items():
         one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
         for alone, together in zip(*lines, strict=True):
+            assert alone["mismatch"] > 0.01 and (algo == "ppo" or 0.1 < alone["masked"] < 0.3)
             for key in alone.keys() - {"pages", "preempted"}:
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
         for name in ("model", "trainer"):       # the tied lm_head is stored once
@@ -667,8 +754,8 @@ def test_five_such_updates_in_a_row_end_the_run(url, model, monkeypatch):
 
 PANEL = {"step", "horizon", "random", "reward", "success", "reward_std", "reward_std_share",
          "constant_groups", "entropy", "grad_norm", "kl", "clipped", "clipped_low", "clipped_high",
-         "response_length", "valid", "distinct_3gram", "turns", "dropped", "skipped", "truncated",
-         "tokens_per_second", "seconds"}
+         "mismatch", "masked", "response_length", "valid", "distinct_3gram", "turns", "dropped",
+         "skipped", "truncated", "tokens_per_second", "seconds"}
 PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_start"}
 
 
@@ -678,6 +765,7 @@ def test_the_panel_is_complete(url, model):
     assert lines == run.history and len(lines) == 5
     for line in lines:
         assert PANEL <= line.keys()
+        assert 0 <= line["mismatch"] < 1e-9 < line["kl"] and line["masked"] == 0
         assert (PROBED <= line.keys()) == (line["step"] % 2 == 0)
     assert abs(lines[0]["kl_start"]) < 1e-6 < lines[4]["kl_start"]
     assert lines[0]["reward_std_share"] == 1
@@ -757,6 +845,7 @@ def test_clip_fractions_count_what_the_loss_clips(url, model):
 def with_weights(run, batch):
     batch = batch.rows(torch.arange(16))
     batch.weights = train.loss_weights(batch.response_mask, run.cfg)
+    batch.value_weights = algos.token_weights(batch.response_mask)
     return batch
 
 
@@ -839,6 +928,12 @@ MISTAKES = [
     ("--kl-in reward", "do nothing while kl_coef is 0"),
     ("--algo starpo --kl-coef 0 --kl-in loss", "do nothing while kl_coef is 0"),
     ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
+    ("--importance mask", "importance=mask, importance_low=0.0: give --importance-cap, and above"),
+    ("--importance-low 0.5", "importance=cap, importance_low=0.5: give --importance-cap"),
+    ("--importance sequence_mask --importance-low 0.5 --importance-cap 0.5", "it is 0.5, 0 is off"),
+    ("--importance-low 2 --importance-cap 3", "importance_low=2.0: expected from 0 to 1"),
+    ("--importance-cap -1", "importance_cap=-1.0: expected 0 or more"),
+    ("--importance tis", "importance='tis'; known: cap, mask, sequence_mask"),
     ("--temperature 0", "temperature=0.0: expected above 0"),
     ("--dual-clip 0.5", "dual_clip=0.5: expected above 1"),
     ("--dual-clip nan", "dual_clip=nan: expected above 1, or 0 for none"),
