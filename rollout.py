@@ -135,7 +135,8 @@ class Chat:
             self._switch(thinking)
         prompt = self.prompt(said("system", RULES) + said("user", ASK))
         tail = self._behind_a_reply(said("user", NEXT))
-        self.opened = prompt[prompt.find("<think>"):] * ("<think>" in prompt)    # or shut at once
+        # what the prompt begins for the reply: "<think>", or empty thoughts where they are off
+        self.opened = "".join(prompt.partition(ASK)[2].partition("<think>")[1:])
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
         ending = tail.partition(NEXT)[0]
         stop = one_of(t.content for t in tokens).search(ending)
@@ -471,7 +472,7 @@ class Agent:
         try:
             return self.tools[call["name"]][0].format(**call["arguments"]), ""
         except KeyError as missing:
-            return "", f"Your tool call has no {missing}, or there is none. {there_are}"
+            return "", f"Your tool call lacks or misspells {missing}. {there_are}"
 
 
 class Episode:
