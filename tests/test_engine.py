@@ -58,13 +58,13 @@ def test_load_policy_says_what_is_missing(tmp_path):
 
 def test_prepare_refuses_attention_that_is_not_plain_causal():
     model = twins("qwen2")[1]
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(ValueError, match="qwen2: layers .*sliding_attention"):
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match="qwen2 cannot run: layers of linear_attention; use Qwen3"):
         prepare(model)
 
 
 def test_attend_without_a_layout_says_what_to_call():
-    with pytest.raises(ValueError, match="use token_logprobs or collect"):
+    with pytest.raises(ValueError, match="a model called directly, not by token_logprobs or"):
         twins()[0](torch.tensor([[1, 2]]), use_cache=False)
 
 
