@@ -432,7 +432,7 @@ def test_no_pickle_is_read(url, model, capsys):
     load_policy("weights")
     Path("weights/adapter.safetensors").touch()
     os.remove("weights/model.safetensors")                  # a folder that only looks right
-    with pytest.raises(ValueError, match="weights: transformers cannot load it: .*model.safetensors"):
+    with pytest.raises(ValueError, match="weights: transformers cannot load it"):
         load_policy("./weights")
     assert not os.path.exists("executed")
     pickle.load(open("weights/pytorch_model.bin", "rb"))    # the bomb is a real one
