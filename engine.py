@@ -63,8 +63,8 @@ def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
-    except (OSError, ValueError) as e:
-        raise ValueError(f"{path}: transformers cannot load it: {e}".splitlines()[0]) from None
+    except Exception as e:                 # a missing, broken or unknown file; a package it needs
+        raise ValueError(f"{path}: transformers cannot load it: {e}".splitlines()[0]) from e
 
 
 def check_model(path):
