@@ -475,6 +475,19 @@ def test_attend_in_a_window_sees_the_last_tokens_only(window):
     assert happened >= {"prefill", "decode", "fork", "forget", "release"}
 
 
+def test_readers_of_one_page_begin_their_windows_where_they_like():
+    """Of 9 and of 10 tokens the last 7 are seen: from slots 2 and 3 of the page that both share."""
+    engine = Engine(Mean(window=7), rows=2, pages=8, page_size=4)
+    parent, text = engine.start(), [30, 1, 70, 2, 50, 8, 9, 4]
+    engine.prefill([parent], [text])
+    child = engine.fork(parent)
+    engine.prefill([child], [[6]])
+    for sequence in (parent, child):
+        engine.join(sequence)
+    got = engine.decode(torch.tensor([3, 5]))
+    assert torch.allclose(got, torch.tensor([mean([*text, 3], 7), mean([*text, 6, 5], 7)]))
+
+
 @pytest.mark.parametrize("window, pages", [(1, 4), (2, 4), (3, 3), (4, 3), (5, 2), (9, 0), (10, 0)])
 def test_pages_behind_a_window_are_not_read(window, pages):
     """Of 9 tokens in pages of 2, before a tenth: so many pages lie wholly behind its window. They
