@@ -206,6 +206,19 @@ def test_the_tables_hold_these_models_and_no_other(rows):
     assert list(rows) == [*MODELS, *REFUSED]
 
 
+def test_check_model_of_a_hub_id_fetches_the_config_alone(monkeypatch):
+    fetched = []
+
+    def fetch(path, **more):
+        fetched.append((path, more))
+        return config_of(*REFUSED["Gemma 2"][:2])
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fetch)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    with pytest.raises(ValueError, match="gemma2 cannot run: Gemma2Attention asks for soft caps"):
+        load_policy("google/gemma-2-2b-it")
+    assert fetched == [("google/gemma-2-2b-it", dict(trust_remote_code=False))]
+
+
 def test_check_model_of_an_architecture_that_transformers_lacks(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "own", "architectures": ["Own"]}')
     (tmp_path / "model.safetensors").touch()
