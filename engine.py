@@ -37,7 +37,7 @@ LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
 IGNORED = "dropout", "position_ids", "cache_position", "logits_to_keep", "output_router_logits"
-ASKED = dict(softcap="soft caps", s_aux="sinks")      # names of what it refuses
+ASKED = dict(softcap="soft caps", s_aux="sinks")      # what `attend` refuses, in words
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
@@ -78,13 +78,13 @@ def check_model(path):
 
 
 def check_config(config):
-    """ValueError if the model that transformers makes of `config` cannot run here. It is tried:
-    without weights (on torch's meta device), where `attend` sees what its layers ask for."""
+    """ValueError if transformers' model of `config` cannot run here. It is tried, without weights:
+    on torch's meta device (experts there need bfloat16) `attend` sees what its layers ask for."""
     AttentionInterface.register(OURS, attend)
     transformers_logging.disable_progress_bar()            # they would break our log's lines
     kinds, layers = set(getattr(config, "layer_types", None) or []), []
 
-    def watch(layer, query, key, value, scale, *window):
+    def watch(layer, query, key, value, scale, *view):
         layers.append(layer)
         if not key.shape[1:] == value.shape[1:] == kv_shape(config)[1:]:
             raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
@@ -96,7 +96,7 @@ def check_config(config):
             raise ValueError("a multimodal model, whose text model lies deeper than model.model")
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
-            layout = types.SimpleNamespace(memory=None, views={}, view=lambda *window: window,
+            layout = types.SimpleNamespace(memory=None, views={}, view=lambda *view: view,
                                            position=torch.arange(2), attend=watch)
             forward(model, layout.position, layout)
         if layers != list(range(len(model.model.layers))):
