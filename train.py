@@ -36,7 +36,7 @@ import parallel
 from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
-from engine import action_logprobs, action_values, check_folder, token_values
+from engine import action_logprobs, action_values, check_model, token_values
 from env_server import load_env, open_env
 from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                   Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
@@ -603,7 +603,7 @@ class Config:
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
     if cfg.model:
-        check_folder(cfg.model)
+        check_model(cfg.model)
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule

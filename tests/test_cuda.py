@@ -19,6 +19,7 @@ from engine import (DecodeGraph, Engine, Flash, OutOfPages, choose_kernel, flash
                     prepare, sample, token_logprobs)
 from fakes import LocalClient, chat_tokenizer, twins
 from rollout import Agent, collect, make_engine
+from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
 
@@ -28,17 +29,19 @@ on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA d
 
 # ---- what flash-attn promises -------------------------------------------------------------------
 
-def attention_by_hand(q, keys, values, scale):
+def attention_by_hand(q, keys, values, scale, before=-1):
     """q (n, H, D): the last n tokens of a sequence whose keys, values are (m, KH, D) -> (n, H, D).
-    One query head at a time, in float64; query i sees keys up to m - n + i."""
+    One query head at a time, in float64; query i sees keys up to m - n + i, its own: all of them,
+    or so many `before` its own."""
     n, H, D = q.shape
     m, KH, _ = keys.shape
     out = torch.empty(n, H, D)
     for i in range(n):
         for h in range(H):
-            seen, kh = m - n + i + 1, h // (H // KH)
-            scores = keys[:seen, kh].double() @ q[i, h].double() * scale
-            out[i, h] = (scores.softmax(0) @ values[:seen, kh].double()).float()
+            own, kh = m - n + i, h // (H // KH)
+            seen = slice(0 if before < 0 else max(0, own - before), own + 1)
+            scores = keys[seen, kh].double() @ q[i, h].double() * scale
+            out[i, h] = (scores.softmax(0) @ values[seen, kh].double()).float()
     return out
 
 
@@ -63,9 +66,11 @@ def cached(pages, row, length):
 def flash2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
            softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
            deterministic=False, return_attn_probs=False, block_table=None):
-    """flash-attn 2.8's flash_attn_varlen_func: with a table, cu_seqlens_k are whole lengths."""
+    """flash-attn 2.8's flash_attn_varlen_func: with a table, cu_seqlens_k are whole lengths;
+    window_size: tokens seen before a token's own and after it, -1: all, where causal allows."""
     check_heads(q, k, v)
-    assert causal and dropout_p == 0 and window_size == (-1, -1) and not return_attn_probs
+    assert causal and dropout_p == 0 and not return_attn_probs and softcap == 0
+    assert window_size == (-1, -1) or window_size[0] >= 0 and window_size[1] == 0
     assert type(max_seqlen_q) is int and type(max_seqlen_k) is int
     starts = check_cu_seqlens(cu_seqlens_q, len(q))
     ends = check_cu_seqlens(cu_seqlens_k, None if block_table is not None else len(k))
@@ -79,7 +84,8 @@ def flash2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, drop
         keys, values = (cached(x, block_table[b], m) if block_table is not None
                         else x[ends[b]:ends[b + 1]] for x in (k, v))
         assert len(keys) == m                              # the table has room for them
-        parts.append(attention_by_hand(q[starts[b]:starts[b + 1]], keys, values, softmax_scale))
+        parts.append(attention_by_hand(q[starts[b]:starts[b + 1]], keys, values, softmax_scale,
+                                       window_size[0]))
     return torch.cat(parts)
 
 
@@ -91,21 +97,25 @@ def check_table(table, rows, pages, multiple):
 
 def flash4(*nothing, q=None, k=None, v=None, cu_seqlens_q=None, cu_seqlens_k=None,
            max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None, page_table=None,
-           softmax_scale=None, causal=False):
+           softmax_scale=None, causal=False, window_size=(None, None)):
     """flash-attn-4's: the order of its arguments is its own, so that only q, k, v may come without
-    their names; pages exclude cu_seqlens_k; (out, log-sum-exp) comes back."""
+    their names; pages exclude cu_seqlens_k; None, not -1, is no window; (out, log-sum-exp) comes
+    back."""
     q, k, v = nothing or (q, k, v)
+    assert window_size == (None, None) or window_size[0] >= 0
+    window_size = tuple(-1 if x is None else x for x in window_size)
     assert (page_table is None) != (cu_seqlens_k is None) and seqused_q is None
     if page_table is None:
         assert seqused_k is None
         return flash2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                      softmax_scale=softmax_scale, causal=causal), None
+                      softmax_scale=softmax_scale, causal=causal, window_size=window_size), None
     assert seqused_k.dtype == torch.int32 and seqused_k.shape == (len(page_table),)
     check_table(page_table, len(cu_seqlens_q) - 1, k, 128)
     assert torch.isfinite(k).all() and torch.isfinite(v).all()    # also behind a page's last token
     ends = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).int()
     return flash2(q, k, v, cu_seqlens_q, ends, max_seqlen_q, max_seqlen_k,
-                  softmax_scale=softmax_scale, causal=causal, block_table=page_table), None
+                  softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                  block_table=page_table), None
 
 
 class Recorded(DecodeGraph):
@@ -177,6 +187,21 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
             engine.leave(sequence)
     if graphs:                                             # padded to powers of two, recorded once
         assert set(engine.graphs) == {(4, 2), (2, 2)}
+
+
+@pytest.mark.parametrize("name", ["Mistral", "OLMo 3"])
+def test_windows_by_flash_equal_stock_transformers(kernel, name):
+    """A window of 5 tokens in every layer, or in some: training, two prefills, decode."""
+    model, stock = twins_of(name)
+    assert trains(model, stock) < 1e-5
+    engine, (text, more) = Engine(model, rows=2, pages=6), texts_of(random.Random(0), [252, 6])
+    sequence = engine.start()
+    assert differ(engine.prefill([sequence], [text]), stock, [text]) < 1e-5
+    assert differ(engine.prefill([sequence], [more]), stock, [text + more]) < 1e-5
+    engine.join(sequence)
+    for token in (7, 8):                                   # twice the same recorded graph
+        more.append(token)
+        assert differ(engine.decode(torch.tensor([token])), stock, [text + more]) < 1e-5
 
 
 def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
@@ -267,26 +292,30 @@ def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
     assert_same_gradients(gradients(model), gradients(stock))
 
 
-def test_flash_without_flash_attn_fits_the_signature_of_torch(monkeypatch):
-    """Without flash-attn, torch's own varlen kernel serves the training: its real signature, and
-    window (-1, 0) is the causal one."""
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_without_flash_attn_fits_the_signature_of_torch(window, monkeypatch):
+    """Without flash-attn, torch's own varlen kernel serves the training: its real signature;
+    window (-1, 0) is the causal one, (2, 0) that of the last three tokens."""
     signature = inspect.signature(varlen_attn)
 
     def stand_in(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments
-        assert tuple(given["window_size"]) == (-1, 0) and given["enable_gqa"]
+        before, after = given["window_size"]
+        assert after == 0 and given["enable_gqa"]
         ends = check_cu_seqlens(given["cu_seq_k"], len(given["key"]))
         assert check_cu_seqlens(given["cu_seq_q"], len(given["query"])) == ends
         assert given["max_q"] == given["max_k"] == max(b - a for a, b in zip(ends, ends[1:]))
         return torch.cat([attention_by_hand(given["query"][a:b], given["key"][a:b],
-                                            given["value"][a:b], given["scale"])
+                                            given["value"][a:b], given["scale"], before)
                           for a, b in zip(ends, ends[1:])])
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
     torch.manual_seed(0)
     query, key, value = torch.randn(7, 4, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 8)
     layout = Flash("torch", [5, 2], "cpu", None, None, None)
-    out = layout.attend(0, query, key, value, 0.3)
-    assert torch.allclose(out[5:], attention_by_hand(query[5:], key[5:], value[5:], 0.3))
+    out = layout.attend(0, query, key, value, 0.3, *layout.view(window, 2))
+    before = -1 if window is None else 2
+    assert torch.allclose(out[:5], attention_by_hand(query[:5], key[:5], value[:5], 0.3, before))
+    assert torch.allclose(out[5:], attention_by_hand(query[5:], key[5:], value[5:], 0.3, before))
 
 
 def test_kernels_are_chosen_where_they_can_run(monkeypatch):

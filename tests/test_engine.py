@@ -58,13 +58,13 @@ def test_load_policy_says_what_is_missing(tmp_path):
 
 def test_prepare_refuses_attention_that_is_not_plain_causal():
     model = twins("qwen2")[1]
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(ValueError, match="qwen2: layers .*sliding_attention"):
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match="qwen2 cannot run: layers of linear_attention; use Qwen3"):
         prepare(model)
 
 
 def test_attend_without_a_layout_says_what_to_call():
-    with pytest.raises(ValueError, match="use token_logprobs or collect"):
+    with pytest.raises(ValueError, match="a model called directly, not by token_logprobs or"):
         twins()[0](torch.tensor([[1, 2]]), use_cache=False)
 
 
@@ -315,15 +315,17 @@ def test_sample_leaves_the_logits_alone():
 
 # ---- pages and bookkeeping ----------------------------------------------------------------------
 
-def attention(layout, query, seen):
+def attention(layout, query, seen, window=None):
     """Our attention in layer 0 with `seen` (T, 1, D) as keys and as values: (T, 1, D)."""
     rows = [x.transpose(0, 1)[None] for x in (query, seen, seen)]
-    return attend(SimpleNamespace(layer_idx=0), *rows, None, 1.0, layout=layout)[0][0]
+    return attend(SimpleNamespace(layer_idx=0), *rows, None, 1.0, window, layout=layout)[0][0]
 
 
 class Mean(SimpleNamespace):
     """Instead of a transformer: one layer of our attention in which every query is 0, so that each
-    token's "logits" are the mean of the ids and of the places it sees: arithmetic tells them."""
+    token's "logits" are the mean of the ids and of the places it sees: arithmetic tells them. It
+    sees the last `window` tokens, or all."""
+    window = None
     device, kernel, compute_dtype, broken = torch.device("cpu"), "torch", torch.float32, False
     config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                              hidden_size=2)
@@ -332,13 +334,14 @@ class Mean(SimpleNamespace):
         if self.broken:
             raise ArithmeticError("broken on purpose")
         seen = torch.stack([ids[0].float(), position_ids[0].float()], -1)[:, None]      # (T, 1, 2)
-        out = attention(layout, torch.zeros_like(seen), seen)[:, 0]
+        out = attention(layout, torch.zeros_like(seen), seen, self.window)[:, 0]
         return SimpleNamespace(logits=out[None] if logits_to_keep is None
                                else out[None, logits_to_keep])
 
 
-def mean(text):
-    return [sum(text) / len(text), (len(text) - 1) / 2]
+def mean(text, window=None):
+    places = range(len(text))[-(window or len(text)):]
+    return [sum(text[place] for place in places) / len(places), sum(places) / len(places)]
 
 
 def runs_of(engine):
@@ -370,17 +373,17 @@ def check_books(engine, sequences):
     assert sorted([*engine.free_rows, *(s.row for s in sequences)]) == list(range(engine.rows))
 
 
-def random_schedule(seed):
+def random_schedule(seed, window=None):
     """Random starts, reads, forks, steps and ends in a pool far too small, failures included, with
     every answer and every book checked -> what happened."""
     rng, happened = random.Random(seed), set()
-    model = Mean()
+    model = Mean(window=window)
     engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
                     prefill_tokens=rng.choice((8, 64)))
     texts = {}                                             # sequence -> what it has read
 
     def check(sequences, logits):
-        want = torch.tensor([mean(texts[s.row][1]) for s in sequences])
+        want = torch.tensor([mean(texts[s.row][1], window) for s in sequences])
         assert torch.allclose(logits, want, atol=1e-3), (logits, want)
 
     for _ in range(14):
@@ -463,6 +466,44 @@ def test_no_page_is_lost_in_1000_random_schedules():
     assert happened >= {"start", "prefill", "join", "decode", "fork", "leave", "forget", "release",
                         "prefill without pages", "decode without pages", "fork without pages",
                         "broken"}
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 6, 9])
+def test_attend_in_a_window_sees_the_last_tokens_only(window):
+    """Pages of 2 and of 4, shared by forks whose windows begin at different slots of them."""
+    happened = set().union(*(random_schedule(seed, window) for seed in range(100)))
+    assert happened >= {"prefill", "decode", "fork", "forget", "release"}
+
+
+def test_readers_of_one_page_begin_their_windows_where_they_like():
+    """Of 9 and of 10 tokens the last 7 are seen: from slots 2 and 3 of the page that both share."""
+    engine = Engine(Mean(window=7), rows=2, pages=8, page_size=4)
+    parent, text = engine.start(), [30, 1, 70, 2, 50, 8, 9, 4]
+    engine.prefill([parent], [text])
+    child = engine.fork(parent)
+    engine.prefill([child], [[6]])
+    for sequence in (parent, child):
+        engine.join(sequence)
+    got = engine.decode(torch.tensor([3, 5]))
+    assert torch.allclose(got, torch.tensor([mean([*text, 3], 7), mean([*text, 6, 5], 7)]))
+
+
+@pytest.mark.parametrize("window, pages", [(1, 4), (2, 4), (3, 3), (4, 3), (5, 2), (9, 0), (10, 0)])
+def test_pages_behind_a_window_are_not_read(window, pages):
+    """Of 9 tokens in pages of 2, before a tenth: so many pages lie wholly behind its window. They
+    hold NaN, which would reach whoever gathers or multiplies them."""
+    for step in ("prefill", "decode"):
+        engine = Engine(Mean(window=window), rows=2, pages=12, page_size=2)
+        sequence = engine.start()
+        engine.prefill([sequence], [[1, 2, 3, 4, 5, 6, 7, 8, 9]])
+        engine.join(engine.fork(sequence))                     # shares the first four pages
+        engine.join(sequence)
+        for pool in engine.memory.pools:
+            pool[0, sequence.pages[:pages]] = math.nan
+        want = mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], window)
+        got = engine.decode(torch.tensor([5, 5])) if step == "decode" else \
+            engine.prefill([sequence], [[5]])
+        assert torch.allclose(got, torch.tensor([want] * len(got)))
 
 
 def test_prefill_without_pages_reads_nothing():

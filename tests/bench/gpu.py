@@ -172,9 +172,11 @@ def bench_attention(name, model, limits, B, context):
     else:
         layout = Flash(model.kernel, np.ones(B, int), device, engine.memory, table, starts)
 
+    view = layout.view(None, config.num_attention_heads // KH)      # made once for all layers
+
     def attention():
         engine.memory.write(0, layout.slots, key, key)
-        return layout.attend(0, query, key, key, D**-0.5)
+        return layout.attend(0, query, key, key, D**-0.5, *view)
     ways = {model.kernel: attention}
     if model.kernel == "flash2":
         from flash_attn import flash_attn_with_kvcache
