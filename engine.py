@@ -29,7 +29,7 @@ import numpy as np                                # and so take the cores of the
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
@@ -56,7 +56,29 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     check_model(path)
     model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
                             use_safetensors=True)
-    return prepare(model.to(device), attention, compute_dtype)
+    prepare(model.to(device), attention, compute_dtype)
+    if not os.path.isdir(path) or os.path.exists(os.path.join(path, "tokenizer_config.json")):
+        never_sample(model, ids_without_text(path, len(model.get_input_embeddings().weight)))
+    return model
+
+
+def ids_without_text(path, rows):
+    """Which of `rows` ids the tokenizer at `path` lacks: many vocabularies are padded.
+    ValueError: a tokenizer with ids beyond them."""
+    known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
+    if max(known) >= rows:
+        raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
+                         f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
+                         "embeddings")
+    return sorted({*range(rows)} - known)
+
+
+def never_sample(model, ids):
+    """From here on these ids have the probability 0, in the sampler as in the trainer."""
+    hidden = torch.tensor(ids, device=model.device)
+    if ids:
+        model.get_output_embeddings().register_forward_hook(
+            lambda head, inputs, logits: logits.index_fill_(-1, hidden, NEVER))
 
 
 def from_pretrained(auto, path, **more):

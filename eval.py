@@ -98,10 +98,6 @@ def summarise(module, plays, k=1):
 def agent_for(policy, path, prompt, cfg):
     """How the policy of `path`, a folder or a hub id, speaks -> Agent. ValueError."""
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    last, rows = max(tokenizer.get_vocab().values()), len(policy.get_input_embeddings().weight)
-    if last >= rows:
-        raise ValueError(f"{path}: its tokenizer has token ids up to {last}, its model embeddings "
-                         f"up to {rows - 1}; give it its own tokenizer, or resize the embeddings")
     ends = policy.generation_config.eos_token_id            # None, an id, or several
     return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
                  max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
@@ -54,6 +56,34 @@ def test_load_policy_says_what_is_missing(tmp_path):
         prepare(twins()[0], "flash3")
     with pytest.raises(ValueError, match="needs a CUDA device"):
         prepare(twins()[0], "flash2")
+
+
+def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
+    """Half of 50 ids without a text, and likelier than the others: sampler and trainer see the
+    distribution that stock transformers has over the 25 others, and no NaN in the entropy."""
+    vocabulary = {"<|endoftext|>": 0} | {f"w{n}": n for n in range(2, 50, 2)}
+    stock = twins("qwen2", vocabulary=50, loud=range(1, 50, 2))[1]
+    stock.save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary))) \
+        .save_pretrained(tmp_path)
+    policy, text = load_policy(tmp_path), tokens_of(random.Random(1), 20)
+    logits = stock(torch.tensor([text]), use_cache=False).logits[0]
+    assert logits.argmax(-1).remainder(2).sum() > 5                       # odd ids are likely
+    want = logits[:, ::2].log_softmax(-1)                                 # (T, 25)
+    engine = Engine(policy, 1, 4)
+    got = engine.prefill([engine.start()], [text])
+    assert (got.log_softmax(-1)[:, ::2] - want[-1]).abs().max() < 1e-5
+    for u in torch.arange(0, 1, 0.01):
+        for temperature in (0, 0.5, 1, 2):
+            assert sample(got, u[None], temperature)[0].item() % 2 == 0
+    ids = torch.tensor([[t - t % 2 for t in text]])
+    want = stock(ids, use_cache=False).logits[0, :-1, ::2].log_softmax(-1)
+    got, entropy = action_logprobs(policy, ids, torch.arange(20)[None] > 0, torch.arange(20)[None],
+                                   entropy=True)
+    assert (got - want.gather(1, ids[0, 1:, None] // 2)[:, 0]).abs().max() < 1e-5
+    assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
+    (got.sum() + entropy.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in policy.parameters())
 
 
 def test_prepare_refuses_attention_that_is_not_plain_causal():

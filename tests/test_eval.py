@@ -294,15 +294,12 @@ def broken(model, tmp_path_factory):
     return folders
 
 
-def test_agent_for_asks_for_an_embedding_of_every_token(broken):
-    for name in ("few", "just"):
-        policy, cfg = load_policy(broken[name]), Config(max_turn_tokens=5, temperature=0.5)
-        if name == "few":
-            with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
-                agent_for(policy, broken[name], maze.PROMPT, cfg)
-        else:
-            agent = agent_for(policy, broken[name], maze.PROMPT, cfg)
-            assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
+def test_load_policy_asks_for_an_embedding_of_every_token(broken):
+    with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
+        load_policy(broken["few"])
+    agent = agent_for(load_policy(broken["just"]), broken["just"], maze.PROMPT,
+                      Config(max_turn_tokens=5, temperature=0.5))
+    assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.5", "1"])
