@@ -175,6 +175,8 @@ def test_tools_can_say_all_that_the_expert_does(world):
         assert function["parameters"]["required"] == re.findall(r"{(\w+)}", form)
     forms = [re.sub("<[0-9]+>", "(.+)", re.escape(re.sub(r"{\w+}", "<0>", form)))
              for form, _ in tools.values()]
+    if "(.+)" in forms:                                 # anything can be said
+        return
     with new_env(world) as env:
         for task_id in some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 4):
             for action, *_ in expert_episode(world, env, task_id):
