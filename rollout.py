@@ -447,7 +447,7 @@ class Agent:
     temperature: float = 1.0
     history: History = "keep"       # what becomes of earlier turns, see HISTORY
     thinking: Thinking = ""         # the template's own switch; "": as the template has it
-    world: object = None            # the environment's module, for its TOOLS
+    world: object = None            # the environment's module, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):

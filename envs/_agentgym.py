@@ -5,11 +5,11 @@
     user:       the first observation; maze and wordle put their long instructions before it
     assistant:  Thought:\\nThe walls leave one way.\\n\\nAction:\\nmove down
 
-The words, and what is taken for an action, are a protocol: they are those of agentenv/agentenv/envs
-and controller/utils.py in github.com/WooooDyy/AgentGym at 3ef9235, the clients that AgentGym-RL
-(82402a9) trains with. AgentEvol-7B is older (f434743): for it textcraft's rules are shorter,
-sciworld's lack `examine`, the first of two actions counts and a bare reply is one. The open pull
-request 74, which also takes "up" and "look" in maze and textcraft, trained nobody.
+The words, and what is taken for an action, are a protocol: those of agentenv/agentenv/envs and
+controller/utils.py in github.com/WooooDyy/AgentGym as of 3ef9235, with which AgentGym-RL (82402a9)
+trains. AgentEvol-7B is older (f434743): for it textcraft's rules are shorter, sciworld's lack
+`examine`, the first of two actions counts and a bare reply is one. Commit 0412982, which also takes
+"up" in maze and "look" in textcraft, is later than both.
 """
 import re
 from typing import NamedTuple

@@ -201,6 +201,7 @@ def test_clone_reads_the_rules_and_the_first_observation():
     cfg = Clone(env="maze", format="agentgym", episodes=3, skill=1.0, vocabulary=600)
     demos, texts = lesson(cfg, lambda text: None)
     tokenizer = make_tokenizer(texts, cfg.vocabulary)
+    assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
     for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):
         text = tokenizer.decode(trajectory.token_ids)
         observation, thought, action = demo["turns"][0][:3]
@@ -208,7 +209,7 @@ def test_clone_reads_the_rules_and_the_first_observation():
                                f"<|end|><|user|>{_agentgym.MAZE}{observation}<|end|><|assistant|>"
                                f"Thought:\n{thought}\n\nAction:\n{action}<|end|>")
         start = trajectory.turns[0].start
-        assert sum(trajectory.response_mask[:start]) == 0 and start < 1024      # words, not bytes
+        assert sum(trajectory.response_mask[:start]) == 0 and start < 1024
 
 
 # ---- what AgentGym has not ----
