@@ -191,19 +191,25 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
 
 def lesson(cfg, say=parallel.say):
     """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
-    tasks = choose_tasks(open_env(cfg.env, cfg.recipes), "train", 0, cfg.families)[:cfg.episodes]
+    world = open_env(cfg.env, cfg.recipes)
+    tasks = choose_tasks(world, "train", 0, cfg.families)[:cfg.episodes]
+    agent = Agent(None, world.PROMPT, cfg.format, world=world)
+    rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TEMPLATE
     began = time.perf_counter()
     demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
     say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "
         f"{sum(d['success'] for d in demos) / len(demos):.0%} succeed "
         f"({time.perf_counter() - began:.1f} s)")
     compose = FORMATS[cfg.format].compose
-    return demos, [text for d in demos for i, turn in enumerate(d["turns"])
-                   for text in (turn[0], compose(turn[1], turn[2], i))]
+    return demos, [text for d in demos for i, turn in enumerate(d["turns"]) for text in
+                   ([turn[0]] if i else [*rules, agent.first(turn[0])])
+                   + [compose(turn[1], turn[2], i)]]
 
 
 def trajectories_of(demos, tokenizer, cfg):
-    agent = Agent(tokenizer, "", cfg.format, cfg.context, max_turn_tokens=1, max_context=10**9)
+    world = load_env(cfg.env)
+    agent = Agent(tokenizer, world.PROMPT, cfg.format, cfg.context, max_turn_tokens=1,
+                  max_context=10**9, world=world)
     return [imitated(agent, d) for d in demos]
 
 

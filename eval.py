@@ -27,6 +27,7 @@ from client import EnvError, connected
 from curriculum import choose_tasks
 from engine import load_policy
 from env_server import load_env, open_env
+from envs._agentgym import manner_of
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import cloned_settings, write_json
 from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, collect, progress)
@@ -232,6 +233,8 @@ def checked(kind, values):
                 raise ValueError(f"{f.name}={value!r}; known: {', '.join(get_args(f.type))}")
         elif type(value) not in (base, int if base is float else base) or not fits(value):
             raise ValueError(f"{f.name}={value!r}: expected {expected}")
+    if values.get("format") == "agentgym":
+        manner_of(values.get("env", kind.env))
     return kind(**values)
 
 

@@ -31,6 +31,7 @@ from tqdm import tqdm
 from client import EnvError, ServerAway
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 from envs import tools_of
+from envs._agentgym import AGREED, manner_of
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -315,8 +316,8 @@ def read_call(text, key):
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
-# A reader of replies: text -> (action, complaint). A complaint is shown to the agent before the
-# environment's next observation; its action is then empty and still costs a turn.
+# A reader of replies: text -> (action, complaint). A complaint is shown before the environment's
+# next observation (agentgym: instead of it); its action is then empty and still costs a turn.
 # The transcripts are of textcraft_small, as Trajectory.text prints them; "..." marks a cut.
 
 def read_act(reply):
@@ -424,6 +425,7 @@ FORMATS = {
                    first="Plan: {thought}\n", keeps={"plan": PLAN}),
     "reflect": Format(tries=2),
     "tool": Format("Act by calling a tool; make one call in each reply."),    # see Agent.read
+    "agentgym": Format("", write="Thought:\n{thought}\n\nAction:\n{action}"),     # see Agent.manner
 }
 FormatName = Literal[tuple(FORMATS)]
 ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
@@ -446,25 +448,32 @@ class Agent:
     temperature: float = 1.0
     history: History = "keep"       # what becomes of earlier turns, see HISTORY
     thinking: Thinking = ""         # the template's own switch; "": as the template has it
-    world: object = None            # the environment's module, for its TOOLS
+    world: object = None            # the environment's module, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):
         self.tools = tools_of(self.world) if self.format == "tool" else {}
+        self.manner = self.format == "agentgym" and manner_of(self.world.NAME)  # envs/_agentgym.py
         self.chat = self.tokenizer and Chat(
             self.tokenizer, self.history, self.thinking,
             [schema for _, schema in self.tools.values()], self.stop_ids)
 
     def start(self):
         """The messages before the first observation: the rules and the form of a reply."""
-        parts = [self.prompt, FORMATS[self.format].ask, ASK_NOTE * (self.context == "memory")]
-        return said("system", "\n\n".join(filter(None, parts)))
+        parts = [self.manner.rules if self.manner else self.prompt, FORMATS[self.format].ask,
+                 ASK_NOTE * (self.context == "memory")]
+        text = "\n\n".join(filter(None, parts))
+        return said("user", text) + [assistant(AGREED)] if self.manner else said("system", text)
+
+    def first(self, observation):
+        """A first observation as the policy reads it."""
+        return self.manner.first(observation, self.prompt) if self.manner else observation
 
     def read(self, words, message):
         """A reply without its thoughts, and as a message -> (action, complaint)."""
         if self.format != "tool":
-            return FORMATS[self.format].read(NOTE.sub("", words) if self.context == "memory"
-                                             else words)
+            return (self.manner or FORMATS[self.format]).read(
+                NOTE.sub("", words) if self.context == "memory" else words)
         there_are = f"There are: {', '.join(self.tools)}."
         if not message.get("tool_calls"):
             return "", f"Your reply had no tool call that could be read; make one. {there_are}"
@@ -539,14 +548,15 @@ class Episode:
         kind, self.request = self.request[0], None
         trajectory = self.trajectory
         if kind == "reset":
-            self.observation = observation
-            return self._show(observation)
+            self.observation = self.agent.first(observation)
+            return self._show(self.observation)
         info = info or {}
         turn = trajectory.turns[-1]
         turn.reward, turn.valid = float(reward), info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
-        self.observation = f"{self.complaint}\n{observation}".strip()
+        self.observation = self.complaint or observation if self.agent.manner else \
+            f"{self.complaint}\n{observation}".strip()
         if not done and len(self.history) < self.horizon:
             self._show(self.observation)
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:

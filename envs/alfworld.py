@@ -50,6 +50,20 @@ opened. You can carry one thing. Write one command each turn (O: a thing, R: a r
 Heating takes a microwave, cooling a fridge, cleaning a sinkbasin, each with the thing in your hand.
 To look at a thing by the light of a lamp, carry it to the lamp and use the lamp.
 "Nothing happens." means that this cannot be done here and now."""
+TOOLS = {
+    "go to {receptacle}": 'Walk to a receptacle, such as "cabinet 2".',
+    "open {receptacle}": "Open the receptacle you stand at; you then see what is in it.",
+    "close {receptacle}": "Close the receptacle you stand at.",
+    "take {thing} from {receptacle}": 'Pick up a thing, such as "mug 1"; you can carry one.',
+    "put {thing} in/on {receptacle}": "Put what you carry in or on the receptacle you stand at.",
+    "heat {thing} with {receptacle}": "Heat what you carry with a microwave.",
+    "cool {thing} with {receptacle}": "Cool what you carry with a fridge.",
+    "clean {thing} with {receptacle}": "Clean what you carry with a sinkbasin.",
+    "slice {thing} with {knife}": "Slice a thing with the knife you carry.",
+    "use {lamp}": "Turn on the lamp where you stand.",
+    "examine {name}": "Look closely at what you carry or at the receptacle you stand at.",
+    "look": "See what you are facing.", "inventory": "See what you carry.",
+    "help": "List the commands."}
 
 # Tasks of each family among the train and the test ids: AgentGym's numbers.
 COUNTS = {"pick_and_place_simple": (672, 46), "look_at_obj_in_light": (196, 19),

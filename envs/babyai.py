@@ -73,6 +73,17 @@ go through DOOR: an open one
 toggle and go through DOOR: a closed one, or a locked one if you hold the key of its colour
 check available actions
 Reach the goal in few steps. Answer with one of the available actions, such as: go to red ball 1"""
+TOOLS = {
+    "turn left": "Turn left on the spot.", "turn right": "Turn right on the spot.",
+    "move forward": "Walk one cell ahead.",
+    "go to {thing}": 'Walk up to a thing, such as "red ball 1", and face it.',
+    "pickup {thing}": "Walk up to a thing and take it; you can hold one.",
+    "drop": "Put down what you hold on the free cell ahead.",
+    "toggle": "Open or shut the door ahead, or open the box ahead.",
+    "go through {door}": 'Go through an open door, such as "blue open door 1".',
+    "toggle and go through {door}": 'Open a closed door, "red closed door 1", and go through, or a '
+    "locked one if you hold the key of its colour.",
+    "check available actions": "List what can be done here."}
 
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)     # minigrid's numbers
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))   # a step in direction 0 to 3; a right turn adds 1

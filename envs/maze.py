@@ -44,6 +44,7 @@ moves it is "Failure". Answer with one move and nothing else."""
 
 MOVES = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 ACTIONS = tuple(MOVES)
+TOOLS = {"move {direction}": "Move one cell: left, right, up or down."}
 SIDES = {"move right": "to your right", "move left": "to your left", "move up": "above you",
          "move down": "below you"}      # in the order the walls are told
 MAX_MOVES = 50

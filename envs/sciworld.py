@@ -75,6 +75,7 @@ dunk X in Y, use X on Y, activate X, deactivate X, connect X to Y, disconnect X,
 flush X, focus on X, wait (ten ticks), wait1 (one). Open a door before you go through. `focus on`
 shows the examiner what you mean: a wrong focus can end the task with -100 points. If a name fits
 several things, you get a numbered list: answer with the number alone. The score grows to 100."""
+TOOLS = {"{command}": "Give one command; or, when you were given a numbered list, the number."}
 
 HOUSE = {"hallway": ("art studio", "bedroom", "greenhouse", "kitchen", "living room", "workshop"),
          "kitchen": ("bathroom", "hallway", "outside"), "greenhouse": ("hallway", "outside"),

@@ -24,6 +24,7 @@ PROMPT = """Craft the goal. Actions:
 get N item
 craft N item using N a, M b
 inventory"""
+TOOLS = textcraft.TOOLS
 
 
 def family(task_id):

@@ -13,7 +13,7 @@ import agentevol
 from agentevol import (Clone, check_heads, clone, continue_cloning, demonstrations, imitate,
                        imitated, lesson, make_policy, make_tokenizer, record, trajectories_of)
 from engine import load_policy, token_logprobs
-from envs import bandit, maze, textcraft_small
+from envs import bandit, maze, textcraft, textcraft_small
 from rollout import FORMATS, Agent, to_batch
 
 SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
@@ -157,7 +157,8 @@ def test_check_heads_takes_what_a_policy_can_have(width, heads):
 @pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
-    agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9)
+    agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9,
+                  world=textcraft)
     for demo in demos[:5]:
         trajectory = imitated(agent, demo)
         ids, mask = trajectory.token_ids, trajectory.response_mask
@@ -175,7 +176,8 @@ def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
             done = "; ".join(turn[2] for turn in demo["turns"][:i])
             note = f"Note: {done}\n" if context == "memory" else ""
             plan = f"Plan: {thought}\n" if style == "plan" and i == 0 else ""
-            words = {"act": action, "think": f"<think>{thought}</think><answer>{action}</answer>"}
+            words = {"act": action, "think": f"<think>{thought}</think><answer>{action}</answer>",
+                     "agentgym": f"Thought:\n{thought}\n\nAction:\n{action}"}
             words = words.get(style, f"Thought: {thought}\nAction: {action}")
             expected.append(f"{note}{plan}{words}<|end|>")
         assert replies == expected

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from envs import tools_of
 from train import Config
 
 ROOT = Path(__file__).parent.parent
@@ -161,6 +162,25 @@ def test_expert_succeeds_within_the_horizon(world, split):
     assert n, "every family is exempt"
     allowed = rate - 3 * math.sqrt(rate * (1 - rate) / n)      # three standard errors
     assert len(succeeded) / n >= allowed, failed
+
+
+def test_tools_can_say_all_that_the_expert_does(world):
+    """Some form with some arguments is exactly the action."""
+    tools = tools_of(world)
+    assert len(tools) == len(getattr(world, "TOOLS", [0]))          # no two have one name
+    for name, (form, schema) in tools.items():
+        function = schema["function"]
+        assert re.fullmatch("[a-zA-Z0-9_-]{1,64}", name) and function["name"] == name
+        assert 10 < len(function["description"]) < 150
+        assert function["parameters"]["required"] == re.findall(r"{(\w+)}", form)
+    forms = [re.sub("<[0-9]+>", "(.+)", re.escape(re.sub(r"{\w+}", "<0>", form)))
+             for form, _ in tools.values()]
+    if "(.+)" in forms:                                 # anything can be said
+        return
+    with new_env(world) as env:
+        for task_id in some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 4):
+            for action, *_ in expert_episode(world, env, task_id):
+                assert any(re.fullmatch(form, action) for form in forms)
 
 
 def test_random_player_survives_200_turns(world, capsys):

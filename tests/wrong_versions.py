@@ -260,6 +260,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_loop.py::test_the_curve_and_the_table_hold_what_was_measured"),
     ],
     "eval.py": [
+        ('if values.get("format") == "agentgym":', 'if values.get("format") == "think":',
+         "tests/test_agentgym.py::test_scripts_refuse_it_before_anything_is_loaded"),
         ("passed=sum(any(p[1] for p in g)", "passed=sum(all(p[1] for p in g)",
          "tests/test_eval.py::test_summarise_k_samples_a_task"),
         ("/ (k * len(groups)))", "/ len(groups))",
@@ -278,6 +280,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_eval.py::test_parse_flags_takes_a_preset_between_defaults_and_flags"),
     ],
     "agentevol.py": [
+        ("[*rules, agent.first(turn[0])]", "[agent.first(turn[0])]",
+         "tests/test_agentgym.py::test_clone_reads_the_rules_and_the_first_observation"),
         ("if rng.random() > skill:", "if rng.random() < skill:",
          "tests/test_agentevol.py::test_record_of_full_skill_is_the_expert_and_of_none_never_is"),
         ("turns.append([seen, thought,", "turns.append([observation, thought,",
@@ -505,6 +509,13 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
     ],
     "rollout.py": [
+        ('said("user", text) + [assistant(AGREED)]', 'said("system", text) + [assistant(AGREED)]',
+         "tests/test_agentgym.py::test_episode_begins_as_agentgyms_conversation"),
+        ("self.observation = self.agent.first(observation)", "self.observation = observation",
+         "tests/test_agentgym.py::test_episode_of_maze_begins_with_the_example"),
+        ("self.complaint or observation if", "observation if",
+         "tests/test_agentgym.py::"
+         "test_episode_answers_a_refusal_alone_and_nothing_happens"),
         ("self.response_mask += [0] * len(token_ids)", "self.response_mask += [1] * len(token_ids)",
          "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
         ("self.old_logprobs += logprobs", "self.old_logprobs += [0.0] * len(logprobs)",
@@ -651,6 +662,16 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("0 < len(actions) == len(parts)", "len(actions) == len(parts)",
          "tests/test_env_bandit.py::test_split_actions_reads_a_reply"),
     ],
+    "envs/_agentgym.py": [
+        (r"Action:\s*([^\n]*)", r"Action:([^\n]*)",
+         "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
+        ("reply.rpartition", "reply.partition",
+         "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
+        ("[:2][-1]", "[-1]",
+         "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
+        ('wordle.WORDS if "vocabulary" in observation else words', "words",
+         "tests/test_agentgym.py::test_episode_of_wordle_begins_with_the_words_of_its_game"),
+    ],
     "envs/alfworld.py": [
         ('{"heat": "cool", "cool": "hot"}', "{}",
          "tests/test_env_alfworld.py::test_step_treatments_need_tool_and_thing_in_hand"),
@@ -698,6 +719,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_sokoban.py::test_step_rewards_a_push_on_and_off_a_target_and_the_room"),
     ],
     "envs/textcraft.py": [
+        ('"craft {items} using {ingredients}":', '"craft {items} with {ingredients}":',
+         "tests/test_envs.py::test_tools_can_say_all_that_the_expert_does"),
         ("self.inventory[i] -= n", "self.inventory[i] -= 0",
          "tests/test_env_textcraft.py::"
          "test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed"),
@@ -813,7 +836,7 @@ def two_steps(file):
     import agentevol
     import eval as evaluation
     import train
-    name = Path(file).stem if file.startswith("envs/") and "__" not in file else "textcraft_small"
+    name = Path(file).stem if file.startswith("envs/") and "/_" not in file else "textcraft_small"
     sys.argv = ["agentevol.py", "clone", "--env", name, "--out", "clone", "--episodes", "12",
                 "--steps", "4", "--batch", "4", "--width", "32"]
     agentevol.main()

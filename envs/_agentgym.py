@@ -1,0 +1,294 @@
+"""How AgentGym's clients talk to a model: `--format agentgym`, for models that were trained there.
+
+    user:       the rules of the environment
+    assistant:  OK. I'll follow your instructions and try my best to solve the task.
+    user:       the first observation; maze and wordle put their long instructions before it
+    assistant:  Thought:\\nThe walls leave one way.\\n\\nAction:\\nmove down
+
+The words, and what is taken for an action, are a protocol: those of agentenv/agentenv/envs and
+controller/utils.py in github.com/WooooDyy/AgentGym as of 3ef9235, with which AgentGym-RL (82402a9)
+trains. AgentEvol-7B is older (f434743): for it textcraft's rules are shorter, sciworld's lack
+`examine`, the first of two actions counts and a bare reply is one. Commit 0412982, which also takes
+"up" in maze and "look" in textcraft, is later than both.
+"""
+import re
+from typing import NamedTuple
+
+from envs import wordle
+
+AGREED = "OK. I'll follow your instructions and try my best to solve the task."
+SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
+
+
+# Readers of replies: text -> (action, complaint). A complaint is all that the model gets to see.
+
+def read_line(reply):
+    """The line behind "Action:", of which letters, digits, spaces and commas stay."""
+    actions = re.findall(r"Action:\s*([^\n]*)", reply)
+    if len(actions) > 1:
+        return "", SEVERAL
+    return " ".join(re.sub("[^A-Za-z0-9, ]", "", "".join(actions)).split()), ""
+
+
+def read_last(reply):
+    """All behind the last "Action:". A reply without it is none, unless it holds a call of webshop,
+    whose client shares this reader."""
+    action = reply.rpartition("Action:")[2]
+    whole = action == reply and "search[" not in reply and "click[" not in reply
+    return "" if whole else action.strip(), ""
+
+
+def read_first(reply):
+    """What stands behind the first "Action:", up to the next; without it the whole reply."""
+    return reply.split("Action:")[:2][-1].strip(), ""
+
+
+BABYAI = """\
+You are an exploration master that wants to finish every goal you are given. Every round I will \
+give you an observation, and you have to respond an action and your thought based on the \
+observation to finish the given task. You are placed in a room and you need to accomplish the \
+given goal with actions.
+
+You can use the following actions: \n
+- turn right \n
+- turn left \n
+- move forward \n
+- go to <obj> <id> \n
+- pick up <obj> <id> \n
+- go through <door> <id>: <door> must be an open door. \n
+- toggle and go through <door> <id>: <door> can be a closed door or a locked door. If you want to \
+open a locked door, you need to carry a key that is of the same color as the locked door. \n
+- toggle: there is a closed or locked door right in front of you and you can toggle it.
+Your response should use the following format:
+Thought:
+<Your Thought>
+
+Action:
+<Your Action>"""
+
+TEXTCRAFT = """\
+You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are of \
+the format "craft [target object] using [input ingredients]".
+Every round I will give you an observation, you have to respond an action based on the state and \
+instruction. You can "get" an object (ingredients) from the inventory or the environment, look-up \
+the game inventory by "inventory", or "craft" (target) using any of the crafting commands.
+Your output must strictly follow this format:"Thought:
+your thoughts.
+
+Action:
+your next action"
+
+Reminder: \n\
+1. Always specify the quantity when using "get" and "craft" commands. - Example of get: get 1 \
+lapis lazuli - Example1 of craft: craft 1 blue dye using 1 lapis lazuli - Example2 of craft: craft \
+1 golden carrot using 8 gold nugget, 1 carrot
+2. When using "get" command, do not specify whether the item comes from the inventory or the \
+environment.
+3. You can use ONLY crafting commands provided, do not use your own crafting commands. However, if \
+the crafting command uses a generic ingredient like "planks", you can use special types of the \
+same ingredient e.g. "dark oak planks" in the command instead.
+
+"""
+
+SCIWORLD = """\
+You are an agent for science world. Every round I will give you an observation, you have to \
+respond an action based on the observation to finish the given task. Here are the actions you may \
+take: [\
+{"action": "open/close OBJ", "description": "open/close a container"}, \
+{"action": "de/activate OBJ", "description": "activate/deactivate a device"}, \
+{"action": "connect OBJ to OBJ", "description": "connect electrical components"}, \
+{"action": "disconnect OBJ", "description": "disconnect electrical components"}, \
+{"action": "use OBJ [on OBJ]", "description": "use a device/item"}, \
+{"action": "look around", "description": "describe the current room"}, \
+{"action": "look at OBJ", "description": "describe an object in detail"}, \
+{"action": "look in OBJ", "description": "describe a container's contents"}, \
+{"action": "read OBJ", "description": "read a note or book"}, \
+{"action": "move OBJ to OBJ", "description": "move an object to a container"}, \
+{"action": "pick up OBJ", "description": "move an object to the inventory"}, \
+{"action": "put down OBJ", "description": "drop an inventory item"}, \
+{"action": "pour OBJ into OBJ", "description": "pour a liquid into a container"}, \
+{"action": "dunk OBJ into OBJ", "description": "dunk a container into a liquid"}, \
+{"action": "mix OBJ", "description": "chemically mix a container"}, \
+{"action": "go to LOC", "description": "move to a new location"}, \
+{"action": "eat OBJ", "description": "eat a food"}, \
+{"action": "flush OBJ", "description": "flush a toilet"}, \
+{"action": "focus on OBJ", "description": "signal intent on a task object"}, \
+{"action": "wait", "description": "take no action for 10 iterations"}, \
+{"action": "wait1", "description": "take no action for 1 iteration"}, \
+{"action":"examine OBJ","description":"provides a description of the objects present on or in a \
+receptacle."}, \
+{"action": "task", "description": "describe current task"}, \
+{"action": "inventory", "description": "list your inventory"}]
+Your response should use the following format:
+Thought:
+your thoughts.
+
+Action:
+your next action"""
+
+ALFWORLD = """\
+Interact with a household to solve a task. Imagine you are an intelligent agent in a household \
+environment and your target is to perform actions to complete the task goal. At the beginning of \
+your interactions, you will be given the detailed description of the current environment and your \
+goal to accomplish. For each of your turn, you will be given a list of actions which you can \
+choose one to perform in this turn. You should choose from two actions: "THOUGHT" or "ACTION". If \
+you choose "THOUGHT", you should first think about the current condition and plan for your future \
+actions, and then output your action in this turn. Your output must strictly follow this \
+format:"Thought:
+your thoughts.
+
+Action:
+your next action"; If you choose "ACTION", you should directly output the action in this turn. \
+Your output must strictly follow this format:"Action:
+your next action". After your each turn, the environment will give you immediate feedback based on \
+which you plan your next few steps. if the envrionment output "Nothing happened", that means the \
+previous action is invalid and you should try more options.
+ Reminder: \n\
+1. the action must be chosen from the given available actions. Any actions except provided \
+available actions will be regarded as illegal. \n\
+2. Think when necessary, try to act directly more in the process."""
+
+WALK = """\
+5, 6. There is a wall above you. left
+5, 5. There are walls above you, below you. left
+5, 4. There are walls above you, below you. up
+5, 4. There are walls above you, below you. left
+5, 3. There are walls to your left, below you. down
+5, 3. There are walls to your left, below you. left
+5, 3. There are walls to your left, below you. down
+5, 3. There are walls to your left, below you. left
+5, 3. There are walls to your left, below you. right
+5, 4. There are walls above you, below you. down
+5, 4. There are walls above you, below you. right
+5, 5. There are walls above you, below you. right
+5, 6. There is a wall above you. down
+6, 6. There are walls to your right, to your left. down
+7, 6. There are walls to your right, to your left. right
+7, 6. There are walls to your right, to your left. down"""
+EXAMPLE = re.sub("(?m)^(.*) ([a-z]+)$", r"environment: The goal is at position 8, 6. Your current "
+                 r"position is at position \1\naction: move \2", WALK)
+MAZE = f"""\
+Your objective is to reach the goal in as few steps as possible. At each step you will be given \
+information about where the goal is, your current position,
+and the walls that surround you. \n
+When you move right you increase your y position by 1, when you move down you increase your x \
+position by 1. \n
+Here is an example.
+
+```
+{EXAMPLE}
+environment: Success
+```
+
+Your possible actions are "move up", "move down", "move left", "move right". Formally, your return \
+should be in this format:
+Thought:
+<Your Thought>
+
+Action:
+<Your Action>
+
+Now let's start a new game. Return your action and your thought in the format above strictly. Now, \
+make the optimal action given the current environment state:
+"""
+
+WORDLE = """\
+Welcome to the game of Wordle. Your objective is to guess a hidden 5 letter word. You have 6 \
+attempts to guess it correctly and you should try to guess it in as few attempts as possible. When \
+guessing the word, you should format your word as a space separated sequence of letters, like \
+"s h i r e" for example. After guessing the word, you will receive feedback from the game \
+environment in the form of a sequence of 5 space separated letters like "b y g g b", where each \
+letter indicates some information about the hidden word. The environment will return one of three \
+letters – "b", "g", or "y" – for each letter in the word you guessed. We describe the meaning of \
+each letter below:
+
+"b": If the environment returns a "b", it means that the letter at that position in your guessed \
+word is not in the hidden word.
+"y": If the environment returns a "y", it means that the letter at that position in your guessed \
+word is in the hidden word but is not in the correct position.
+"g": If the environment returns a "g", it means that the letter at that position in your guessed \
+word is in the hidden word and is in the correct position.
+
+As a note, if you guess an invalid word (e.g. not a 5 letter word or a word not in the \
+vocabulary), the environment will respond with an "invalid word" message. In general though, you \
+should use this information returned by the environment to update your belief about what the \
+hidden word might be and adjust your next guess accordingly.
+
+Here is the complete list of valid vocabulary words that are accepted by the game:
+```
+{vocabulary}
+```
+
+Here is an example. If the current status of the game is given as:
+```
+guess 1: p a n i c
+feedback 1: b b y b b
+guess 2: f e l o n
+feedback 2: g b b y g
+```
+Based on the feedback from the environment, you know that the first letter is "f", the last letter \
+is "n", and there is an "o" somewhere in the word, but it is not in the second to last position. \
+You also know that there is not a "p", "a", "i", "c", "e", or "l" in the word. Knowing this, you \
+might guess the next word to be:
+Thought:
+I know that the first letter is "f", the last letter is "n", and there is an "o" somewhere in the \
+word, but it is not in the second to last position. I also know that there is not a "p", "a", "i", \
+"c", "e", or "l" in the word. A good word from the vocabulary to try might therefore be \
+"f r o w n", since it is in the vocabulary, meets all known letter constraints, and we get to gain \
+more information about the position of "o". Therefore this is a good guess to try next.
+
+Action:
+f r o w n
+
+Formally, your return should be in this format:
+Thought:
+<Your Thought>
+
+Action:
+<The Word You Guess>
+
+The guessed word is in the vocabulary, meets all known letter constraints, and we get to gain more \
+information about the position of "o", so it is a good guess to try next.
+
+Now let's start a new game. Remember, the word you guess should be strictly in the vocabulary. You \
+should return your thought and your word strictly in the formation mentioned above."""
+
+
+# First observations: (the environment's own, our PROMPT as the server changed it) -> text
+
+def as_it_came(observation, prompt):
+    return observation
+
+
+def maze_first(observation, prompt):
+    return MAZE + observation
+
+
+def wordle_first(observation, prompt):
+    """The vocabulary of this game, a word a line: an original's words are in the prompt, for our
+    "open" tasks it is WORDS. The observation itself, a greeting, AgentGym's client never shows."""
+    words = re.search(r"the vocabulary is: (.*)\.", prompt)[1].split(", ")
+    words = wordle.WORDS if "vocabulary" in observation else words
+    return WORDLE.format(vocabulary="\n".join(words))
+
+
+class Manner(NamedTuple):
+    """How AgentGym's client of one environment talks to a model."""
+    rules: str
+    read: object                        # reply -> (action, complaint)
+    first: object = as_it_came          # (observation, prompt) -> what the model sees of it
+
+
+MANNERS = {
+    "babyai": Manner(BABYAI, read_line), "textcraft": Manner(TEXTCRAFT, read_line),
+    "sciworld": Manner(SCIWORLD, read_last), "alfworld": Manner(ALFWORLD, read_last),
+    "maze": Manner("You are an expert maze solver.", read_first, maze_first),
+    "wordle": Manner("You are an expert wordle player.", read_first, wordle_first)}
+
+
+def manner_of(name):
+    """The Manner for the environment of this name. ValueError: AgentGym does not have it."""
+    if name not in MANNERS:
+        raise ValueError(f"format='agentgym': AgentGym has no {name}, only {', '.join(MANNERS)}; "
+                         "use another format")
+    return MANNERS[name]

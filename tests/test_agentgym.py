@@ -1,0 +1,234 @@
+"""pytest tests/test_agentgym.py: --format agentgym, against the texts and the parsing of AgentGym's
+own clients (agentenv/agentenv in github.com/WooooDyy/AgentGym at 3ef9235)."""
+import hashlib
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import agentevol
+import eval as evaluation
+import train
+from agentevol import Clone, lesson, make_tokenizer, trajectories_of
+from envs import _agentgym, alfworld, babyai, maze, textcraft, wordle
+from envs._agentgym import MANNERS, manner_of
+from fakes import MARKS, LocalClient, Toy, chat_tokenizer, twins
+from rollout import ASK_NOTE, FORMATS, Agent, Episode, collect, play
+
+AGREED = "OK. I'll follow your instructions and try my best to solve the task."
+SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
+
+
+def speaker(world, tokenizer=None, **settings):
+    return Agent(tokenizer, world.PROMPT, "agentgym", world=world, **settings)
+
+
+def begun(world, task_id, **settings):
+    """(an episode after its first observation, its environment); skips where an engine lacks."""
+    try:
+        env = world.Env()
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+    episode = Episode(speaker(world, **settings), task_id, (0,), 5)
+    episode.observe(env.reset(task_id))
+    return episode, env
+
+
+def exchange(episode, env, text):
+    """The policy's reply and the environment's answer to it -> the message that the policy sees."""
+    episode.trajectory.add_action([0], [0.0])
+    episode.answer(text, dict(role="assistant", content=text))
+    episode.observe(*env.step(episode.request[1]))
+    return episode.messages[-1]
+
+
+# ---- the words ----
+
+@pytest.mark.parametrize("text, length, digest", [
+    (MANNERS["babyai"].rules, 860, "f03929db839c07bee233b770"),
+    (MANNERS["textcraft"].rules, 1156, "e4a4271272c21bf80bcd9ae5"),
+    (MANNERS["sciworld"].rules, 2042, "a342b760a710ee216007ace7"),
+    (MANNERS["alfworld"].rules, 1330, "ac0d1c2f1a9c9e3e2f14cb98"),
+    (_agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
+    (_agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
+])
+def test_manner_has_the_clients_words(text, length, digest):
+    """Length and SHA-256 of the strings in the clients' files."""
+    assert len(text) == length
+    assert hashlib.sha256(text.encode()).hexdigest().startswith(digest)
+
+
+def test_manner_of_maze_and_wordle_has_one_sentence_of_rules():
+    assert MANNERS["maze"].rules == "You are an expert maze solver."
+    assert MANNERS["wordle"].rules == "You are an expert wordle player."
+
+
+# ---- a reply ----
+
+@pytest.mark.parametrize("reply, line, last, first", [
+    ("Thought:\nI need it.\n\nAction:\nget 2 wax", *["get 2 wax"] * 3),
+    ("Action: get 2 wax", *["get 2 wax"] * 3),
+    ("Action:\n`get 2 wax`.\nThen I craft.", "get 2 wax", *["`get 2 wax`.\nThen I craft."] * 2),
+    ("Action: craft 1 a using [2 b], (1 c)", "craft 1 a using 2 b, 1 c",
+     *["craft 1 a using [2 b], (1 c)"] * 2),
+    ("Action:\n\n  go to  red ball 1.\n", "go to red ball 1", *["go to  red ball 1."] * 2),
+    ("get 2 wax", "", "", "get 2 wax"),
+    ("Thought: I wait.", "", "", "Thought: I wait."),
+    ("action: a", "", "", "action: a"),
+    ("", "", "", ""),
+    ("Action:", "", "", ""),
+    ("Action: a\nAction: b", None, "b", "a"),
+    ("Action: a Action: b", "a Action b", "b", "a"),
+    ("Thought: Action: a\n\nAction:\nput mug 1 in/on desk 1", None, "put mug 1 in/on desk 1", "a"),
+    ("I use search[x]", "", "I use search[x]", "I use search[x]"),
+])
+def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, first):
+    """What the clients' step() posts for these replies; None: it answers by itself."""
+    read = {name: manner.read(reply) for name, manner in MANNERS.items()}
+    assert read["babyai"] == read["textcraft"] == (("", SEVERAL) if line is None else (line, ""))
+    assert read["alfworld"] == read["sciworld"] == (last, "")
+    assert read["maze"] == read["wordle"] == (first, "")
+
+
+def test_format_compose_is_read_back_to_the_same_action():
+    reply = FORMATS["agentgym"].compose("I need 2 wax.", "get 2 wax", turn=0)
+    assert reply == "Thought:\nI need 2 wax.\n\nAction:\nget 2 wax"
+    assert all(manner.read(reply) == ("get 2 wax", "") for manner in MANNERS.values())
+
+
+# ---- a conversation ----
+
+@pytest.mark.parametrize("name", MANNERS)
+def test_episode_begins_as_agentgyms_conversation(name):
+    world = importlib.import_module(f"envs.{name}")
+    episode, env = begun(world, world.TEST[0])
+    rules, agreed, first = episode.messages
+    assert rules == dict(role="user", content=MANNERS[name].rules)
+    assert agreed == dict(role="assistant", content=AGREED)
+    assert first["role"] == "user"
+    if name in ("babyai", "textcraft", "alfworld"):
+        assert first["content"] == env.reset(world.TEST[0])
+    if name == "sciworld":                              # it lists things in changing order
+        assert first["content"].startswith(f"{env.task_description}\nThis ")
+
+
+def test_episode_of_alfworld_begins_with_the_actions_available():
+    episode, env = begun(alfworld, 44)
+    assert episode.messages[2]["content"].endswith(
+        f"\nYour task is to: put a winebottle in cabinet.\nAVAILABLE ACTIONS: "
+        f"{','.join(env.available_actions())}")
+    assert exchange(episode, env, "Action:\ngo to fridge 1")["content"] == "The fridge 1 is closed."
+
+
+def test_episode_of_maze_begins_with_the_example():
+    episode, _ = begun(maze, 18)
+    assert episode.messages[2]["content"].endswith(
+        "\naction: move down\nenvironment: Success\n```\n\nYour possible actions are \"move up\", "
+        '"move down", "move left", "move right". Formally, your return should be in this format:\n'
+        "Thought:\n<Your Thought>\n\nAction:\n<Your Action>\n\nNow let's start a new game. Return "
+        "your action and your thought in the format above strictly. Now, make the optimal action "
+        "given the current environment state:\nThe goal is at position 8, 6. Your current position "
+        "is at position 7, 6. There are walls to your right, to your left.")
+
+
+def listed_in(text):
+    return text.partition("accepted by the game:\n```\n")[2].partition("\n```\n")[0].split("\n")
+
+
+def test_episode_of_wordle_begins_with_the_words_of_its_game():
+    """Its greeting is not shown. An original's words are in the prompt: see EnvClient.game."""
+    for task_id, words in ((0, wordle.LISTED), (44, wordle.WORDS)):
+        episode, env = begun(wordle, task_id)
+        text = episode.messages[2]["content"]
+        assert listed_in(text) == list(words) and "Let's start" not in text
+        assert all(env.words[i] == word for i, word in enumerate(listed_in(text)))
+    prompt = wordle.PROMPT.replace(", ".join(wordle.LISTED), "adieu, s t o n e")
+    agent = Agent(None, prompt, "agentgym", world=wordle)
+    assert listed_in(agent.first("Let's start Wordle!")) == ["adieu", "s t o n e"]
+
+
+def test_episode_answers_a_refusal_alone_and_nothing_happens():
+    episode, env = begun(textcraft, 0)
+    raw = sorted(env.world.raw)[0]
+    answer = exchange(episode, env, f"Action: get 1 {raw}\nAction: inventory")
+    assert answer == dict(role="user", content=SEVERAL) and env.inventory == {}
+    turn = episode.trajectory.turns[0]
+    assert turn.reward == 0 and not turn.valid
+    assert exchange(episode, env, f"Action: get 1 {raw}.")["content"] == f"Got 1 {raw}"
+
+
+def test_episode_shows_an_observation_as_it_comes():
+    """AgentGym's client keeps the line end behind wordle's marks."""
+    episode, env = begun(wordle, 0)
+    assert exchange(episode, env, "Thought:\nt\n\nAction:\ns h i r e")["content"] == \
+        f"{wordle.feedback('shire', wordle.WORDS[0])}\n"
+
+
+def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
+    episode, env = begun(textcraft, 0, context="memory")
+    rules, agreed, _ = episode.messages
+    assert rules["content"].startswith(MANNERS["textcraft"].rules) and "Note: " in rules["content"]
+    exchange(episode, env, "Note: try 7\nThought:\nt\n\nAction:\ninventory")
+    assert episode.request is None and [m["role"] for m in episode.messages] == \
+        ["user", "assistant", "user"]
+    last = episode.messages[-1]["content"]
+    assert "Your note: try 7" in last and last.endswith("You are not carrying anything.")
+
+
+@pytest.mark.parametrize("context", ["full", "window", "memory"])
+def test_collect_equals_play_in_agentgyms_manner(context):
+    """The context is the template's own rendering of the three messages: nothing before them."""
+    tokenizer = chat_tokenizer("chatml")
+    loud = [0, *tokenizer.convert_tokens_to_ids(MARKS)]
+    policy = twins(vocabulary=len(tokenizer), loud=loud, seed=4)[0]
+    who = speaker(babyai, tokenizer, context=context, window=1, max_turn_tokens=8, max_context=1700)
+    got, stats = collect(policy, who, LocalClient(), [3], 2, 3)
+    want = [play(policy, who, LocalClient(), 3, 3, (0, 0, member)) for member in range(2)]
+    for a, b in zip(got, want):
+        assert replace(a, old_logprobs=[]) == replace(b, old_logprobs=[])
+        assert np.allclose(a.old_logprobs, b.old_logprobs, atol=1e-4)
+    assert any(len(t.turns) > 1 for t in got) and stats.dropped == 0
+    rules = MANNERS["babyai"].rules + f"\n\n{ASK_NOTE}" * (context == "memory")
+    shown = tokenizer.apply_chat_template(
+        [dict(role="user", content=rules), dict(role="assistant", content=AGREED),
+         dict(role="user", content=Toy().reset(3))],
+        tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(got[0].token_ids[:got[0].turns[0].start]) == shown
+
+
+def test_clone_reads_the_rules_and_the_first_observation():
+    cfg = Clone(env="maze", format="agentgym", episodes=3, skill=1.0, vocabulary=600)
+    demos, texts = lesson(cfg, lambda text: None)
+    tokenizer = make_tokenizer(texts, cfg.vocabulary)
+    assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
+    for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):
+        text = tokenizer.decode(trajectory.token_ids)
+        observation, thought, action = demo["turns"][0][:3]
+        assert text.startswith(f"<|user|>You are an expert maze solver.<|end|><|assistant|>{AGREED}"
+                               f"<|end|><|user|>{_agentgym.MAZE}{observation}<|end|><|assistant|>"
+                               f"Thought:\n{thought}\n\nAction:\n{action}<|end|>")
+        start = trajectory.turns[0].start
+        assert sum(trajectory.response_mask[:start]) == 0 and start < 1024
+
+
+# ---- what AgentGym has not ----
+
+@pytest.mark.parametrize("name", ["bandit", "frozenlake", "sokoban", "textcraft_small"])
+def test_manner_of_refuses_what_agentgym_does_not_have(name):
+    with pytest.raises(ValueError, match=f"^format='agentgym': AgentGym has no {name}, only [^\n]*"
+                                         "; use another format$"):
+        manner_of(name)
+
+
+@pytest.mark.parametrize("script, argv", [
+    (evaluation, "--env bandit --model /no/such/folder"),
+    (train, "--env bandit"),
+    (agentevol, "clone --env bandit --out clone"),
+])
+def test_scripts_refuse_it_before_anything_is_loaded(script, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["script", *argv.split(), "--format", "agentgym"])
+    with pytest.raises(SystemExit, match=r"^\w+.py: format='agentgym': AgentGym has no bandit"):
+        script.main()
+    assert list(tmp_path.iterdir()) == []
