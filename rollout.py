@@ -144,11 +144,9 @@ class Chat:
                          "own to stop at; use another template")
         self.stop, (self.stop_id,) = stop[0], self.encode(stop[0])
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
-        self.special = one_of(t.content for t in tokens
-                              if t.special or t.content in self.source + prompt + tail)
-        self.special_in_reply = one_of(
-            t.content for t in tokens if t.content not in OF_REPLIES
-            and (t.special or t.content in prompt + tail))
+        marks = [t.content for t in tokens if t.special or t.content in self.source + prompt + tail]
+        self.special = one_of(marks)
+        self.special_in_reply = one_of(mark for mark in marks if mark not in OF_REPLIES)
         if history == "keep":
             self._check_that_tokens_can_be_appended(prompt, tail)
         self.read_calls = self._syntax_of_calls(tools) if tools else no_calls
@@ -205,7 +203,7 @@ class Chat:
         for read in (read_hermes_calls, read_llama_calls):
             if read(written)[1] == [("f", {"x": "V1V"})]:
                 return read
-        self._refuse(f"writes a tool call as {written[-90:]!r}; known are Hermes JSON (Qwen2.5, "
+        self._refuse(f"writes a tool call as {written[:90]!r}; known are Hermes JSON (Qwen2.5, "
                      "Qwen3) and Llama's JSON; use another --format")
 
     def prompt(self, messages, options=None):
@@ -234,16 +232,15 @@ class Chat:
         return self.encode(tail[tail.index(self.stop):])[1:]
 
     def message(self, text):
-        """Its thoughts go where the template looks for them; a lone tool call becomes one."""
-        full = self.opened + broken(self.special_in_reply, text)
-        thoughts, words = split_thoughts(full)
+        """Its thoughts go where the template looks for them; a lone tool call becomes one, unless
+        it holds a special token, which JSON can spell by escapes."""
+        full, more = self.opened + broken(self.special_in_reply, text), {}
         if "reasoning_content" in self.source:
+            thoughts, words = split_thoughts(full)
             full, more = words or "", dict(reasoning_content=thoughts) if thoughts else {}
-        else:
-            more = {}
         content, calls = self.read_calls(full)
-        return more | (assistant(content, *calls) if len(calls) == 1 and calls[0] else
-                       assistant(full))
+        lone = len(calls) == 1 and calls[0] and not self.special_in_reply.search(str(calls[0]))
+        return more | (assistant(content, *calls) if lone else assistant(full))
 
 
 def said(role, content):
@@ -277,10 +274,11 @@ def broken(pattern, text):
 def split_thoughts(text):
     """-> (thoughts, words): "<think>a</think>b" -> ("a", "b"), "b" -> ("", "b"), and a reply that
     was cut within its thoughts, "<think>a" -> ("a", None)."""
-    thoughts, _, words = text.rpartition("</think>")
+    thoughts, closed, words = text.rpartition("</think>")
     if "<think>" in words:
-        thoughts, words = words.partition("<think>")[2], None
-    return thoughts.lstrip().removeprefix("<think>").strip("\n"), words and words.lstrip("\n")
+        return words.partition("<think>")[2].strip("\n"), None
+    thoughts = thoughts.lstrip().removeprefix("<think>").strip("\n")
+    return thoughts, words.lstrip("\n") if closed else words
 
 
 # Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
@@ -304,13 +302,14 @@ def read_llama_calls(text):
 
 
 def read_call(text, key):
-    """-> (name, arguments), or None."""
+    """-> (name, {argument: text or number}), or None."""
     try:
         call = json.loads(text)
-        name, arguments = call["name"], call[key]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
+        plain = {type(x) for x in call[key].values()} <= {str, int, float}
+        return (call["name"], call[key]) if plain and type(call["name"]) is str else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return (name, arguments) if type(name) is str and type(arguments) is dict else None
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
@@ -467,11 +466,11 @@ class Agent:
         there_are = f"There are: {', '.join(self.tools)}."
         if not message.get("tool_calls"):
             return "", f"Your reply had no tool call that could be read; make one. {there_are}"
-        call = message["tool_calls"][0]["function"]
-        try:
-            return self.tools[call["name"]][0].format(**call["arguments"]), ""
-        except KeyError as missing:
-            return "", f"Your tool call has no {missing}, or there is none. {there_are}"
+        name, arguments = (message["tool_calls"][0]["function"][x] for x in ("name", "arguments"))
+        form, _ = self.tools.get(name, (None, None))
+        if form is None or {*re.findall(r"{(\w+)}", form)} != {*arguments}:
+            return "", f"Your call {name}({', '.join(arguments)}) fits no tool. {there_are}"
+        return form.format(**arguments), ""
 
 
 class Episode:
