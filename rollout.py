@@ -106,7 +106,8 @@ class Trajectory:
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
-# With this conversation a template is tried out. Replies hold the tokens below as their own.
+# With this conversation a template is tried out. Replies hold the tokens below as their own, and
+# rules ask for them.
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
 
@@ -222,9 +223,9 @@ class Chat:
                            + message).partition(REPLY)[2]
 
     def opening(self, messages):
-        return list(self.encode(self.prompt(
-            [m if m["role"] == "assistant" else m | {"content": broken(self.special, m["content"])}
-             for m in messages])))
+        return list(self.encode(self.prompt([m | {"content": broken(
+            self.special if m["role"] in ("user", "tool") else self.special_in_reply, m["content"])}
+            for m in messages])))
 
     def between_replies(self, text, role="user"):
         tail = self._behind_a_reply(said(role, broken(self.special, text)))
@@ -487,7 +488,7 @@ class Episode:
     def __init__(self, agent, task_id, key, horizon):
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
         self.trajectory = Trajectory(task_id, tuple(key))
-        self.history = []           # (observation, reply) texts of this try
+        self.history = []           # of this try: (observation, reply, its words) a turn
         self.messages = []          # the conversation in view, as a chat server would hold it
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
@@ -526,10 +527,10 @@ class Episode:
             self.history, self.reflecting = [], False
             self.request = self.first_request
             return
-        self.history.append((self.observation, message))
         turn.cut = words is None
-        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(
-            text if self.agent.format == "think" else words, message)
+        words = text if self.agent.format == "think" else words or ""     # its thoughts are words
+        self.history.append((self.observation, message, words))
+        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(words, message)
         self.request = ("step", action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
@@ -590,7 +591,7 @@ class Episode:
         """
         memory = self.agent.context == "memory"
         task = self.history[0][0] if self.history else ""
-        replies = [reply["content"] for _, reply in self.history]
+        replies = [words for *_, words in self.history]
         top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
         for name, pattern in (self.format.keeps | ({"note": NOTE} if memory else {})).items():
             if last(pattern, replies):
@@ -600,7 +601,7 @@ class Episode:
         recent = self.history[-self.agent.window:]
         top.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
         messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
-        for (_, reply), observation in zip(recent, [o for o, _ in recent[1:]] + [text]):
+        for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
             messages += [reply, *answer_to(reply, observation)]
         return messages
 

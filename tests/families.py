@@ -40,8 +40,7 @@ class Family:
     stop: str = ""               # the token that ends a message
     others: str = ""             # further stop tokens of its generation_config
     stripping: tuple = ()        # tokens that swallow the space behind them
-    shown: tuple = ("{}", "{}")  # a reply's surroundings in an earlier turn, and where it is written
-    trims: bool = False          # texts lose the space around them
+    shown: tuple = ("{}", "{}")  # a reply with what surrounds it: in an earlier turn, and when said
     rules_in_user: bool = False  # no system role
     parts: bool = False          # a content is a list of parts
     thoughts: str = ""           # of a reply: "" are words like others; "cut": the template cuts
@@ -53,26 +52,26 @@ CHATML = "<|endoftext|> <|im_start|> <|im_end|>"
 CALLS = "<tool_call> </tool_call>"
 QWEN = CALLS + " <tool_response> </tool_response> <think> </think>"
 LLAMA = "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>"
-DEEPSEEK = "<｜User｜> <｜Assistant｜> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> " \
-    "<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> " \
-    "<｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜>"
+DEEPSEEK = "<｜User｜> <｜Assistant｜> <think> </think> <｜tool▁sep｜> " \
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> " \
+    "<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>"
 SENTENCE = dict(special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>", plain=DEEPSEEK,
                 bos="<｜begin▁of▁sentence｜>", eos="<｜end▁of▁sentence｜>",
                 stop="<｜end▁of▁sentence｜>", thoughts="cut",
                 shown=("<｜Assistant｜>{}", "<｜Assistant｜><think>\n{}"))
 QWEN_3 = dict(special=CHATML, plain=QWEN, eos="<|im_end|>", stop="<|im_end|>",
               others="<|endoftext|>")
-OPENED = QWEN_3 | dict(trims=True, thoughts="field",
+OPENED = QWEN_3 | dict(thoughts="field",
                        shown=("assistant\n{}", "assistant\n<think>\n{}"))
 LLAMA_3 = dict(special=LLAMA, bos="<|begin_of_text|>", eos="<|eot_id|>", stop="<|eot_id|>",
-               others="<|end_of_text|>", trims=True)
+               others="<|end_of_text|>")
 LLAMA_3_1 = LLAMA_3 | dict(special=LLAMA + " <|eom_id|> <|python_tag|>",
                            others="<|end_of_text|> <|eom_id|>")
 PHI = dict(special="<s> <|endoftext|> <|assistant|> <|system|> <|end|> <|user|>", plain="</s>",
            bos="<s>", eos="<|endoftext|>", stop="<|end|>", others="<|assistant|>",
            stripping=("</s>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"))
 GEMMA = dict(special="<pad> <eos> <bos> <unk> <start_of_turn> <end_of_turn>", plain="<table> \n\n",
-             bos="<bos>", eos="<eos>", stop="<end_of_turn>", others="<end_of_turn>", trims=True)
+             bos="<bos>", eos="<eos>", stop="<end_of_turn>", others="<end_of_turn>")
 COHERE = "<BOS_TOKEN> <EOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|> " \
     "<|CHATBOT_TOKEN|> <|SYSTEM_TOKEN|>"
 
@@ -86,7 +85,7 @@ FAMILIES = {
     "Qwen3.6": Family("qwen3_6", **OPENED),
     "Qwen3.8": Family("qwen3_8", **OPENED | dict(thoughts="field only", shown=(
         "assistant\n<think>\n\n</think>\n\n{}", "assistant\n<think>\n{}"))),
-    "Llama 2": Family("", special="<s> </s> <unk>", bos="<s>", eos="</s>", stop="</s>", trims=True,
+    "Llama 2": Family("", special="<s> </s> <unk>", bos="<s>", eos="</s>", stop="</s>",
                       shown=("[/INST] {} </s>", "[/INST]{}</s>")),
     "Llama 3": Family("llama3", **LLAMA_3),
     "Llama 3.1": Family("llama3_1", **LLAMA_3_1),
@@ -110,7 +109,7 @@ FAMILIES = {
                    "<|tool_response_start|> <|tool_response_end|>", bos="<|startoftext|>",
                    eos="<|im_end|>", stop="<|im_end|>"),
     "Cohere": Family("cohere", special=COHERE, bos="<BOS_TOKEN>", eos="<|END_OF_TURN_TOKEN|>",
-                     stop="<|END_OF_TURN_TOKEN|>", trims=True),
+                     stop="<|END_OF_TURN_TOKEN|>"),
     "Cohere 2": Family("cohere2", special=COHERE + " <|START_RESPONSE|> <|END_RESPONSE|>",
                        bos="<BOS_TOKEN>", eos="<|END_OF_TURN_TOKEN|>", stop="<|END_RESPONSE|>"),
 }

@@ -1,4 +1,4 @@
-"""pytest tests/test_chat.py: the chat templates of real models, against what they themselves render.
+"""pytest tests/test_chat.py: real models' chat templates, against what they themselves render.
 
 The table "Chat templates" of docs/models.md says what holds for which family; here each of its
 cells is checked. A chat server's messages are made from the raw replies by this file alone, and
@@ -9,27 +9,25 @@ import functools
 import json
 import re
 import types
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer
 
-import metrics
 import rollout
 from engine import Engine
+from envs import tools_of
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, twins
-from rollout import CUT, Agent, Chat, Episode, collect, play
+from rollout import CUT, Agent, Episode, collect, play
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
-SCHEMAS = [schema for _, schema in rollout.tools_of(types.SimpleNamespace(TOOLS={
-    "get {items}": "Take raw items.", "craft {items} using {ingredients}": "Use a recipe.",
-    "inventory": "Look."})).values()]
 WORLD = types.SimpleNamespace(TOOLS={
     "get {items}": "Take raw items.", "craft {items} using {ingredients}": "Use a recipe.",
     "inventory": "Look."})
+SCHEMAS = [schema for _, schema in tools_of(WORLD).values()]
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason=WITHOUT_TRL)
 
@@ -317,8 +315,6 @@ def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
     answer(episode, text.removeprefix("<think>\n") + "\n</think>\n\nget wax" if opened_by(name)
            else text + "\n</think>\n\nget wax")
     assert episode.request == ("step", "get wax") and not episode.trajectory.turns[1].cut
-    shares = {"cut_thoughts": sum(t.cut for t in episode.trajectory.turns)}
-    assert shares["cut_thoughts"] == 1
 
 
 # ---- stop tokens --------------------------------------------------------------------------------
@@ -366,12 +362,12 @@ def test_a_quoted_token_of_the_template_is_ordinary_text(name, history):
     ids = set(tokenizer.convert_tokens_to_ids(tokens))
 
     def controls(quote):
-        episode = Episode(agent_of(name, history=history, prompt=f"Be {quote} quick."), 1, KEY, 9)
+        rules = " ".join(t for t in quote.split() if t not in rollout.OF_REPLIES)
+        episode = Episode(agent_of(name, history=history, prompt=f"Be {rules} quick."), 1, KEY, 9)
         episode.observe(f"{quote}Go{quote} a")
         reply = tokenizer.encode("get wax", add_special_tokens=False)
         if history == "template":           # in `keep` a reply stays as it was sampled
-            saying = [t for t in quote.split() if t not in rollout.OF_REPLIES]
-            reply = reply + [id for letter in " ".join(saying)         # letter by letter
+            reply = reply + [id for letter in rules         # letter by letter
                              for id in tokenizer.encode(letter, add_special_tokens=False)]
         reply = reply + [episode.agent.chat.stop_id]
         episode.reply(reply, [-0.5] * len(reply))
@@ -379,6 +375,14 @@ def test_a_quoted_token_of_the_template_is_ordinary_text(name, history):
         assert len(quote) < 2 or quote not in tokenizer.decode(episode.trajectory.context)
         return [id for id in episode.trajectory.context if id in ids]
     assert controls(" ".join(tokens)) == controls("")
+
+
+def test_rules_name_the_tokens_that_a_reply_should_hold():
+    """The format `think` asks for <think>, which is a token of Qwen3's: as its template has it."""
+    who = agent_of("Qwen3", format="think")
+    talk = who.start() + [dict(role="user", content="Go")]
+    assert "<think>your reasoning</think>" in talk[0]["content"]
+    assert who.chat.opening(talk) == rendered("Qwen3", talk)[1]
 
 
 # ---- tools --------------------------------------------------------------------------------------
@@ -490,7 +494,7 @@ def bad_calls(key):
         "one argument more": (call(**{key: {"items": "2 wax", "fast": "yes"}}), "There are: get"),
         "a nested argument": (call(**{key: {"items": {"wax": [2]}}}), "no tool call"),
         "deep": (call(**{key: {"items": 0}}).replace("0", "[" * 900 + "]" * 900), "no tool call"),
-        "too deep": ("{" + '"a":{' * 100_000, "no tool call"),
+        "too deep": ("{" + '"a":{' * 5000, "no tool call"),
         "a long number": (call(**{key: {"items": 0}}).replace("0", "9" * 5000), "no tool call"),
         "half a character": (call(**{key: {"items": "x"}}).replace("x", "\\ud800"), "no tool call"),
         "a special token in disguise": (
@@ -540,3 +544,129 @@ def test_an_environment_without_tools_has_one_that_takes_the_action():
     answer(episode, '<tool_call>\n{"name": "act", "arguments": {"action": "up || {}"}}\n'
                     '</tool_call>')
     assert episode.request == ("step", "up || {}")
+
+
+# ---- contexts that are made anew ----------------------------------------------------------------
+
+def thinking_call(name, tool, arguments, words=""):
+    return f"<think>\nNote: maybe {tool}\n</think>\n\n{words}" + calling(name, tool, arguments)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_window_shows_calls_and_results_as_a_server_would(history):
+    """The thoughts of the turns in the window are behind the last user message, so Qwen3 shows
+    them; the call stays a call, its result the tool's."""
+    episode = Episode(agent_of("Qwen3", format="tool", world=WORLD, context="window", window=2,
+                               history=history), 1, KEY, 9)
+    for number in range(4):
+        episode.observe(f"Result {number}")
+        if number < 3:
+            answer(episode, thinking_call("Qwen3", "get", {"items": f"{number} wax"}))
+    messages = [dict(role="system", content=episode.agent.start()[0]["content"]),
+                dict(role="user", content="Result 0\n\n(earlier turns not shown: 1)\n\nResult 1")]
+    for number in (1, 2):
+        messages += [dict(role="assistant", content="", reasoning_content="Note: maybe get",
+                          tool_calls=[dict(type="function", function=dict(
+                              name="get", arguments={"items": f"{number} wax"}))]),
+                     dict(role="tool", content=f"Result {number + 1}")]
+    text, ids = rendered("Qwen3", messages, tools=SCHEMAS)
+    assert episode.agent.tokenizer.decode(episode.trajectory.context) == text
+    assert episode.trajectory.context == ids and text.count("Note: maybe get") == 2
+
+
+@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_window_shows_replies_as_a_server_would(name, history):
+    replies = thinking_replies(name)
+    episode = Episode(agent_of(name, context="window", window=1, history=history), 1, KEY, 9)
+    contexts, _ = converse(episode, TEXTS, replies)
+    first = f"{TEXTS[0]}\n\n(earlier turns not shown: 2)\n\n{TEXTS[2]}"
+    messages = [dict(role="system", content=episode.agent.start()[0]["content"]),
+                dict(role="user", content=first), kept_by_a_server(name, replies[2]),
+                dict(role="user", content=TEXTS[3])]
+    assert contexts[3] == rendered(name, messages)[1]
+
+
+@pytest.mark.parametrize("name", [*THINKERS, "Llama 3"])
+def test_a_note_is_taken_from_the_words_not_from_the_thoughts(name):
+    opened = opened_by(name)
+    before = ("" if opened else "<think>\n") + "Note: a thought\n</think>\n\n"
+    episode = Episode(agent_of(name, context="memory"), 1, KEY, 9)
+    converse(episode, ["o0", "o1", "o2"], [before + "Note: n0\na0", before + "a1"])
+    seen = episode.agent.tokenizer.decode(episode.trajectory.context)
+    assert "o0\n\nYour note: n0\n\no2" in seen and "a thought" not in seen
+
+
+@pytest.mark.parametrize("name, form, reply", [
+    ("Qwen3", "think", "Note: n0\n<think>t</think><answer>go</answer>"),
+    ("Llama 3", "think", "Note: n0\n<think>t</think><answer>go</answer>"),
+    ("Qwen3", "tool", "<think>\nt\n</think>\n\nNote: n0\n<tool_call>\n"
+                      '{"name": "act", "arguments": {"action": "go"}}\n</tool_call>')])
+def test_a_note_is_found_in_every_format(name, form, reply):
+    episode = Episode(agent_of(name, format=form, context="memory"), 1, KEY, 9)
+    episode.observe("o0")
+    answer(episode, reply)
+    assert episode.request == ("step", "go")
+    episode.observe("o1")
+    seen = episode.agent.tokenizer.decode(episode.trajectory.context)
+    assert "o0\n\nYour note: n0\n\no1" in seen
+
+
+# ---- collect and play ---------------------------------------------------------------------------
+
+CALL = '<tool_call>\n{"name": "act", "arguments": {"action": "go"}}\n</tool_call>'     # one token
+
+
+@functools.cache
+def policy_of(name):
+    """Says often what makes a reply of this family: thoughts, a call, the stop token."""
+    tokenizer = tokenizer_of(name, (CALL,))
+    loud = [FAMILIES[name].stop, CALL, *({"<think>", "</think>"} & {*FAMILIES[name].plain.split()})]
+    return twins("qwen3", vocabulary=len(tokenizer), seed=5,
+                 loud=tokenizer.convert_tokens_to_ids(loud))[0]
+
+
+def ended(engine):
+    """Nothing is left in the engine."""
+    return engine.pages.in_use == 0 and engine.active == [] \
+        and sorted(engine.free_rows) == list(range(engine.rows)) \
+        and (engine.pages.table == -1).all()
+
+
+def same(a, b):
+    """Token for token, turn for turn; log-probabilities to rounding."""
+    return replace(a, old_logprobs=[]) == replace(b, old_logprobs=[]) and \
+        np.allclose(a.old_logprobs, b.old_logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+@pytest.mark.parametrize("name, settings", [
+    ("Qwen3", dict(format="act")), ("Qwen3", dict(format="tool")),
+    ("Qwen3", dict(format="tool", context="window", window=1)),
+    ("Qwen3.5, thinking", dict(format="act", context="memory")),
+    ("Qwen3.5, thinking", dict(format="act")), ("Llama 2", dict(format="act")),
+    ("GLM-4-MoE", dict(format="act", thinking="off"))])
+def test_collect_equals_play_by_real_templates(name, settings, history):
+    who = Agent(tokenizer_of(name, (CALL,)), **dict(
+        prompt="Be quick.", max_turn_tokens=6, max_context=1800, history=history) | settings)
+    client = LocalClient()
+    want = [play(policy_of(name), who, LocalClient(), task, 3, (0, place, member))
+            for place, task in enumerate([3, 8]) for member in range(2)]
+    read = {}
+    for size, forgets in ((8, False), (8, True), (512, False)):
+        engine = Engine(policy_of(name), 4, 4 * -(-1800 // size), size)
+        forget = engine.forget
+        if forgets:
+            engine.forget = lambda sequence, keep=0, forget=forget: forget(sequence)
+        got, stats = collect(policy_of(name), who, client, [3, 8], 2, 3, engine=engine)
+        assert all(same(a, b) for a, b in zip(got, want, strict=True))
+        assert ended(engine) and client.open == {}
+        read[size, forgets] = stats.tokens["prefill"]
+    anew = any(len(t.contexts) > 1 for t in want)
+    assert anew == (history == "template" or "context" in settings)
+    assert (read[8, False] < read[8, True]) == anew        # what begins two contexts is read once
+    assert sum(len(t.turns) for t in want) > 6
+    said = [action for items in client.asked for _, kind, action in items if kind == "step"]
+    if name == "Qwen3" and history == "keep" and "context" not in settings:
+        assert any(turn.cut for t in want for turn in t.turns) and "" in said
+        assert ("go" in said) == (settings["format"] == "tool")
