@@ -200,12 +200,12 @@ class Chat:
             prompt = written = ""
         if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
             self._refuse("has no tools; use another --format")
-        written = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
+        reply = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
         for read in (read_hermes_calls, read_llama_calls):
-            if read(written)[1] == [("f", {"x": "V1V"})]:
+            if read(reply)[1] == [("f", {"x": "V1V"})]:
                 return read
-        self._refuse(f"writes a tool call as {written[:90]!r}; known are Hermes JSON (Qwen2.5, "
-                     "Qwen3) and Llama's JSON; use another --format")
+        self._refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are "
+                     "Hermes JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
 
     def prompt(self, messages, options=None):
         """A conversation as text, up to where the reply begins. TemplateError, TypeError."""
