@@ -106,8 +106,7 @@ class Trajectory:
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
-# With this conversation a template is tried out. Replies hold the tokens below as their own, and
-# rules ask for them.
+# With this conversation a template is tried out. Replies may hold these tokens, rules name them.
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
 
@@ -128,7 +127,8 @@ class Chat:
         if not tokenizer.chat_template:
             raise ValueError(f"{self.name}: its tokenizer has no chat template; use a chat model")
         self.source = tokenizer.get_chat_template(tools=tools or None)
-        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
+        self.encode = partial(tokenizer.encode, add_special_tokens=False)
+        self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
         # the date: Llama 3.2's template would write today's, and a run would depend on its day
         self.options = dict(tools=tools or None, date_string="26 Jul 2024")
         self._find_shape()
@@ -223,9 +223,9 @@ class Chat:
                            + message).partition(REPLY)[2]
 
     def opening(self, messages):
-        return list(self.encode(self.prompt([m | {"content": broken(
+        return self.encode(self.prompt([m | {"content": broken(
             self.special if m["role"] in ("user", "tool") else self.special_in_reply, m["content"])}
-            for m in messages])))
+            for m in messages]))
 
     def between_replies(self, text, role="user"):
         tail = self._behind_a_reply(said(role, broken(self.special, text)))

@@ -11,7 +11,8 @@ template, nothing shared    the same, but each turn reads its whole context anew
 Random weights, prompts of 200 tokens, ten turns of 24 tokens read and replies of 80, of which 64
 are thoughts: what a reply says is given, so that all ways play the same episodes, but each token
 is computed and drawn as ever. Update: forward and backward of all contexts in parts of 8,000
-tokens. A round runs every way once; figures are medians over the rounds, ratios are to `keep`.
+tokens. Seconds are those of the process, so that other work on the machine does not count. A round
+runs every way once; figures are medians over the rounds, in brackets their ratios to `keep`.
 """
 import argparse
 import time
@@ -62,19 +63,19 @@ def say(tokenizer):
 def play(policy, agent, client, tasks, horizon, forgets):
     """One rollout and one update -> {figure: value}."""
     memory = make_engine(policy, agent, len(tasks) * GROUP)
-    began = time.perf_counter()
+    began = time.process_time()
     played, stats = collect(policy, agent, client, tasks, GROUP, horizon,
                             engine=forgetful(memory) if forgets else memory)
-    rollout_seconds = time.perf_counter() - began
+    rollout_seconds = time.process_time() - began
     batch = to_batch(played)
-    began = time.perf_counter()
+    began = time.process_time()
     for rows in batch.parts(8000):
         packed(policy, batch.rows(rows))
     policy.zero_grad()
     return {"prefilled": stats.tokens["prefill"], "decoded": stats.tokens["decode"],
             "pages": stats.pages, "rollout s": rollout_seconds,
             "trained tokens": sum(len(t.token_ids) for t in played),
-            "update s": time.perf_counter() - began}
+            "update s": time.process_time() - began}
 
 
 def main():
