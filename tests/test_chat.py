@@ -93,7 +93,7 @@ def swallowed(name, text):
 
 
 def opened_by(name, **options):
-    """The thoughts that the prompt opens, or shuts at once: "<think>\n", or ""."""
+    """What the prompt says of thoughts: it opens them, or shuts them at once; "": nothing."""
     prompt = rendered(name, [dict(role="system", content="s"), dict(role="user", content="u")],
                       **options)[0]
     return prompt[prompt.find("<think>"):] if "<think>" in prompt else ""

@@ -1,6 +1,6 @@
 """python -m tests.bench.history: what `--history template` costs beside `keep`.
 
-    python -m tests.bench.history                       32 episodes of ten turns; about 5 minutes
+    python -m tests.bench.history                       32 episodes of ten turns; 3 to 6 minutes
     python -m tests.bench.history --quick
 
 keep                        one context an episode; thoughts stay in view
