@@ -107,7 +107,7 @@ class Trajectory:
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
-# With this conversation a template is tried out. Replies hold the tokens below as their own.
+# With this conversation a template is tried out. Replies may hold these tokens, rules name them.
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
 
@@ -128,7 +128,8 @@ class Chat:
         if not tokenizer.chat_template:
             raise ValueError(f"{self.name}: its tokenizer has no chat template; use a chat model")
         self.source = tokenizer.get_chat_template(tools=tools or None)
-        self.encode = lru_cache(4096)(partial(tokenizer.encode, add_special_tokens=False))
+        self.encode = partial(tokenizer.encode, add_special_tokens=False)
+        self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
         # the date: Llama 3.2's template would write today's, and a run would depend on its day
         self.options = dict(tools=tools or None, date_string="26 Jul 2024")
         self._find_shape()
@@ -146,11 +147,9 @@ class Chat:
                          "own to stop at; use another template")
         self.stop, (self.stop_id,) = stop[0], self.encode(stop[0])
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
-        self.special = one_of(t.content for t in tokens
-                              if t.special or t.content in self.source + prompt + tail)
-        self.special_in_reply = one_of(
-            t.content for t in tokens if t.content not in OF_REPLIES
-            and (t.special or t.content in prompt + tail))
+        marks = [t.content for t in tokens if t.special or t.content in self.source + prompt + tail]
+        self.special = one_of(marks)
+        self.special_in_reply = one_of(mark for mark in marks if mark not in OF_REPLIES)
         if history == "keep":
             self._check_that_tokens_can_be_appended(prompt, tail)
         self.read_calls = self._syntax_of_calls(tools) if tools else no_calls
@@ -203,12 +202,12 @@ class Chat:
             prompt = written = ""
         if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
             self._refuse("has no tools; use another --format")
-        written = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
+        reply = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
         for read in (read_hermes_calls, read_llama_calls):
-            if read(written)[1] == [("f", {"x": "V1V"})]:
+            if read(reply)[1] == [("f", {"x": "V1V"})]:
                 return read
-        self._refuse(f"writes a tool call as {written[-90:]!r}; known are Hermes JSON (Qwen2.5, "
-                     "Qwen3) and Llama's JSON; use another --format")
+        self._refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are "
+                     "Hermes JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
 
     def prompt(self, messages, options=None):
         """A conversation as text, up to where the reply begins. TemplateError, TypeError."""
@@ -226,9 +225,9 @@ class Chat:
                            + message).partition(REPLY)[2]
 
     def opening(self, messages):
-        return list(self.encode(self.prompt(
-            [m if m["role"] == "assistant" else m | {"content": broken(self.special, m["content"])}
-             for m in messages])))
+        return self.encode(self.prompt([m | {"content": broken(
+            self.special if m["role"] in ("user", "tool") else self.special_in_reply, m["content"])}
+            for m in messages]))
 
     def between_replies(self, text, role="user"):
         tail = self._behind_a_reply(said(role, broken(self.special, text)))
@@ -236,16 +235,15 @@ class Chat:
         return self.encode(tail[tail.index(self.stop):])[1:]
 
     def message(self, text):
-        """Its thoughts go where the template looks for them; a lone tool call becomes one."""
-        full = self.opened + broken(self.special_in_reply, text)
-        thoughts, words = split_thoughts(full)
+        """Its thoughts go where the template looks for them; a lone tool call becomes one, unless
+        it holds a special token, which JSON can spell by escapes."""
+        full, more = self.opened + broken(self.special_in_reply, text), {}
         if "reasoning_content" in self.source:
+            thoughts, words = split_thoughts(full)
             full, more = words or "", dict(reasoning_content=thoughts) if thoughts else {}
-        else:
-            more = {}
         content, calls = self.read_calls(full)
-        return more | (assistant(content, *calls) if len(calls) == 1 and calls[0] else
-                       assistant(full))
+        lone = len(calls) == 1 and calls[0] and not self.special_in_reply.search(str(calls[0]))
+        return more | (assistant(content, *calls) if lone else assistant(full))
 
 
 def said(role, content):
@@ -279,10 +277,11 @@ def broken(pattern, text):
 def split_thoughts(text):
     """-> (thoughts, words): "<think>a</think>b" -> ("a", "b"), "b" -> ("", "b"), and a reply that
     was cut within its thoughts, "<think>a" -> ("a", None)."""
-    thoughts, _, words = text.rpartition("</think>")
+    thoughts, closed, words = text.rpartition("</think>")
     if "<think>" in words:
-        thoughts, words = words.partition("<think>")[2], None
-    return thoughts.lstrip().removeprefix("<think>").strip("\n"), words and words.lstrip("\n")
+        return words.partition("<think>")[2].strip("\n"), None
+    thoughts = thoughts.lstrip().removeprefix("<think>").strip("\n")
+    return thoughts, words.lstrip("\n") if closed else words
 
 
 # Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
@@ -306,13 +305,14 @@ def read_llama_calls(text):
 
 
 def read_call(text, key):
-    """-> (name, arguments), or None."""
+    """-> (name, {argument: text or number}), or None."""
     try:
         call = json.loads(text)
-        name, arguments = call["name"], call[key]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
+        plain = {type(x) for x in call[key].values()} <= {str, int, float}
+        return (call["name"], call[key]) if plain and type(call["name"]) is str else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return (name, arguments) if type(name) is str and type(arguments) is dict else None
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
@@ -477,11 +477,11 @@ class Agent:
         there_are = f"There are: {', '.join(self.tools)}."
         if not message.get("tool_calls"):
             return "", f"Your reply had no tool call that could be read; make one. {there_are}"
-        call = message["tool_calls"][0]["function"]
-        try:
-            return self.tools[call["name"]][0].format(**call["arguments"]), ""
-        except KeyError as missing:
-            return "", f"Your tool call lacks or misspells {missing}. {there_are}"
+        name, arguments = (message["tool_calls"][0]["function"][x] for x in ("name", "arguments"))
+        form, _ = self.tools.get(name, (None, None))
+        if form is None or {*re.findall(r"{(\w+)}", form)} != {*arguments}:
+            return "", f"Your call {name}({', '.join(arguments)}) fits no tool. {there_are}"
+        return form.format(**arguments), ""
 
 
 class Episode:
@@ -498,7 +498,7 @@ class Episode:
     def __init__(self, agent, task_id, key, horizon):
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
         self.trajectory = Trajectory(task_id, tuple(key))
-        self.history = []           # (observation, reply) texts of this try
+        self.history = []           # of this try: (observation, reply, its words) a turn
         self.messages = []          # the conversation in view, as a chat server would hold it
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
@@ -537,10 +537,10 @@ class Episode:
             self.history, self.reflecting = [], False
             self.request = self.first_request
             return
-        self.history.append((self.observation, message))
         turn.cut = words is None
-        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(
-            text if self.agent.format == "think" else words, message)
+        words = text if self.agent.format == "think" else words or ""     # its thoughts are words
+        self.history.append((self.observation, message, words))
+        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(words, message)
         self.request = ("step", action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
@@ -602,7 +602,7 @@ class Episode:
         """
         memory = self.agent.context == "memory"
         task = self.history[0][0] if self.history else ""
-        replies = [reply["content"] for _, reply in self.history]
+        replies = [words for *_, words in self.history]
         top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
         for name, pattern in (self.format.keeps | ({"note": NOTE} if memory else {})).items():
             if last(pattern, replies):
@@ -612,7 +612,7 @@ class Episode:
         recent = self.history[-self.agent.window:]
         top.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
         messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
-        for (_, reply), observation in zip(recent, [o for o, _ in recent[1:]] + [text]):
+        for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
             messages += [reply, *answer_to(reply, observation)]
         return messages
 

@@ -216,6 +216,32 @@ def test_forget_then_prefill_gives_the_same_again():
                   [[9, 8, 7, 6, 5, 2, 4], [9, 8, 7, 6, 5, 1, 3]]) < 1e-5
 
 
+@pytest.mark.parametrize("keep, pages", [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (10, 2)])
+def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pages):
+    """A group of three, prompt of 10 tokens, pages of 4: two full pages are shared. One member goes
+    on from its first `keep` tokens, in a page of its own; the others read what they have read."""
+    model, stock = twins()
+    engine = Engine(model, rows=3, pages=20, page_size=4)
+    prompt = list(range(20, 30))
+    first = engine.start()
+    engine.prefill([first], [prompt])
+    members = [first, engine.fork(first), engine.fork(first)]
+    for which in (1, 0):                                     # a child, then the parent
+        engine.forget(members[which], keep)
+        assert members[which].length == 4 * pages and len(members[which].pages) == pages
+        assert (members[which].pages == members[2].pages[:pages])
+        other = prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert differ(engine.prefill([members[which]], [other[4 * pages:]]), stock, [other]) < 1e-5
+    for member in members:
+        engine.join(member)
+    texts = [prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8] for which in (0, 1)]
+    texts = [[*text, which] for which, text in enumerate([*texts, prompt])]
+    assert differ(engine.decode(torch.tensor([0, 1, 2])), stock, texts) < 1e-5
+    for member in members:
+        engine.release(member)
+    assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
+
+
 def test_prefill_shares_and_counts():
     """Tokens 10, pages of 4: 3 pages; each fork copies the third only."""
     engine = Engine(twins()[0], rows=4, pages=20, page_size=4)
@@ -456,8 +482,9 @@ def random_schedule(seed, window=None):
                 engine.leave(rng.choice(engine.active))
             elif do == "forget" and everyone:
                 sequence = rng.choice(everyone)
-                engine.forget(sequence)
-                texts[sequence.row][1].clear()
+                keep = rng.choice((0, rng.randint(0, sequence.length)))
+                engine.forget(sequence, keep)
+                del texts[sequence.row][1][keep - keep % engine.pages.page_size:]
             elif do == "release" and everyone:
                 sequence = rng.choice(everyone)
                 engine.release(sequence)

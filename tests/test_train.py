@@ -796,6 +796,7 @@ def test_measure_on_a_hand_made_step(url, model):
     played[0].success, played[1].turns[0].valid, played[2].truncated = True, False, "horizon"
     played[3].add_observation([7])
     played[3].add_action([4, 5, 6], [-1.0] * 3)
+    played[3].turns[1].cut = True
     stats = Stats(dropped=3, pages=7, preempted=1, tokens=Counter(prefill=10, decode=5),
                   seconds=Counter(rollout=4.0, decode=1.0, sampling=1.0))
     figures = Figures(entropy=train.sampled_entropy(played))
@@ -804,6 +805,8 @@ def test_measure_on_a_hand_made_step(url, model):
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
+    assert m["cut_thoughts"] == 1 / 5
+    assert " | cut in thoughts 20%" in metrics.log_line(m | {"kl": 0.0})
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
     assert m["entropy"] == 1.0 and m["rollout_tokens"] == 15
     assert m["distinct_3gram"] == 1.0

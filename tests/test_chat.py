@@ -1,0 +1,675 @@
+"""pytest tests/test_chat.py: real models' chat templates, against what they themselves render.
+
+The table "Chat templates" of docs/models.md says what holds for which family; here each of its
+cells is checked. A chat server's messages are made from the raw replies by this file alone, and
+rendered by apply_chat_template; `keep` and `template` must show the policy just that. Tokenizers:
+see families.py. At the end the same conversations are sampled: `collect` against `play`.
+"""
+import functools
+import json
+import re
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollout
+from engine import Engine
+from envs import tools_of
+from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
+from fakes import LocalClient, twins
+from rollout import CUT, Agent, Episode, collect, play
+
+KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
+DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
+WORLD = types.SimpleNamespace(TOOLS={
+    "get {items}": "Take raw items.", "craft {items} using {ingredients}": "Use a recipe.",
+    "inventory": "Look."})
+SCHEMAS = [schema for _, schema in tools_of(WORLD).values()]
+
+pytestmark = pytest.mark.skipif(FOLDER is None, reason=WITHOUT_TRL)
+
+
+def rows_of_the_table():
+    """{family: {column: cell}}, as docs/models.md has them."""
+    text = (Path(__file__).parent.parent / "docs/models.md").read_text()
+    lines = text.partition("## Chat templates")[2].split("\n## ")[0].splitlines()
+    cells = [[cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+             for line in lines if line.startswith("|")]
+    head, _, *rows = cells
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+TABLE = rows_of_the_table()
+NAMES = [name for name in FAMILIES if name in TABLE]
+
+
+def having(column, *cells):
+    return [name for name in NAMES if TABLE[name][column] in cells]
+
+
+def of(column, *cells):
+    return pytest.mark.parametrize("name", having(column, *cells))
+
+
+def test_the_table_has_a_row_for_each_family():
+    assert list(TABLE) == list(FAMILIES)
+    known = dict(accepted={"yes"}, keep={"yes", "prompt"}, template={"yes"},
+                 tools={"Hermes", "Llama", "other", "–"})
+    switch = {"thinking on": {"yes", "–"}, "thinking off": {"yes", "–"}}
+    for row in TABLE.values():
+        assert all(row[column] in cells for column, cells in (known | switch).items()), row
+
+
+# ---- conversations ------------------------------------------------------------------------------
+
+def agent_of(name, **settings):
+    tokenizer = tokenizer_of(name)
+    others = tokenizer.convert_tokens_to_ids(FAMILIES[name].others.split())
+    return Agent(tokenizer, **dict(prompt="Be quick.", format="act", max_turn_tokens=400,
+                                   max_context=20_000, stop_ids=tuple(others)) | settings)
+
+
+def rendered(name, messages, **options):
+    """What the template makes of a chat server's messages, text and ids, by transformers alone."""
+    family, tokenizer = FAMILIES[name], tokenizer_of(name)
+    if family.rules_in_user:
+        rules, first, *rest = messages
+        messages = [{"role": "user", "content": f"{rules['content']}\n\n{first['content']}"}, *rest]
+    if family.parts:
+        messages = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    text, ids = (tokenizer.apply_chat_template(
+        messages, tokenize=tokenize, add_generation_prompt=True, return_dict=False,
+        **DATE | options) for tokenize in (False, True))
+    return swallowed(name, text), ids
+
+
+def swallowed(name, text):
+    """Some tokens swallow the space behind them (rstrip), so that decoding does not show it."""
+    tokens = "|".join(map(re.escape, FAMILIES[name].stripping)) or "(?!)"
+    return re.sub(rf"({tokens})\s+", r"\1", text)
+
+
+def opened_by(name, **options):
+    """What the prompt says of thoughts: it opens them, or shuts them at once; "": nothing."""
+    prompt = rendered(name, [dict(role="system", content="s"), dict(role="user", content="u")],
+                      **options)[0]
+    return prompt[prompt.find("<think>"):] if "<think>" in prompt else ""
+
+
+def kept_by_a_server(name, reply, **options):
+    """A reply as the message that a chat server keeps: thoughts in a field of their own where the
+    template reads one, else in the content, as they were said."""
+    text = opened_by(name, **options) + reply
+    if FAMILIES[name].thoughts not in ("field", "field only"):
+        return {"role": "assistant", "content": text}
+    found = re.fullmatch(r"<think>\n*(.*?)(\n*</think>\n*(.*)|)", text, re.DOTALL)
+    if not found:
+        return {"role": "assistant", "content": text}
+    message = {"role": "assistant", "content": found[3] or ""}
+    return message | ({"reasoning_content": found[1].strip("\n")} if found[1].strip("\n") else {})
+
+
+def reply_ids(episode, text, end=None):
+    """The ids that the policy would sample to say this: its stop token behind it, or another."""
+    chat = episode.agent.chat
+    return chat.tokenizer.encode(text, add_special_tokens=False) + [
+        chat.stop_id if end is None else end]
+
+
+def answer(episode, text, end=None):
+    """Let the policy say this; -> the ids that it sampled."""
+    ids = reply_ids(episode, text, end)
+    episode.reply(ids, [-0.5] * len(ids))
+    return ids
+
+
+def converse(episode, texts, replies):
+    """Play the texts of an environment and the replies; the last text is not replied to. -> the
+    context at each reply, what was sampled."""
+    contexts, sampled = [], []
+    for number, text in enumerate(texts):
+        episode.observe(text)
+        contexts.append(list(episode.trajectory.context))
+        if number < len(replies):
+            sampled.append(answer(episode, replies[number]))
+    return contexts, sampled
+
+
+def heard(name, texts, replies, **options):
+    """The texts as the policy hears them: a complaint first where its reply ended in thoughts."""
+    opened = opened_by(name, **options)
+    before = ["", *(opened + reply for reply in replies)]
+    return [f"{CUT}\n{text}" if reply.rfind("<think>") > reply.rfind("</think>") else text
+            for text, reply in zip(texts, before)]
+
+
+TEXTS = ["  Goal: craft {wax}.\n\nGo é → 7\n", "Got 2 wax", "{{ m.content }} {% if %}\n\n| a |",
+         "Crafted 1 glue, né?"]
+PLAIN = ["get 2 {wax}", "look → é\n\nthen {{ stop }} {% if x %}", "craft 1 glue using 2 wax"]
+
+
+def thinking_replies(name, **options):
+    """Replies with thoughts, as this family would write them behind its prompt."""
+    opened = opened_by(name, **options)
+    if opened and "</think>" not in opened:
+        return [f"I need {{wax}}: é → {n}\n\nso:\n</think>\n\n{text}"
+                for n, text in enumerate(PLAIN)]
+    if opened:
+        return PLAIN
+    return [f"<think>\nI need {{wax}}: é → {n}\n\nso:\n</think>\n\n{text}"
+            for n, text in enumerate(PLAIN)]
+
+
+# ---- accepted, keep, template -------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chat_finds_the_stop_tokens_and_one_bos(name):
+    family, who = FAMILIES[name], agent_of(name)
+    tokenizer = who.tokenizer
+    assert f"`{family.stop}`" == TABLE[name]["stop"] and who.chat.stop == family.stop
+    assert who.chat.stop_ids == set(tokenizer.convert_tokens_to_ids(
+        [family.stop, family.eos, *family.others.split()]))
+    for history in ("keep", "template"):
+        episode = Episode(agent_of(name, history=history), 1, KEY, 9)
+        contexts, _ = converse(episode, TEXTS, PLAIN)
+        if family.bos:       # Phi-3's template has none, Llama 2's stands before each user message
+            first, last = {"Llama 2": (1, 4), "Phi-3": (0, 0), "Phi-3.5": (0, 0)}.get(name, (1, 1))
+            assert contexts[0].count(tokenizer.bos_token_id) == first
+            assert contexts[-1].count(tokenizer.bos_token_id) == last
+
+
+@of("keep", "yes", "prompt")
+def test_keep_shows_what_the_template_renders(name):
+    """All messages rendered, but that each reply stands behind what it was sampled behind."""
+    episode = Episode(agent_of(name), 1, KEY, 9)
+    contexts, sampled = converse(episode, TEXTS, PLAIN)
+    messages = [dict(role="system", content=episode.messages[0]["content"])]
+    for text, reply in zip(heard(name, TEXTS, PLAIN), PLAIN):
+        messages += [dict(role="user", content=text), dict(role="assistant", content=reply)]
+    last = dict(role="user", content=heard(name, TEXTS, PLAIN)[-1])
+    want = rendered(name, [*messages, last])[0]
+    later, written = FAMILIES[name].shown
+    assert (later == written) == (TABLE[name]["keep"] == "yes")
+    for reply in PLAIN:
+        assert want.count(later.replace("{}", reply)) == 1
+        want = want.replace(later.replace("{}", reply), written.replace("{}", reply))
+    trajectory = episode.trajectory
+    assert episode.agent.tokenizer.decode(contexts[-1]) == want
+    assert [id for id, mask in zip(trajectory.token_ids, trajectory.response_mask) if mask] == \
+        sum(sampled, []) and trajectory.contexts == [0]
+
+
+@of("keep", "yes", "prompt")
+def test_keep_puts_the_same_between_replies_whatever_they_say(name):
+    """Thoughts stay as they were sampled; what stands between replies is as without thoughts."""
+    between = []
+    for replies in (["</think> a", "b</think>", "</think>"], thinking_replies(name),
+                    ["a </think> b", "</think>", " {x}</think>\n\n"]):
+        episode = Episode(agent_of(name), 1, KEY, 9)
+        _, sampled = converse(episode, TEXTS, replies)
+        trajectory, pieces, at = episode.trajectory, [], 0
+        for turn, ids in zip(trajectory.turns, sampled):
+            assert trajectory.token_ids[turn.start:turn.end] == ids
+            pieces.append(trajectory.token_ids[at:turn.start])
+            at = turn.end
+        between.append([*pieces, trajectory.token_ids[at:]])
+        assert sum(trajectory.response_mask) == sum(map(len, sampled))
+    plain, thought, strange = between
+    assert plain == thought == strange
+
+
+def template_exactly(name, replies, messages_of=kept_by_a_server, texts=TEXTS, **settings):
+    """Every context of `template` is the rendering of a chat server's messages, text and ids; each
+    reply is trained once, behind the context in which it was sampled."""
+    options = {"enable_thinking": settings["thinking"] == "on"} if "thinking" in settings else {}
+    episode = Episode(agent_of(name, history="template", **settings), 1, KEY, 9)
+    contexts, sampled = converse(episode, texts, replies)
+    messages = [dict(role="system", content=episode.messages[0]["content"])]
+    for number, (text, context) in enumerate(zip(heard(name, texts, replies, **options),
+                                                 contexts)):
+        messages.append(dict(role="user", content=text))
+        want, ids = rendered(name, messages, **options)
+        assert episode.agent.tokenizer.decode(context) == want
+        assert context == ids
+        if number < len(replies):
+            messages.append(messages_of(name, replies[number], **options))
+    trajectory = episode.trajectory
+    assert len(trajectory.contexts) == len(texts)
+    assert sum(trajectory.response_mask) == sum(map(len, sampled))
+    for start, turn, context, ids in zip(trajectory.contexts, trajectory.turns, contexts, sampled):
+        assert trajectory.token_ids[start:turn.end] == context + ids
+        assert trajectory.response_mask[start:turn.end] == [0] * len(context) + [1] * len(ids)
+
+
+@of("template", "yes")
+def test_template_shows_what_a_chat_server_renders(name):
+    template_exactly(name, PLAIN)
+    template_exactly(name, thinking_replies(name))
+    template_exactly(name, ["\n\nget 2 {wax}\n", "", " a  b "])       # spaces are the reply's own
+
+
+def as_it_was_said(name, reply, **options):
+    return {"role": "assistant", "content": opened_by(name, **options) + reply}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if FAMILIES[n].thoughts in ("field", "cut")])
+def test_template_splits_thoughts_off_as_the_template_itself_does(name):
+    """These find thoughts in a content too, so the raw reply is rendered to the same."""
+    template_exactly(name, thinking_replies(name), as_it_was_said)
+    template_exactly(name, PLAIN, as_it_was_said if not opened_by(name) else kept_by_a_server)
+
+
+def test_chat_dates_llama_3_2_the_same_on_every_day():
+    text = rendered("Llama 3.2", [dict(role="user", content="hi")])[0]
+    assert "Today Date: 26 Jul 2024\n" in text
+    episode = Episode(agent_of("Llama 3.2"), 1, KEY, 9)
+    episode.observe("hi")
+    assert "Today Date: 26 Jul 2024\n" in episode.agent.tokenizer.decode(episode.trajectory.context)
+
+
+# ---- thinking -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("thinking", ["on", "off"])
+def test_thinking_is_the_templates_own_switch(name, thinking):
+    if TABLE[name][f"thinking {thinking}"] == "–":
+        with pytest.raises(ValueError, match=f"{re.escape(name)}: .* no switch for thinking"):
+            agent_of(name, thinking=thinking)
+        return
+    talk = [dict(role="system", content="Be quick."), dict(role="user", content="Go")]
+    prompts = {x: rendered(name, talk, enable_thinking=x == "on") for x in ("on", "off")}
+    assert prompts["on"] != prompts["off"]
+    who = agent_of(name, thinking=thinking)
+    assert who.chat.opening(talk) == prompts[thinking][1]
+    options = {"enable_thinking": thinking == "on"}
+    template_exactly(name, thinking_replies(name, **options), thinking=thinking)
+    episode = Episode(who, 1, KEY, 9)           # and behind each later text of `keep`
+    contexts, _ = converse(episode, TEXTS, PLAIN)
+    end = prompts[thinking][0].partition("Go")[2]
+    assert who.tokenizer.decode(contexts[-1]).endswith(TEXTS[-1] + end)
+
+
+THINKERS = [name for name in ("Qwen3", "Qwen3.5, thinking", "Qwen3.6", "Qwen3.8", "R1-Distill",
+                              "DeepSeek-V3", "GLM-4-MoE") if name in NAMES]
+
+
+@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
+    episode = Episode(agent_of(name, history=history), 1, KEY, 9)
+    episode.observe("Go")
+    text = ("" if opened_by(name) else "<think>\n") + "I could get wax,\nor"
+    ids = reply_ids(episode, text)[:-1]
+    episode.reply(ids, [-0.5] * len(ids))
+    assert episode.request == ("step", "") and episode.trajectory.turns[0].cut
+    episode.observe("Nothing happens.")
+    decode, context = episode.agent.tokenizer.decode, episode.trajectory.context
+    assert f"{CUT}\nNothing happens." in decode(context)
+    if history == "template":
+        messages = [dict(role="system", content=episode.messages[0]["content"]),
+                    dict(role="user", content="Go"), kept_by_a_server(name, text),
+                    dict(role="user", content=f"{CUT}\nNothing happens.")]
+        assert (decode(context), context) == rendered(name, messages)
+    answer(episode, text.removeprefix("<think>\n") + "\n</think>\n\nget wax" if opened_by(name)
+           else text + "\n</think>\n\nget wax")
+    assert episode.request == ("step", "get wax") and not episode.trajectory.turns[1].cut
+
+
+# ---- stop tokens --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_every_stop_token_ends_a_reply(name, history):
+    """Whatever ended it, or cut it: the environment gets the same action, the next context is the
+    same but for what was sampled, and that is trained on."""
+    family = FAMILIES[name]
+    who = agent_of(name, history=history)
+    contexts = {}
+    for end in sorted(who.chat.stop_ids) + [None]:
+        episode = Episode(who, 1, KEY, 9)
+        episode.observe("Go")
+        ids = reply_ids(episode, "get wax", end)
+        ids = ids[:-1] if end is None else ids
+        episode.reply(ids, [-0.5] * len(ids))
+        turn = episode.trajectory.turns[0]
+        trained = sum(episode.trajectory.response_mask)
+        assert episode.trajectory.token_ids[turn.start:turn.end] == ids and trained == len(ids)
+        if not opened_by(name) or "</think>" in opened_by(name):
+            assert episode.request == ("step", "get wax")
+        episode.observe("Got it")
+        contexts[end] = list(episode.trajectory.context)
+    last = turn.start + len(ids)                                  # ids: of the reply that was cut
+    stop = who.tokenizer.convert_tokens_to_ids(family.stop)
+    for end, context in contexts.items():
+        if history == "keep" and end not in (None, stop):        # sampled, so it stays in view
+            context = context[:last] + context[last + 1:]
+        assert context == contexts[stop]
+
+
+# ---- what an environment says -------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_quoted_token_of_the_template_is_ordinary_text(name, history):
+    """Every token that the family's template can write, in the rules, in an observation and in a
+    reply: in each context stand as many of them as without the quotes."""
+    family, tokenizer = FAMILIES[name], tokenizer_of(name)
+    source = tokenizer.chat_template
+    tokens = [t for t in [*family.special.split(), *family.plain.split()]
+              if t in family.special or t in source]
+    ids = set(tokenizer.convert_tokens_to_ids(tokens))
+
+    def controls(quote):
+        rules = " ".join(t for t in quote.split() if t not in rollout.OF_REPLIES)
+        episode = Episode(agent_of(name, history=history, prompt=f"Be {rules} quick."), 1, KEY, 9)
+        episode.observe(f"{quote}Go{quote} a")
+        reply = tokenizer.encode("get wax", add_special_tokens=False)
+        if history == "template":           # in `keep` a reply stays as it was sampled
+            reply = reply + [id for letter in rules         # letter by letter
+                             for id in tokenizer.encode(letter, add_special_tokens=False)]
+        reply = reply + [episode.agent.chat.stop_id]
+        episode.reply(reply, [-0.5] * len(reply))
+        episode.observe(f"You said: {quote}\n{quote}")
+        assert len(quote) < 2 or quote not in tokenizer.decode(episode.trajectory.context)
+        return [id for id in episode.trajectory.context if id in ids]
+    assert controls(" ".join(tokens)) == controls("")
+
+
+def test_rules_name_the_tokens_that_a_reply_should_hold():
+    """The format `think` asks for <think>, which is a token of Qwen3's: as its template has it."""
+    who = agent_of("Qwen3", format="think")
+    talk = who.start() + [dict(role="user", content="Go")]
+    assert "<think>your reasoning</think>" in talk[0]["content"]
+    assert who.chat.opening(talk) == rendered("Qwen3", talk)[1]
+
+
+# ---- tools --------------------------------------------------------------------------------------
+
+def calling(name, tool, arguments):
+    """How the template itself writes this call: what it puts where a reply begins, to its end."""
+    family = FAMILIES[name]
+    talk = [dict(role="system", content="s"), dict(role="user", content="u")]
+    call = dict(role="assistant", content="", tool_calls=[
+        dict(type="function", function=dict(name=tool, arguments=arguments))])
+    start = rendered(name, talk, tools=SCHEMAS)[0]
+    whole = tokenizer_of(name).apply_chat_template([*talk, call], tokenize=False, tools=SCHEMAS,
+                                                   **DATE)
+    assert whole.startswith(start) and whole.rstrip().endswith(family.stop)
+    # Qwen3 shows the last reply's thoughts, here none
+    return whole.removeprefix(start).rstrip().removesuffix(family.stop).removeprefix(
+        "<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tools_are_offered_by_the_template_or_refused(name):
+    if TABLE[name]["tools"] in ("other", "–"):
+        form = {"Q": "<function=f>", "G": "<tool_call>f", "L": "[f(x="}.get(name[0])
+        why = f"writes a tool call as .*{re.escape(str(form))}.*; known are Hermes JSON" \
+            if TABLE[name]["tools"] == "other" else "has no tools"
+        with pytest.raises(ValueError, match=f"{re.escape(name)}: its chat template {why}"):
+            agent_of(name, format="tool", world=WORLD)
+        return
+    who = agent_of(name, format="tool", world=WORLD)
+    reader = {"Hermes": rollout.read_hermes_calls, "Llama": rollout.read_llama_calls}
+    assert who.chat.read_calls is reader[TABLE[name]["tools"]]
+    talk = who.start() + rollout.said("user", "Go")
+    text, ids = rendered(name, talk, tools=SCHEMAS)
+    assert who.chat.opening(talk) == ids and all(
+        f'"name": "{s["function"]["name"]}"' in text for s in SCHEMAS)
+
+
+ACTIONS = [("get", {"items": "2 {wax} é"}, "get 2 {wax} é"), ("inventory", {}, "inventory"),
+           ("craft", {"items": "1 \"glue\"", "ingredients": "2 wax,\n1 bone"},
+            "craft 1 \"glue\" using 2 wax,\n1 bone")]
+
+
+@of("tools", "Hermes", "Llama")
+def test_a_call_is_read_back_and_its_result_comes_in_the_tools_role(name):
+    episode = Episode(agent_of(name, format="tool", world=WORLD, history="template"), 1, KEY, 9)
+    kept = Episode(agent_of(name, format="tool", world=WORLD), 1, KEY, 9)
+    messages, sampled = [], []
+    for number, (tool, arguments, action) in enumerate(ACTIONS):
+        for each in (episode, kept):
+            each.observe(f"Result {number}")
+        if not messages:
+            messages = [dict(role="system", content=episode.messages[0]["content"]),
+                        dict(role="user", content="Result 0")]
+        else:
+            messages.append(dict(role="tool", content=f"Result {number}"))
+        text, ids = rendered(name, messages, tools=SCHEMAS)
+        assert episode.agent.tokenizer.decode(episode.trajectory.context) == text
+        assert episode.trajectory.context == ids
+        # where nobody thinks both are the same, ids and all
+        assert kept.trajectory.context == ids
+        sampled.append([answer(e, calling(name, tool, arguments)) for e in (episode, kept)][0])
+        assert episode.request == kept.request == ("step", action)
+        messages.append(dict(role="assistant", content="", tool_calls=[
+            dict(type="function", function=dict(name=tool, arguments=arguments))]))
+    for each in (episode, kept):
+        t = each.trajectory
+        assert [t.token_ids[turn.start:turn.end] for turn in t.turns] == sampled
+        assert sum(t.response_mask) == sum(map(len, sampled))
+
+
+def test_template_shows_thoughts_that_led_to_a_call_until_the_user_speaks_again():
+    """Qwen3's template keeps the thoughts behind the last user message: a tool is no user."""
+    name = "Qwen3"
+    episode = Episode(agent_of(name, format="tool", world=WORLD, history="template"), 1, KEY, 9)
+    episode.observe("Go")
+    call = calling(name, "get", {"items": "2 wax"})
+    answer(episode, "<think>\nI need wax.\n</think>\n\n" + call)
+    assert episode.request == ("step", "get 2 wax")
+    episode.observe("Got it")
+    messages = [dict(role="system", content=episode.messages[0]["content"]),
+                dict(role="user", content="Go"),
+                dict(role="assistant", content="", reasoning_content="I need wax.", tool_calls=[
+                    dict(type="function", function=dict(name="get",
+                                                        arguments={"items": "2 wax"}))]),
+                dict(role="tool", content="Got it")]
+    text, ids = rendered(name, messages, tools=SCHEMAS)
+    assert "I need wax." in text and episode.trajectory.context == ids
+    answer(episode, "I am lost.")              # no call: the next text is the user's
+    episode.observe("Well?")
+    assert "I need wax." not in episode.agent.tokenizer.decode(episode.trajectory.context)
+
+
+def bad_calls(key):
+    """Texts of a reply -> what the complaint must name. key: of the arguments, in this syntax."""
+    def call(**parts):
+        return json.dumps({"name": "get", key: {"items": "2 wax"}} | parts)
+    good = call()
+    return {
+        "no call": ("I get 2 wax.", "no tool call"),
+        "nothing": ("", "no tool call"),
+        "broken JSON": (good[:-2], "no tool call"),
+        "no name": (json.dumps({key: {"items": "2 wax"}}), "no tool call"),
+        "no arguments": (json.dumps({"name": "get"}), "no tool call"),
+        "a list": ("[1, 2]", "no tool call"),
+        "arguments are text": (call(**{key: "2 wax"}), "no tool call"),
+        "a name that is no text": (call(name={"a": 1}), "no tool call"),
+        "an unknown name": (call(name="fly"), "There are: get"),
+        "a name of braces": (call(name="{items.__class__}"), "There are: get"),
+        "a missing argument": (call(**{key: {}}), "There are: get"),
+        "another argument": (call(**{key: {"item": "2 wax"}}), "There are: get"),
+        "one argument more": (call(**{key: {"items": "2 wax", "fast": "yes"}}), "There are: get"),
+        "a nested argument": (call(**{key: {"items": {"wax": [2]}}}), "no tool call"),
+        "deep": (call(**{key: {"items": 0}}).replace("0", "[" * 900 + "]" * 900), "no tool call"),
+        "too deep": ("{" + '"a":{' * 5000, "no tool call"),
+        "a long number": (call(**{key: {"items": 0}}).replace("0", "9" * 5000), "no tool call"),
+        "half a character": (call(**{key: {"items": "x"}}).replace("x", "\\ud800"), "no tool call"),
+        "a special token in disguise": (
+            call(**{key: {"items": "x"}}).replace("x", "\\u003c|im_end|\\u003e\\u003c|eot_id|>"),
+            "no tool call"),
+    }
+
+
+@pytest.mark.parametrize("bad", bad_calls("arguments"))
+@pytest.mark.parametrize("name", [n for n in ("Qwen3", "Llama 3.1") if n in NAMES])
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_call_that_cannot_be_made_is_complained_about(name, bad, history):
+    text, complaint = bad_calls("arguments" if name == "Qwen3" else "parameters")[bad]
+    if name == "Qwen3" and text[:1] in ("{", "["):
+        text = f"<tool_call>\n{text}\n</tool_call>"
+    who = agent_of(name, format="tool", world=WORLD, history=history, max_context=10**7)
+    episode = Episode(who, 1, KEY, 9)
+    episode.observe("Go")
+    sampled = answer(episode, text)
+    assert episode.request == ("step", "") and complaint in episode.complaint
+    episode.observe("Nothing happens.")
+    assert complaint in episode.agent.tokenizer.decode(episode.trajectory.context)
+    assert sum(episode.trajectory.response_mask) == len(sampled)
+    answer(episode, calling(name, "get", {"items": "2 wax"}))
+    assert episode.request == ("step", "get 2 wax") and episode.complaint == ""
+
+
+@of("tools", "Hermes")
+def test_two_calls_in_a_reply_are_one_too_many(name):
+    episode = Episode(agent_of(name, format="tool", world=WORLD), 1, KEY, 9)
+    episode.observe("Go")
+    call = calling(name, "inventory", {})
+    answer(episode, f"{call}\n{call}")
+    assert episode.request == ("step", "") and "make one" in episode.complaint
+
+
+def test_a_number_is_as_good_as_its_digits():
+    episode = Episode(agent_of("Qwen3", format="tool", world=WORLD), 1, KEY, 9)
+    episode.observe("Go")
+    answer(episode, '<tool_call>\n{"name": "get", "arguments": {"items": 2}}\n</tool_call>')
+    assert episode.request == ("step", "get 2")
+
+
+def test_an_environment_without_tools_has_one_that_takes_the_action():
+    episode = Episode(agent_of("Qwen3", format="tool"), 1, KEY, 9)
+    episode.observe("Go")
+    answer(episode, '<tool_call>\n{"name": "act", "arguments": {"action": "up || {}"}}\n'
+                    '</tool_call>')
+    assert episode.request == ("step", "up || {}")
+
+
+# ---- contexts that are made anew ----------------------------------------------------------------
+
+def thinking_call(name, tool, arguments, words=""):
+    return f"<think>\nNote: maybe {tool}\n</think>\n\n{words}" + calling(name, tool, arguments)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_window_shows_calls_and_results_as_a_server_would(history):
+    """The thoughts of the turns in the window are behind the last user message, so Qwen3 shows
+    them; the call stays a call, its result the tool's."""
+    episode = Episode(agent_of("Qwen3", format="tool", world=WORLD, context="window", window=2,
+                               history=history), 1, KEY, 9)
+    for number in range(4):
+        episode.observe(f"Result {number}")
+        if number < 3:
+            answer(episode, thinking_call("Qwen3", "get", {"items": f"{number} wax"}))
+    messages = [dict(role="system", content=episode.agent.start()[0]["content"]),
+                dict(role="user", content="Result 0\n\n(earlier turns not shown: 1)\n\nResult 1")]
+    for number in (1, 2):
+        messages += [dict(role="assistant", content="", reasoning_content="Note: maybe get",
+                          tool_calls=[dict(type="function", function=dict(
+                              name="get", arguments={"items": f"{number} wax"}))]),
+                     dict(role="tool", content=f"Result {number + 1}")]
+    text, ids = rendered("Qwen3", messages, tools=SCHEMAS)
+    assert episode.agent.tokenizer.decode(episode.trajectory.context) == text
+    assert episode.trajectory.context == ids and text.count("Note: maybe get") == 2
+
+
+@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_window_shows_replies_as_a_server_would(name, history):
+    replies = thinking_replies(name)
+    episode = Episode(agent_of(name, context="window", window=1, history=history), 1, KEY, 9)
+    contexts, _ = converse(episode, TEXTS, replies)
+    first = f"{TEXTS[0]}\n\n(earlier turns not shown: 2)\n\n{TEXTS[2]}"
+    messages = [dict(role="system", content=episode.agent.start()[0]["content"]),
+                dict(role="user", content=first), kept_by_a_server(name, replies[2]),
+                dict(role="user", content=TEXTS[3])]
+    assert contexts[3] == rendered(name, messages)[1]
+
+
+@pytest.mark.parametrize("name", [*THINKERS, "Llama 3"])
+def test_a_note_is_taken_from_the_words_not_from_the_thoughts(name):
+    opened = opened_by(name)
+    before = ("" if opened else "<think>\n") + "Note: a thought\n</think>\n\n"
+    episode = Episode(agent_of(name, context="memory"), 1, KEY, 9)
+    converse(episode, ["o0", "o1", "o2"], [before + "Note: n0\na0", before + "a1"])
+    seen = episode.agent.tokenizer.decode(episode.trajectory.context)
+    assert "o0\n\nYour note: n0\n\no2" in seen and "a thought" not in seen
+
+
+@pytest.mark.parametrize("name, form, reply", [
+    ("Qwen3", "think", "Note: n0\n<think>t</think><answer>go</answer>"),
+    ("Llama 3", "think", "Note: n0\n<think>t</think><answer>go</answer>"),
+    ("Qwen3", "tool", "<think>\nt\n</think>\n\nNote: n0\n<tool_call>\n"
+                      '{"name": "act", "arguments": {"action": "go"}}\n</tool_call>')])
+def test_a_note_is_found_in_every_format(name, form, reply):
+    episode = Episode(agent_of(name, format=form, context="memory"), 1, KEY, 9)
+    episode.observe("o0")
+    answer(episode, reply)
+    assert episode.request == ("step", "go")
+    episode.observe("o1")
+    seen = episode.agent.tokenizer.decode(episode.trajectory.context)
+    assert "o0\n\nYour note: n0\n\no1" in seen
+
+
+# ---- collect and play ---------------------------------------------------------------------------
+
+CALL = '<tool_call>\n{"name": "act", "arguments": {"action": "go"}}\n</tool_call>'     # one token
+
+
+@functools.cache
+def policy_of(name):
+    """Says often what makes a reply of this family: thoughts, a call, the stop token."""
+    tokenizer = tokenizer_of(name, (CALL,))
+    loud = [FAMILIES[name].stop, CALL, *({"<think>", "</think>"} & {*FAMILIES[name].plain.split()})]
+    return twins("qwen3", vocabulary=len(tokenizer), seed=5,
+                 loud=tokenizer.convert_tokens_to_ids(loud))[0]
+
+
+def ended(engine):
+    """Nothing is left in the engine."""
+    return engine.pages.in_use == 0 and engine.active == [] \
+        and sorted(engine.free_rows) == list(range(engine.rows)) \
+        and (engine.pages.table == -1).all()
+
+
+def same(a, b):
+    """Token for token, turn for turn; log-probabilities to rounding."""
+    return replace(a, old_logprobs=[]) == replace(b, old_logprobs=[]) and \
+        np.allclose(a.old_logprobs, b.old_logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+@pytest.mark.parametrize("name, settings", [
+    ("Qwen3", dict(format="act")), ("Qwen3", dict(format="tool")),
+    ("Qwen3", dict(format="tool", context="window", window=1)),
+    ("Qwen3.5, thinking", dict(format="act", context="memory")),
+    ("Qwen3.5, thinking", dict(format="act")), ("Llama 2", dict(format="act")),
+    ("GLM-4-MoE", dict(format="act", thinking="off"))])
+def test_collect_equals_play_by_real_templates(name, settings, history):
+    who = Agent(tokenizer_of(name, (CALL,)), **dict(
+        prompt="Be quick.", max_turn_tokens=6, max_context=1800, history=history) | settings)
+    client = LocalClient()
+    want = [play(policy_of(name), who, LocalClient(), task, 3, (0, place, member))
+            for place, task in enumerate([3, 8]) for member in range(2)]
+    read = {}
+    for size, forgets in ((8, False), (8, True), (512, False)):
+        engine = Engine(policy_of(name), 4, 4 * -(-1800 // size), size)
+        forget = engine.forget
+        if forgets:
+            engine.forget = lambda sequence, keep=0, forget=forget: forget(sequence)
+        got, stats = collect(policy_of(name), who, client, [3, 8], 2, 3, engine=engine)
+        assert all(same(a, b) for a, b in zip(got, want, strict=True))
+        assert ended(engine) and client.open == {}
+        read[size, forgets] = stats.tokens["prefill"]
+    anew = any(len(t.contexts) > 1 for t in want)
+    assert anew == (history == "template" or "context" in settings)
+    assert (read[8, False] < read[8, True]) == anew        # what begins two contexts is read once
+    assert sum(len(t.turns) for t in want) > 6
+    said = [action for items in client.asked for _, kind, action in items if kind == "step"]
+    if name == "Qwen3" and history == "keep" and "context" not in settings:
+        assert any(turn.cut for t in want for turn in t.turns) and "" in said
+        assert ("go" in said) == (settings["format"] == "tool")
