@@ -618,13 +618,11 @@ class Engine:
         heapq.heappush(self.free_rows, sequence.row)
 
     def forget(self, sequence, keep=0):
-        """Give the pages back and keep the row: the past can be prefilled again later. The pages
-        that are full of the first `keep` tokens stay."""
+        """Give back all pages but those full of the first `keep` tokens; the row stays."""
         if sequence in self.active:
             self.leave(sequence)
-        full = keep // self.pages.page_size
-        self.pages.clear(sequence.row, full)
-        sequence.length = full * self.pages.page_size
+        self.pages.clear(sequence.row, keep // self.pages.page_size)
+        sequence.length = len(sequence.pages) * self.pages.page_size
 
     def join(self, sequence):
         self.active.append(sequence)

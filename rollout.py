@@ -107,8 +107,27 @@ class Trajectory:
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
-# With this conversation a template is tried out. Replies may hold these tokens, rules name them.
+def said(role, content):
+    return [{"role": role, "content": content}]
+
+
+def assistant(content, *calls):
+    """A reply with its tool calls (name, arguments), as OpenAI's API writes it."""
+    calls = [dict(type="function", id=f"call{n:05}", function=dict(name=name, arguments=arguments))
+             for n, (name, arguments) in enumerate(calls)]
+    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+
+
+def answer_to(reply, text):
+    """[the message that answers a reply]: the result of its tool call, or the user's words."""
+    calls = reply.get("tool_calls")
+    return [dict(role="tool", content=text, tool_call_id=calls[0]["id"])] if calls \
+        else said("user", text)
+
+
+# With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
+ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
 
 
@@ -135,15 +154,14 @@ class Chat:
         self._find_shape()
         if thinking:
             self._switch(thinking)
-        prompt = self.prompt(said("system", RULES) + said("user", ASK))
-        tail = self._behind_a_reply(said("user", NEXT))
+        prompt, tail = self.prompt(ASKED), self._behind_a_reply(said("user", NEXT))
         # what the prompt begins for the reply: "<think>", or empty thoughts where they are off
         self.opened = "".join(prompt.partition(ASK)[2].partition("<think>")[1:])
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
         ending = tail.partition(NEXT)[0]
         stop = one_of(t.content for t in tokens).search(ending)
         if not stop or ending[:stop.start()].strip():           # Llama-2's has a space before it
-            self._refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
+            self.refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
                          "own to stop at; use another template")
         self.stop, (self.stop_id,) = stop[0], self.encode(stop[0])
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
@@ -152,62 +170,43 @@ class Chat:
         self.special_in_reply = one_of(mark for mark in marks if mark not in OF_REPLIES)
         if history == "keep":
             self._check_that_tokens_can_be_appended(prompt, tail)
-        self.read_calls = self._syntax_of_calls(tools) if tools else no_calls
+        self.read_calls = reader_of_calls(self, tools) if tools else no_calls
 
-    def _refuse(self, why):
+    def refuse(self, why):
         raise ValueError(f"{self.name}: its chat template {why}")
 
     def _find_shape(self):
         """How this template takes messages: as they are, with the rules in the first user message
         (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
-        talk = said("system", RULES) + said("user", ASK) + said("assistant", REPLY) \
-            + said("user", NEXT)
         for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
             try:
-                text, refusal = self.prompt(talk), "it leaves out or repeats some of it"
+                text = self.prompt(ASKED + REPLIED + said("user", NEXT))
+                refusal = "it leaves out or repeats some of it"
             except (TemplateError, TypeError) as error:
                 text, refusal = "", error
             shown = re.findall("S1S|Q1Q|R1R|Q2Q", text)
             if shown == [RULES, ASK, REPLY, NEXT] or \
                     shown == [ASK, REPLY, NEXT] and "system" in self.source:   # on purpose: ours
                 return
-        self._refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
+        self.refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
 
     def _switch(self, thinking):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
         off, on = ({**self.options, "enable_thinking": x, "thinking": x} for x in (False, True))
         texts = [self.prompt(said("user", ASK), options) for options in (off, on)]
         if texts[0] == texts[1]:
-            self._refuse("has no switch for thinking; leave --thinking out")
+            self.refuse("has no switch for thinking; leave --thinking out")
         self.options = on if thinking == "on" else off
 
     def _check_that_tokens_can_be_appended(self, prompt, tail):
         """What stands between replies must not depend on the turn, but for thoughts and spaces:
         those stay in view as they were sampled, whatever the template would make of them."""
-        whole = self.prompt(said("system", RULES) + said("user", ASK) + 2 * (
-            said("assistant", REPLY) + said("user", NEXT)))
+        whole = self.prompt(ASKED + 2 * (REPLIED + said("user", NEXT)))
         whole, appended = (re.sub(r"\s+|</?think>", "", text)
                            for text in (whole, prompt + 2 * (REPLY + tail)))
         if whole != appended:
-            self._refuse("rewrites earlier messages when later ones arrive, so tokens cannot be "
+            self.refuse("rewrites earlier messages when later ones arrive, so tokens cannot be "
                          "appended; use --history template, which renders every turn anew")
-
-    def _syntax_of_calls(self, tools):
-        """The function that reads the calls which this template writes."""
-        asked, call = said("user", ASK), assistant("", ("f", {"x": "V1V"}))
-        try:
-            prompt = self.prompt(asked)
-            written = self.prompt([*asked, call, *said("tool", NEXT)]).partition(ASK)[2]
-        except (TemplateError, TypeError):
-            prompt = written = ""
-        if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
-            self._refuse("has no tools; use another --format")
-        reply = written.removeprefix(prompt.partition(ASK)[2]).partition(self.stop)[0]
-        for read in (read_hermes_calls, read_llama_calls):
-            if read(reply)[1] == [("f", {"x": "V1V"})]:
-                return read
-        self._refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are "
-                     "Hermes JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
 
     def prompt(self, messages, options=None):
         """A conversation as text, up to where the reply begins. TemplateError, TypeError."""
@@ -221,8 +220,7 @@ class Chat:
 
     def _behind_a_reply(self, message):
         """What the template writes behind a reply, with the next message, up to the next reply."""
-        return self.prompt(said("system", RULES) + said("user", ASK) + said("assistant", REPLY)
-                           + message).partition(REPLY)[2]
+        return self.prompt(ASKED + REPLIED + message).partition(REPLY)[2]
 
     def opening(self, messages):
         return self.encode(self.prompt([m | {"content": broken(
@@ -246,24 +244,6 @@ class Chat:
         return more | (assistant(content, *calls) if lone else assistant(full))
 
 
-def said(role, content):
-    return [{"role": role, "content": content}]
-
-
-def assistant(content, *calls):
-    """A reply with its tool calls (name, arguments), as OpenAI's API writes it."""
-    calls = [dict(type="function", id=f"call{n:05}", function=dict(name=name, arguments=arguments))
-             for n, (name, arguments) in enumerate(calls)]
-    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
-
-
-def answer_to(reply, text):
-    """[the message that answers a reply]: the result of its tool call, or the user's words."""
-    calls = reply.get("tool_calls")
-    return [dict(role="tool", content=text, tool_call_id=calls[0]["id"])] if calls \
-        else said("user", text)
-
-
 def one_of(texts):
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
@@ -282,6 +262,24 @@ def split_thoughts(text):
         return words.partition("<think>")[2].strip("\n"), None
     thoughts = thoughts.lstrip().removeprefix("<think>").strip("\n")
     return thoughts, words.lstrip("\n") if closed else words
+
+
+def reader_of_calls(chat, tools):
+    """The one of the readers below that reads the calls which a template writes. ValueError."""
+    call = assistant("", ("f", {"x": "V1V"}))
+    try:
+        prompt = chat.prompt(ASKED)
+        written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
+    except (TemplateError, TypeError):
+        prompt = written = ""
+    if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
+        chat.refuse("has no tools; use another --format")
+    reply = written.removeprefix(prompt.partition(ASK)[2]).partition(chat.stop)[0]
+    for read in (read_hermes_calls, read_llama_calls):
+        if read(reply)[1] == [("f", {"x": "V1V"})]:
+            return read
+    chat.refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are Hermes "
+                "JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
 
 
 # Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
@@ -569,16 +567,16 @@ class Episode:
     def _show(self, text):
         """Show the policy a text; the episode is over if its longest reply would not fit."""
         agent, trajectory = self.agent, self.trajectory
-        shortened = agent.context == "memory" or \
+        anew = agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
-        if shortened or not self.messages:
+        if anew or not self.messages:
             self.messages = agent.start()
-            self.messages += self._shortened(text) if shortened else said("user", text)
+            self.messages += shortened(self, text) if anew else said("user", text)
         else:
             self.messages += answer_to(self.messages[-1], text)
         if not agent.chat:
             return
-        if shortened or agent.history == "template" or not trajectory.contexts:
+        if anew or agent.history == "template" or not trajectory.contexts:
             trajectory.begin_context(agent.chat.opening(self.messages))
         else:
             role = self.messages[-1]["role"]
@@ -586,35 +584,36 @@ class Episode:
         if len(trajectory.context) + agent.max_turn_tokens > agent.max_context:
             trajectory.truncated, self.over = "context", True
 
-    def _shortened(self, text):
-        """The messages of a shortened context: the task, what the agent wrote to keep, the end.
 
-        window (of one turn): the last turns are repeated; their replies are not trained on again.
-            <|user|>Crafting commands: ... Goal: craft ink.
-            (earlier turns not shown: 1)
-            Got 2 wax<|end|><|assistant|>craft 2 flour using 2 wax<|end|>
-            <|user|>Crafted 2 flour<|end|><|assistant|>⟦craft 3 ink using 1 flour<|end|>⟧ (reward 1)
-        memory: a note takes the place of all turns.
-            <|user|>Crafting commands: ... Goal: craft ink.
-            Your note: get 2 wax
-            Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
-            craft 3 ink using 1 flour<|end|>⟧ (reward 1)
-        """
-        memory = self.agent.context == "memory"
-        task = self.history[0][0] if self.history else ""
-        replies = [words for *_, words in self.history]
-        top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in self.lessons)]
-        for name, pattern in (self.format.keeps | ({"note": NOTE} if memory else {})).items():
-            if last(pattern, replies):
-                top.append(f"Your {name}: {last(pattern, replies)}")
-        if memory:
-            return said("user", "\n\n".join([*filter(None, top), text]))
-        recent = self.history[-self.agent.window:]
-        top.append(f"(earlier turns not shown: {len(self.history) - len(recent)})")
-        messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
-        for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
-            messages += [reply, *answer_to(reply, observation)]
-        return messages
+def shortened(episode, text):
+    """The messages of a shortened context: the task, what the agent wrote to keep, the end.
+
+    window (of one turn): the last turns are repeated; their replies are not trained on again.
+        <|user|>Crafting commands: ... Goal: craft ink.
+        (earlier turns not shown: 1)
+        Got 2 wax<|end|><|assistant|>craft 2 flour using 2 wax<|end|>
+        <|user|>Crafted 2 flour<|end|><|assistant|>⟦craft 3 ink using 1 flour<|end|>⟧ (reward 1)
+    memory: a note takes the place of all turns.
+        <|user|>Crafting commands: ... Goal: craft ink.
+        Your note: get 2 wax
+        Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
+        craft 3 ink using 1 flour<|end|>⟧ (reward 1)
+    """
+    memory = episode.agent.context == "memory"
+    task = episode.history[0][0] if episode.history else ""
+    replies = [words for *_, words in episode.history]
+    top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in episode.lessons)]
+    for name, pattern in (episode.format.keeps | ({"note": NOTE} if memory else {})).items():
+        if last(pattern, replies):
+            top.append(f"Your {name}: {last(pattern, replies)}")
+    if memory:
+        return said("user", "\n\n".join([*filter(None, top), text]))
+    recent = episode.history[-episode.agent.window:]
+    top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
+    messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
+    for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
+        messages += [reply, *answer_to(reply, observation)]
+    return messages
 
 
 def text_hash(text):
