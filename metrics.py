@@ -117,6 +117,9 @@ def expected_minutes(cfg, played):
 
 # ---- one step -----------------------------------------------------------------------------------
 
+rates = functools.cache(machine_rates)      # measured when the first step is recorded
+
+
 def record(run, horizon, played, batch, stats, figures, seconds):
     """Add the step's line to run.history and metrics.jsonl, print it, name new warnings."""
     cfg = run.cfg
@@ -199,12 +202,6 @@ def speeds(run, played, batch, stats, seconds):
         figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
                         update_tokens_per_second=passes * lengths.sum().item() / updating)
     return figures
-
-
-@functools.cache
-def rates(device, dtype):
-    """(FLOP/s, bytes/s) of this machine, measured when the first step is recorded."""
-    return machine_rates(device, dtype)
 
 
 def describe(run):
