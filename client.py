@@ -192,7 +192,7 @@ def find_server(url, name, success, http):
             return OurServer(f"{root}/{name}", name, success, http)
         for base in (f"{root}/{name}", root):   # most originals are at the root
             greeting = http.exchange(f"{base}/")[1]
-            if re.match("(?i)this is environment|ok$", greeting if type(greeting) is str else ""):
+            if re.match("(?i)this is environment|ok$", str(greeting)):
                 base = f"{root}/{name}" if name in LMRL_GYM else base
                 return OriginalServer(base, name, success, http)
     except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
