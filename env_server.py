@@ -4,8 +4,9 @@
     python env_server.py maze wordle --port 9000   answers at .../maze and .../wordle
     with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
 
-A session is one Env object under an integer id. The verbs of the original, in textcraft's words
-(others have other words, see envs/_wires.py; `info` and all below /close are our additions):
+A session is one Env object under an integer id, in one process: --workers N starts N of them, on
+successive ports. The verbs of the original, in textcraft's words (others have other words, see
+envs/_wires.py; `info` and all below /close are our additions):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -33,8 +34,6 @@ dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unk
 (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
 reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
 too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
-
---workers N: processes on successive ports. A session lives in the one that made it.
 """
 
 import argparse
@@ -468,8 +467,8 @@ class HttpServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), HttpRequest)
         except (OSError, OverflowError) as problem:
-            raise RuntimeError(f"cannot listen on {host}:{port} ({problem}); choose another "
-                               "--port or --host") from problem
+            raise ValueError(f"cannot listen on {host}:{port} ({problem}); choose another --port "
+                             "or --host") from problem
 
     def service_actions(self):
         """Called twice a second, and after each new connection."""
@@ -508,7 +507,7 @@ def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
     """Start `workers` server processes, wait until they are ready, give the list of their base URLs
     (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
     pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: max_sessions,
-    idle_seconds. RuntimeError: the reason why they cannot start."""
+    idle_seconds. ValueError: the reason why they cannot start."""
     names = [names] if isinstance(names, str) else list(names)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     with contextlib.ExitStack() as stack:
@@ -522,7 +521,7 @@ def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
         lines = [process.stdout.readline().strip() for process in processes]
         for process, line in zip(processes, lines):
             if " on http://" not in line:       # then it is the reason, or the child just died
-                raise RuntimeError(line or f"the server ended with code {process.wait()} at once")
+                raise ValueError(line or f"the server ended with code {process.wait()} at once")
         yield [re.search("http://[^/]+", line)[0] for line in lines]
 
 
@@ -572,7 +571,7 @@ def main():
                     HttpServer(args.names, args.host, args.port, **limits))
                 urls = [f"http://{args.host}:{server.server_address[1]}"]
                 serve = server.serve_forever
-        except (ValueError, RuntimeError, ImportError) as reason:
+        except (ValueError, ImportError) as reason:
             on_signal(signal.SIG_IGN)
             print(reason, file=stdout if args.child else sys.stderr, flush=True)
             sys.exit(2)

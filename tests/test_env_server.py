@@ -850,23 +850,23 @@ def test_local_server_starts_workers_and_ends_them(toy_path):
 
 
 def test_local_server_tells_why_it_cannot_start(toy_path, capfd):
-    with pytest.raises(RuntimeError, match="unknown environment 'nowhere'; there are: .*textcraft"):
+    with pytest.raises(ValueError, match="unknown environment 'nowhere'; there are: .*textcraft"):
         local_server("nowhere", workers=2).__enter__()
     (toy_path / "toy.py").write_text("class Env:\n    def __init__(self):\n"
                                      "        raise RuntimeError('toy: its engine needs Java')")
-    with pytest.raises(RuntimeError, match="^toy: its engine needs Java$"):
+    with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
         local_server("toy").__enter__()
     (toy_path / "toy.py").write_text("import os; os._exit(9)")
-    with pytest.raises(RuntimeError, match="ended with code 9"):
+    with pytest.raises(ValueError, match="ended with code 9"):
         local_server("toy").__enter__()
     (toy_path / "toy.py").write_text("import no_such_library")
-    with pytest.raises(RuntimeError, match="No module named 'no_such_library'"):
+    with pytest.raises(ValueError, match="No module named 'no_such_library'"):
         local_server("toy").__enter__()
     (toy_path / "toy.py").write_text(TOY)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]       # the second worker's
         # (a stranger may hold the first worker's: told in the same words)
-        with pytest.raises(RuntimeError, match=f"127.0.0.1:({port}|{port - 1}) .*in use"):
+        with pytest.raises(ValueError, match=f"127.0.0.1:({port}|{port - 1}) .*in use"):
             local_server("toy", workers=2, port=port - 1).__enter__()
     assert capfd.readouterr().err == ""
 
