@@ -255,8 +255,7 @@ def history_until(folder, step):
                 with suppress(ValueError):
                     history.append(json.loads(line))
     if len(history) < step:
-        parallel.say(f"{path}: {len(history)} of {step} lines can be read; curve, panel and an "
-                     "adaptive curriculum go on without the others")
+        parallel.say(f"{path}: {len(history)} of {step} lines can be read; the rest is left out")
     parallel.wait_for_all()                     # until all ranks have read it
     if parallel.rank() == 0:
         with open(path, "w") as file:
@@ -363,7 +362,7 @@ def draw(run, result):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     cfg, notes = run.cfg, run.notes
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="tight")
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label="training tasks, horizon rising")
@@ -381,6 +380,5 @@ def draw(run, result):
     axes.set(xlabel=f"steps of {cfg.algo} ({cfg.tasks_per_step} tasks x {cfg.group_size})",
              ylabel="success", ylim=(0, 1.04), title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
-    figure.tight_layout()
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
     plt.close(figure)

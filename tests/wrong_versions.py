@@ -170,7 +170,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "curriculum.py": [
         ("step >= switch for", "step > switch for",
          "tests/test_curriculum.py::test_horizon_at_moves_on_every_hundred_steps_then_stays"),
-        ("for stage in range(1, stages)]", "for stage in range(stages - 1)]",
+        ("switch_every * stage for", "switch_every + stage for",
          "tests/test_curriculum.py::test_horizon_at_moves_on_every_hundred_steps_then_stays"),
         ("rise <= error", "rise <= 0",
          "tests/test_curriculum.py::test_stopped_rising_margin_is_one_standard_error"),
