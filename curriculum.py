@@ -52,11 +52,8 @@ def stopped_rising(successes, window=10, min_steps=30):
 
 
 def stage_after(successes, stages):
-    """The stage, from 0, after these success rates, one for each step so far. The last of the
-    `stages` stages never ends.
-
-    It is computed from the history alone, so a resumed run has nothing else to remember.
-    """
+    """The stage, from 0, after these success rates, one for each step so far; the last of the
+    `stages` never ends. The history decides alone: a resumed run has nothing else to remember."""
     stage, since = 0, 0
     for steps in range(1, len(successes) + 1):
         if stage < stages - 1 and stopped_rising(successes[since:steps]):
