@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
@@ -57,12 +57,9 @@ class Reply:
 
 @contextmanager
 def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
-    """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends."""
-    with ExitStack() as stack:
-        try:
-            urls = env_url or stack.enter_context(local_server(name, workers))
-        except RuntimeError as reason:
-            raise EnvError(f"no local server: {reason}") from None
+    """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends.
+    EnvError: nobody answers there; ValueError: why no local server can start."""
+    with nullcontext(env_url) if env_url else local_server(name, workers) as urls:
         yield EnvClient(urls, name, success, batched=batched, patience=patience)
 
 
@@ -192,7 +189,7 @@ def find_server(url, name, success, http):
             return OurServer(f"{root}/{name}", name, success, http)
         for base in (f"{root}/{name}", root):   # most originals are at the root
             greeting = http.exchange(f"{base}/")[1]
-            if re.match("(?i)this is environment|ok$", greeting if type(greeting) is str else ""):
+            if re.match("(?i)this is environment|ok$", str(greeting)):
                 base = f"{root}/{name}" if name in LMRL_GYM else base
                 return OriginalServer(base, name, success, http)
     except (*NO_ANSWER, ValueError, LookupError, OverflowError) as error:   # or it is no address
@@ -256,11 +253,11 @@ class OriginalServer(Server):
         body = {key: value for key, value in bodies[0].items()
                 if key not in ("turn", "episode", "stream")}
         body |= RESET_ALSO.get(self.name, {}) if verb == "reset" else {}
-        key, url = self.wire.id_key, f"{self.url}/{verb}"
-        if key not in body:
+        if (key := self.wire.id_key) not in body:
             body[key] = self.create()
         try:
-            return [self.translated(self.http.post(url, body, verb == "reset"), verb, body[key])]
+            answer = self.http.post(f"{self.url}/{verb}", body, again=verb == "reset")
+            return [self.translated(answer, verb, body[key])]
         except EnvError:
             if verb == "reset":         # its episode is played again in a new session
                 with suppress(EnvError):

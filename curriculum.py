@@ -13,70 +13,51 @@ import random
 import statistics
 
 
-def check_horizons(horizons):
-    """ValueError unless horizons are one or more whole numbers of turns >= 1, never decreasing."""
-    if len(horizons) == 0:
-        raise ValueError("no horizon: expected a number of turns, or several such as 6,13,20")
-    if any(type(turns) is not int or turns < 1 for turns in horizons):
-        raise ValueError(f"horizons {tuple(horizons)}: each is a whole number of turns, 1 or more")
-    if any(later < earlier for earlier, later in zip(horizons, horizons[1:])):
-        raise ValueError(f"horizons {tuple(horizons)}: they may not decrease")
-
-
 def horizon_at(step, horizons, switch_every):
     """The number of turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
 
     Short episodes come first: they teach the policy to act well with what it knows. Longer ones
-    then leave it room to explore. horizons: (h_0, h_1, ...), see check_horizons.
+    then leave it room to explore. horizons: (h_0, h_1, ...), 1 or more turns each, never falling.
     switch_every: steps per stage, so that h_k holds from step k * switch_every on; or a tuple, the
     step at which h_1 begins, the step at which h_2 begins, ... The last horizon holds to the end.
+    ValueError: a schedule that is none.
     """
-    check_horizons(horizons)
-    if step < 0:
-        raise ValueError(f"step={step}: steps count from 0")
+    stages = len(horizons)
+    if stages == 0 or min(horizons) < 1 or list(horizons) != sorted(horizons):
+        raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
+                         "6,13,20, each 1 or more and none below the one before it")
+    switches = switch_every
     if isinstance(switch_every, int):
-        if switch_every < 1:
-            raise ValueError(f"switch_every={switch_every}: expected 1 step or more")
-        switches = [switch_every * stage for stage in range(1, len(horizons))]
-    else:
-        switches = list(switch_every)
-        if len(switches) != len(horizons) - 1 or [0, *switches] != sorted({0, *switches}):
-            raise ValueError(f"switch steps {tuple(switches)}: {len(horizons)} horizons need "
-                             f"{len(horizons) - 1} of them, increasing, the first above 0")
+        switches = [switch_every * stage for stage in range(1, stages)]
+    if len(switches) != stages - 1 or [0, *switches] != sorted({0, *switches}):
+        raise ValueError(f"switch_every {switch_every}: expected one number of steps, 1 or more, "
+                         f"or {stages - 1} switch steps for {stages} horizons, rising from above 0")
     return horizons[sum(step >= switch for switch in switches)]
 
 
-def next_stage(stage, successes, stages, window=10, min_steps=30):
-    """This stage, or the next one if success has stopped rising. An adaptive schedule of our own.
+def stopped_rising(successes, window=10, min_steps=30):
+    """Whether success has stopped rising, so that a stage may end. An adaptive rule of our own.
 
-    successes: the success rate of every step of the CURRENT stage, oldest first. With min_steps of
-    them (and two windows), compare the last k = `window` with the k before: the schedule stays in
-    this stage only if the mean rose by more than one standard error of the difference, sqrt(s1^2 /
-    k + s2^2 / k). So a curve that is flat or falling, or stays at 0 or 1, ends the stage. The last
-    of the `stages` stages never ends.
+    successes: the success rate of every step of the current stage, oldest first. With min_steps of
+    them (and two windows), compare the last k = `window` with the k before: success still rises
+    only if its mean rose by more than one standard error of the difference, sqrt(s1^2 / k + s2^2 /
+    k). So a curve that is flat or falling, or stays at 0 or 1, has stopped.
     """
-    if not 0 <= stage < stages:
-        raise ValueError(f"stage={stage}: expected 0..{stages - 1}")
-    if window < 2:
-        raise ValueError(f"window={window}: a standard error needs 2 steps or more")
-    if stage == stages - 1 or len(successes) < max(min_steps, 2 * window):
-        return stage
+    if len(successes) < max(min_steps, 2 * window):
+        return False
     before, last = successes[-2 * window:-window], successes[-window:]
     rise = statistics.fmean(last) - statistics.fmean(before)
     error = ((statistics.variance(before) + statistics.variance(last)) / window) ** 0.5
-    return stage if rise > error else stage + 1
+    return rise <= error
 
 
 def stage_after(successes, stages):
-    """The stage to which next_stage leads after these success rates, one for each step so far.
-
-    It is computed from the history alone, so a resumed run has nothing else to remember.
-    """
+    """The stage, from 0, after these success rates, one for each step so far; the last of the
+    `stages` never ends. The history decides alone: a resumed run has nothing else to remember."""
     stage, since = 0, 0
-    for step in range(len(successes)):
-        later = next_stage(stage, successes[since:step + 1], stages)
-        if later != stage:
-            stage, since = later, step + 1
+    for steps in range(1, len(successes) + 1):
+        if stage < stages - 1 and stopped_rising(successes[since:steps]):
+            stage, since = stage + 1, steps
     return stage
 
 
@@ -87,18 +68,12 @@ def choose_tasks(module, split, n, families="", only=None):
     their tasks, "" for all. only: the ids that the server knows; None: all. The n are a random
     sample, in ascending order: every k-th id would not be fair, since families take turns.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}; known: train, test")
-    known = set(module.FAMILIES)
     wanted = set(filter(None, families.split(",")))
-    if wanted - known:
-        raise ValueError(f"{module.NAME}: no families {sorted(wanted - known)}; known: "
+    if unknown := sorted(wanted - set(module.FAMILIES)):
+        raise ValueError(f"{module.NAME}: no families {unknown}; known: "
                          f"{', '.join(module.FAMILIES)}")
-    tasks = list({"train": module.TRAIN, "test": module.TEST}[split])
-    if wanted:
-        tasks = [t for t in tasks if module.family(t) in wanted]
-    if only is not None:
-        tasks = [t for t in tasks if t in only]
+    tasks = [t for t in {"train": module.TRAIN, "test": module.TEST}[split]
+             if (not wanted or module.family(t) in wanted) and (only is None or t in only)]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):
@@ -114,13 +89,11 @@ def sample_tasks(task_ids, count, step, seed):
     may contain a task twice; count may exceed the number of tasks. The global random generator is
     neither read nor changed.
     """
-    if len(task_ids) == 0 or count < 1 or step < 0:
-        raise ValueError(f"{len(task_ids)} tasks, count={count}, step={step}: expected a task or "
-                         "more, count >= 1 and step >= 0")
-    tasks, epoch, shuffled = [], None, None
+    tasks = []
     for position in range(step * count, (step + 1) * count):
-        if position // len(task_ids) != epoch:
-            epoch, shuffled = position // len(task_ids), list(task_ids)
+        epoch, place = divmod(position, len(task_ids))
+        if not tasks or place == 0:
+            shuffled = list(task_ids)
             random.Random(f"{seed} epoch {epoch}").shuffle(shuffled)
-        tasks.append(shuffled[position % len(task_ids)])
+        tasks.append(shuffled[place])
     return tasks

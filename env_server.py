@@ -4,8 +4,9 @@
     python env_server.py maze wordle --port 9000   answers at .../maze and .../wordle
     with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
 
-A session is one Env object under an integer id. The verbs of the original, in textcraft's words
-(others have other words, see envs/_wires.py; `info` and all below /close are our additions):
+A session is one Env object under an integer id, in one process: --workers N starts N of them, on
+successive ports. The verbs of the original, in textcraft's words (others have other words, see
+envs/_wires.py; `info` and all below /close are our additions):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -33,8 +34,6 @@ dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unk
 (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
 reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
 too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
-
---workers N: processes on successive ports. A session lives in the one that made it.
 """
 
 import argparse
@@ -72,18 +71,16 @@ LOOK = {"observation": "observation", "detail": "{id observation reward done del
 
 def shaped(shape, session):
     """The session's last answer in the shape that the environment's own clients expect."""
-    answer = session.answer
+    answer, values = session.answer, {}
     words = {**answer, "env_idx": session.id, "null": None, "deleted": False, "truncated": False,
              "state": answer["observation"], "terminated": answer["done"],
              "score": answer["info"]["score"]}
-    def value_of(word):
+    for word in shape.strip("{[]}").split():
         value = words[word] if word in words else getattr(session.env, word)
-        return value() if callable(value) else value
-
-    if shape[0] in "{[":
-        pairs = {word: value_of(word) for word in shape[1:-1].split()}
-        return pairs if shape[0] == "{" else list(pairs.values())
-    return value_of(shape)
+        values[word] = value() if callable(value) else value
+    if shape[0] == "{":
+        return values
+    return list(values.values()) if shape[0] == "[" else values[shape]
 
 
 class Refused(Exception):
@@ -102,10 +99,11 @@ class Session:
         self.turns = self.episode = None    # steps of this episode (None: none began); its number
         self.broken = ""        # why it cannot step until its next reset
         self.used = time.monotonic()
-        self.keep("", 0, False, {"success": False, "valid": True, "score": 0})
+        self.keep("")
 
-    def keep(self, observation, reward, done, info):
-        """This is the session's last answer."""
+    def keep(self, observation, reward=0, done=False, info=None):
+        """The session's last answer; with the observation alone, that of an episode's beginning."""
+        info = info or {"success": False, "valid": True, "score": getattr(self.env, "score", 0)}
         self.answer = {"id": self.id, "observation": observation, "reward": reward,
                        "done": bool(done), "info": info}
         return self.answer
@@ -174,31 +172,9 @@ class Service:
                                f"expired after {self.idle_seconds:g} s without a request.")
         raise Refused(404, f"The id {session_id} is not valid.")
 
-    @contextlib.contextmanager
-    def hold(self, session_id):
-        """The session of this id, locked. A ValueError of its environment refuses the request;
-        any other exception breaks the session, and no other session."""
-        with self.find(session_id).lock:
-            session = self.find(session_id)     # it may have been closed while we waited
-            try:
-                yield session
-            except Refused:
-                raise
-            except ValueError as refusal:
-                raise Refused(400, str(refusal)) from refusal
-            except Exception as crash:
-                traceback.print_exc()
-                session.broken = (f"The environment of id {session_id} broke and needs a reset: "
-                                  f"{type(crash).__name__}: {crash}")
-                session.close_env()
-                raise Refused(500, session.broken) from crash
-            finally:
-                session.used = time.monotonic()
-
-    @contextlib.contextmanager
-    def hold_new(self, client):
-        """A new session, locked; when its first request fails it is gone again. One client, that is
-        one address, may hold three times what is left free: there is room for another."""
+    def open(self, client):
+        """A new session. One client, that is one address, may hold three times what is left free:
+        there is room for another."""
         with self.lock:
             clients = [session.client for session in list(self.sessions.values())]
             if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
@@ -206,11 +182,34 @@ class Service:
                     f"{clients.count(client)} of them yours; close some or raise --max-sessions")
             session = self.sessions[self.next_id] = Session(self.next_id, client)
             self.next_id += 1
+            return session
+
+    @contextlib.contextmanager
+    def hold(self, body, client=None):
+        """The session that the body names, locked; for a client, if it names none, a new one that
+        is gone again when its first request fails. A ValueError of the environment refuses the
+        request; any other exception breaks the session, and no other session."""
+        session_id = field_of(body, self.wire.id_key, int, required=client is None)
+        session = self.open(client) if session_id is None else self.find(session_id)
         try:
-            with self.hold(session.id):
-                yield session
+            with session.lock:
+                try:
+                    yield self.find(session.id)     # it may have been closed while we waited
+                except Refused:
+                    raise
+                except ValueError as refusal:
+                    raise Refused(400, str(refusal)) from refusal
+                except Exception as crash:
+                    traceback.print_exc()
+                    session.broken = (f"The environment of id {session.id} broke and needs a reset:"
+                                      f" {type(crash).__name__}: {crash}")
+                    session.close_env()
+                    raise Refused(500, session.broken) from crash
+                finally:
+                    session.used = time.monotonic()
         except Refused:
-            self.close(session.id)
+            if session_id is None:
+                self.close(session.id)
             raise
 
     def close(self, session_id):
@@ -256,11 +255,10 @@ def start_episode(service, session, body):
         task_id %= 1 + max(service.module.TRAIN[-1], service.module.TEST[-1])
     observation = session.env.reset(task_id, body.get("stream"))
     session.turns, session.broken = 0, ""
-    return session.keep(observation, 0, False, {
-        "success": False, "valid": True, "score": getattr(session.env, "score", 0)})
+    return session.keep(observation)
 
 
-def play_turn(session, body):
+def play_turn(service, session, body):
     """Execute the body's action, unless `turn` says that this was done before; -> the answer."""
     action = field_of(body, "action", str)
     turn, episode = (field_of(body, key, int, required=False) for key in ("turn", "episode"))
@@ -281,7 +279,7 @@ def play_turn(session, body):
 
 
 def create(service, body, client):
-    with service.hold_new(client) as session:
+    with service.hold({}, client) as session:
         if "observation" in service.wire.create:
             train = service.module.TRAIN
             start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
@@ -290,7 +288,7 @@ def create(service, body, client):
 
 def reset(service, body, client):
     """The original's clients join sciworld's task and room, alfworld's room and commands."""
-    with service.hold(field_of(body, service.wire.id_key, int)) as session:
+    with service.hold(body) as session:
         start_episode(service, session, body)
         reply = shaped(service.wire.reset, session)
         if "task_description" in service.wire.reset:
@@ -302,8 +300,8 @@ def reset(service, body, client):
 
 
 def step(service, body, client):
-    with service.hold(field_of(body, service.wire.id_key, int)) as session:
-        play_turn(session, body)
+    with service.hold(body) as session:
+        play_turn(service, session, body)
         return {**shaped(service.wire.step, session), "info": session.answer["info"]}
 
 
@@ -312,21 +310,14 @@ def close(service, body, client):
 
 
 def resets(service, body, client):
-    def reset_one(item):
-        number = field_of(item, service.wire.id_key, int, required=False)
-        with service.hold_new(client) if number is None else service.hold(number) as session:
-            return start_episode(service, session, item)
-    return for_each(service, body, reset_one)
+    return for_each(service, body, start_episode, client)
 
 
 def steps(service, body, client):
-    def step_one(item):
-        with service.hold(field_of(item, service.wire.id_key, int)) as session:
-            return play_turn(session, item)
-    return for_each(service, body, step_one)
+    return for_each(service, body, play_turn)
 
 
-def for_each(service, body, verb):
+def for_each(service, body, act, client=None):
     """Answers in the order of the items. They are executed in that order, too, or side by side in
     threads where the engine frees Python's lock and no two are of one session."""
     items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
@@ -337,7 +328,8 @@ def for_each(service, body, verb):
         try:
             if sum(sizes) > MAX_REPLY:
                 raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-            answer = verb(item)
+            with service.hold(item, client) as session:
+                answer = act(service, session, item)
         except Refused as refusal:
             answer = {"error": str(refusal), "status": refusal.status}
         sizes.append(len(encode(answer)))
@@ -365,7 +357,7 @@ def look(service, path, query):
     if shape.isupper():
         return list(getattr(service.module, shape))
     number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
-    with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
+    with service.hold({key: int(number[1])} if number else {}) as session:
         if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
             session.check_started()
         session.env = session.env or service.module.Env()
@@ -444,9 +436,8 @@ class HttpRequest(BaseHTTPRequestHandler):
     def refusal(self, size):
         """(status, sentence) if this is not to be answered. A web page may not act here: it tells
         its Origin, sends no JSON unasked, and has its own name in Host (DNS rebinding)."""
-        host = self.headers.get("Host", "localhost").lower()
+        host = ",".join(self.headers.get_all("Host", ["localhost"])).lower()
         if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
-                or len(self.headers.get_all("Host", [])) > 1
                 or not re.fullmatch("[0-9]{1,18}", size)):
             return 411, "send one Content-Length, the body's size in bytes, in well-formed headers"
         if int(size) > MAX_BODY:
@@ -476,8 +467,8 @@ class HttpServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), HttpRequest)
         except (OSError, OverflowError) as problem:
-            raise RuntimeError(f"cannot listen on {host}:{port} ({problem}); choose another "
-                               "--port or --host") from problem
+            raise ValueError(f"cannot listen on {host}:{port} ({problem}); choose another --port "
+                             "or --host") from problem
 
     def service_actions(self):
         """Called twice a second, and after each new connection."""
@@ -516,7 +507,7 @@ def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
     """Start `workers` server processes, wait until they are ready, give the list of their base URLs
     (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
     pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: max_sessions,
-    idle_seconds. RuntimeError: the reason why they cannot start."""
+    idle_seconds. ValueError: the reason why they cannot start."""
     names = [names] if isinstance(names, str) else list(names)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     with contextlib.ExitStack() as stack:
@@ -530,7 +521,7 @@ def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
         lines = [process.stdout.readline().strip() for process in processes]
         for process, line in zip(processes, lines):
             if " on http://" not in line:       # then it is the reason, or the child just died
-                raise RuntimeError(line or f"the server ended with code {process.wait()} at once")
+                raise ValueError(line or f"the server ended with code {process.wait()} at once")
         yield [re.search("http://[^/]+", line)[0] for line in lines]
 
 
@@ -580,7 +571,7 @@ def main():
                     HttpServer(args.names, args.host, args.port, **limits))
                 urls = [f"http://{args.host}:{server.server_address[1]}"]
                 serve = server.serve_forever
-        except (ValueError, RuntimeError, ImportError) as reason:
+        except (ValueError, ImportError) as reason:
             on_signal(signal.SIG_IGN)
             print(reason, file=stdout if args.child else sys.stderr, flush=True)
             sys.exit(2)

@@ -117,6 +117,9 @@ def expected_minutes(cfg, played):
 
 # ---- one step -----------------------------------------------------------------------------------
 
+rates = functools.cache(machine_rates)      # measured when the first step is recorded
+
+
 def record(run, horizon, played, batch, stats, figures, seconds):
     """Add the step's line to run.history and metrics.jsonl, print it, name new warnings."""
     cfg = run.cfg
@@ -133,10 +136,8 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     parallel.say(log_line(line))
     if run.step % cfg.sample_every == 0:
         parallel.say(where_time_went(run, line))
-    named = {signal for _, signal, _ in run.notes.warnings}
     for signal, sentence in algos.collapse_warnings(run.history):
-        if signal not in named:
-            named.add(signal)
+        if signal not in {name for _, name, _ in run.notes.warnings}:
             run.notes.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence}")
 
@@ -190,8 +191,8 @@ def speeds(run, played, batch, stats, seconds):
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens=stats.forward_tokens,
-        decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth)
-    figures["rollout_tokens_per_second"] = stats.forward_tokens / stats.seconds["rollout"]
+        decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth,
+        rollout_tokens_per_second=stats.forward_tokens / stats.seconds["rollout"])
     if batch:
         lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
         flop = passes * (6 * weights * lengths.sum()
@@ -199,12 +200,6 @@ def speeds(run, played, batch, stats, seconds):
         figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
                         update_tokens_per_second=passes * lengths.sum().item() / updating)
     return figures
-
-
-@functools.cache
-def rates(device, dtype):
-    """(FLOP/s, bytes/s) of this machine, measured when the first step is recorded."""
-    return machine_rates(device, dtype)
 
 
 def describe(run):
@@ -253,20 +248,18 @@ def write_samples(run, trajectories):
 def history_until(folder, step):
     """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
     it is cut off the file. A line that is lost or not whole is left out, and that is said."""
-    path, lines, history = os.path.join(folder, "metrics.jsonl"), [], []
+    path, history = os.path.join(folder, "metrics.jsonl"), []
     if os.path.exists(path):
         with open(path) as file:
             for line in itertools.islice(file, step):
                 with suppress(ValueError):
                     history.append(json.loads(line))
-                    lines.append(line)
     if len(history) < step:
-        parallel.say(f"{path}: {len(history)} of {step} lines can be read; curve, panel and an "
-                     "adaptive curriculum go on without the others")
+        parallel.say(f"{path}: {len(history)} of {step} lines can be read; the rest is left out")
     parallel.wait_for_all()                     # until all ranks have read it
     if parallel.rank() == 0:
         with open(path, "w") as file:
-            file.writelines(lines)
+            file.writelines(json.dumps(line) + "\n" for line in history)
     return history
 
 
@@ -331,7 +324,7 @@ def report(run):
         who: builtin_rate(run.module, who, run.eval_tasks, cfg.horizons[-1])
         for who in ("random", "expert")}
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
-                  steps=run.step, rl_seconds=round(rl_seconds, 1))
+                  steps=run.step, rl_seconds=round(rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
              f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}   "
@@ -350,7 +343,6 @@ def report(run):
         result[who] = rate
         lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
                      f"{len(run.eval_tasks):4d}")
-    result["warnings"] = notes.warnings
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
@@ -370,7 +362,7 @@ def draw(run, result):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     cfg, notes = run.cfg, run.notes
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="tight")
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label="training tasks, horizon rising")
@@ -388,6 +380,5 @@ def draw(run, result):
     axes.set(xlabel=f"steps of {cfg.algo} ({cfg.tasks_per_step} tasks x {cfg.group_size})",
              ylabel="success", ylim=(0, 1.04), title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
-    figure.tight_layout()
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
     plt.close(figure)

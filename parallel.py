@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -245,44 +245,32 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder; of newer ones it is said what is broken.
-    ValueError if there is none."""
+    """The newest whole checkpoint of a run's folder: every file is there, as long as `save` left
+    it, safetensors with a whole head. What is broken in newer ones is said. ValueError if none."""
     steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name)]
     for step in sorted(steps, reverse=True):
-        checkpoint = os.path.join(folder, f"step_{step}")
-        if not (broken := broken_file(checkpoint)):
+        checkpoint, name = os.path.join(folder, f"step_{step}"), "trainer.json"
+        try:
+            sizes = read_json(os.path.join(checkpoint, name))["sizes"]
+            for name in ("trainer.safetensors", *sizes):
+                path = os.path.join(checkpoint, name)
+                if os.path.getsize(path) != sizes[name]:
+                    raise ValueError
+                if name.endswith(".safetensors"):
+                    safe_open(path, "pt")
             return checkpoint
-        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
-            "it: the checkpoint before is tried")
+        except (OSError, ValueError, LookupError, SafetensorError):
+            say(f"{os.path.join(checkpoint, name)} is missing or not whole, or an older version "
+                "made it: the checkpoint before is tried")
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without it, or give --name")
-
-
-def broken_file(checkpoint):
-    """The first file that is missing, not as long as `save` left it, or no safetensors; or ""."""
-    name = "trainer.json"
-    try:
-        sizes = read_json(os.path.join(checkpoint, name))["sizes"]
-        for name in ("trainer.safetensors", *sizes):
-            path = os.path.join(checkpoint, name)
-            if os.path.getsize(path) != sizes[name]:
-                return name
-            if name.endswith(".safetensors"):
-                safe_open(path, "pt")
-    except (OSError, ValueError, LookupError, SafetensorError):
-        return name
-    return ""
 
 
 def read_json(path):
     """The object in a JSON file. ValueError if there is none."""
-    with open(path) as file:
-        try:
-            content = json.load(file)
-        except ValueError:
-            content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not whole: no JSON object; put it back, or start anew")
-    return content
+    with suppress(ValueError), open(path) as file:
+        if isinstance(content := json.load(file), dict):
+            return content
+    raise ValueError(f"{path} is not whole: no JSON object; put it back, or start anew")
 
 
 def write_json(path, content):
@@ -334,8 +322,7 @@ def save(run):
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already.
     Learning rates and the like stay as the optimizers have them."""
-    from torch.distributed.checkpoint.state_dict import (StateDictOptions, set_model_state_dict,
-                                                         set_optimizer_state_dict)
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
     options, state = StateDictOptions(full_state_dict=True, strict=False), defaultdict(dict)
     for key, x in load_file(os.path.join(folder, "trainer.safetensors")).items():
         part, _, name = key.partition("/")
@@ -346,8 +333,8 @@ def restore(run, folder):
         if model:
             settings = {f"param_groups.{name}.{key}": x for name, _ in model.named_parameters()
                         for key, x in optimizer.param_groups[0].items() if key != "params"}
-            set_model_state_dict(model, weights, options=options)
-            set_optimizer_state_dict(model, optimizer, moments | settings, options=options)
+            set_state_dict(model, optimizer, model_state_dict=weights, options=options,
+                           optim_state_dict=moments | settings)
     memory = read_json(os.path.join(folder, "trainer.json"))
     run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
     run.began -= memory["seconds"]

@@ -339,7 +339,7 @@ def test_connected_takes_given_addresses(url):
 
 
 def test_connected_tells_why_no_server_starts():
-    with pytest.raises(EnvError, match="no local server: .*babylon") as error:
+    with pytest.raises(ValueError, match="unknown environment 'babylon'") as error:
         with connected("", "babylon", 1.0):
             pass
     one_sentence(error)

@@ -218,7 +218,7 @@ def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkey
 
 def test_history_until_gives_what_was_logged(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
-    lines = ['{"step": 0, "kl": null}\n', '{"step": 1,  "kl": 0.25}\n', '{"step": 2, "k']
+    lines = ['{"step": 0, "kl": null}\n', '{"step": 1, "kl": 0.25}\n', '{"step": 2, "k']
     path.write_text("".join(lines))
     first, second = metrics.history_until(str(tmp_path), 2)
     assert first["kl"] is None and second == {"step": 1, "kl": 0.25}

@@ -382,9 +382,9 @@ def killed_in(step, url, cfg, monkeypatch):
 
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
-    next_stage = curriculum.next_stage
-    monkeypatch.setattr(curriculum, "next_stage", lambda stage, successes, stages: next_stage(
-        stage, successes, stages, window=2, min_steps=4))
+    stopped_rising = curriculum.stopped_rising
+    monkeypatch.setattr(curriculum, "stopped_rising", lambda successes: stopped_rising(
+        successes, window=2, min_steps=4))
     whole = trained(url, config(model, name="whole", **flags))
     with pytest.raises(KeyboardInterrupt):
         killed_in(4, url, config(model, name="broken", **flags), monkeypatch)
@@ -966,9 +966,9 @@ MISTAKES = [
     ("--clone-heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
     ("--clone-skill 2", "clone_skill=2.0: expected from 0 to 1"),
     ("--clone-layers 0", "clone_layers=0: expected 1 or more"),
-    ("--switch-every=0,9 --horizons 5,6,7", "switch steps .0, 9.: .* the first above 0"),
-    ("--horizons 10,6", r"horizons \(10, 6\): they may not decrease"),
-    ("--horizons 5,6,7 --switch-every 3,9,12", "3 horizons need 2 of them"),
+    ("--switch-every=0,9 --horizons 5,6,7", r"switch_every \(0, 9\): .* rising from above 0"),
+    ("--horizons 10,6", r"horizons \(10, 6\): .* none below the one before it"),
+    ("--horizons 5,6,7 --switch-every 3,9,12", "or 2 switch steps for 3 horizons"),
     ("--steps 0", "steps=0: expected 1 or more"),
     ("--save-every 0", "save_every=0: expected 1 or more"),
     ("--model ./absent", "./absent: no such folder"),
