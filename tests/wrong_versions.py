@@ -477,6 +477,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
     ],
     "rollout.py": [
+        ("daemon=True).start()", "daemon=False).start()",
+         "tests/test_rollout.py::test_collect_takes_the_replies_of_an_api"),
         ("self.response_mask += [0] * len(token_ids)", "self.response_mask += [1] * len(token_ids)",
          "tests/test_rollout.py::test_trajectory_lists_stay_parallel"),
         ("self.old_logprobs += logprobs", "self.old_logprobs += [0.0] * len(logprobs)",
