@@ -3,6 +3,7 @@
     python eval.py --env textcraft --policy expert                    or random, a built-in player
     python eval.py --env textcraft_small --model runs/NAME/step_80    any checkpoint or hub model
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
+    python eval.py --env wordle --api-base https://api.openai.com/v1 --api-model NAME    any API's
 
 prints success and score with n and standard error, per family of tasks, beside the random player
 and the expert on the very same tasks. Success: the final score reaches the environment's threshold.
@@ -11,26 +12,32 @@ success among them.
 """
 import argparse
 import inspect
+import json
 import math
 import os
 import re
 import sys
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal, get_args
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
+import requests
 import torch
+import urllib3
 from transformers import AutoTokenizer
 
-from client import EnvError, connected
+from client import MAX_ANSWER, EnvError, brief, connected
 from curriculum import choose_tasks
 from engine import load_policy
 from env_server import load_env, open_env
 from envs._agentgym import manner_of
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import cloned_settings, write_json
-from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, collect, progress)
+from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, assistant,
+                     collect, progress)
 
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
 Count = Annotated[int, "1 or more", lambda x: x >= 1]
@@ -46,6 +53,8 @@ Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
 Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cuda:0, ...", lambda x:
                    x in ("auto", "cpu") or re.fullmatch(r"cuda(:\d+)?", x) and
                    int(x[5:] or 0) < torch.cuda.device_count()]
+Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
+                not x or re.match("https?://[^/]", x)]
 NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
     os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
 Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
@@ -57,6 +66,9 @@ class Config:
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     model: str = ""               # folder or hub id of a policy
     policy: str = ""              # random | expert: a built-in player instead of a model
+    api_base: Url = ""            # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
+    api_model: str = ""           # the model's name there
+    concurrency: Count = 16       # episodes at a time that the API plays
     split: Literal["train", "test"] = "test"  # which tasks
     families: str = ""            # comma-separated; empty: all
     n: Natural = 200              # tasks, a fixed sample of the split (0: all of them)
@@ -97,9 +109,10 @@ def summarise(module, plays, k=1):
 
 
 def agent_for(policy, path, prompt, cfg):
-    """How the policy of `path`, a folder or a hub id, speaks -> Agent. ValueError."""
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    ends = policy.generation_config.eos_token_id            # None, an id, or several
+    """How the policy of `path`, a folder or a hub id, speaks, or without one an API's -> Agent.
+    ValueError."""
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False) if policy else None
+    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
     return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
                  max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,
                  history=cfg.history, thinking=cfg.thinking, world=load_env(cfg.env),
@@ -107,53 +120,172 @@ def agent_for(policy, path, prompt, cfg):
 
 
 def play_model(cfg, module, horizon):
-    """Every task cfg.k times by the policy of cfg.model -> (tasks, plays as `summarise` takes them,
-    number of tasks that could not be played, whether the original AgentGym's server played)."""
+    """Every task cfg.k times by the policy of cfg.model, or by the API -> (tasks, plays as
+    `summarise` takes them, Stats, whether the original AgentGym's server played)."""
     device = cfg.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    history = "kept by the API" if cfg.api_base else f"{cfg.history}: {HISTORY[cfg.history]}"
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
-          f"most {cfg.max_turn_tokens}; history {cfg.history}: {HISTORY[cfg.history]}",
-          file=sys.stderr)
-    policy = load_policy(cfg.model, device, dtype, cfg.attention).eval()
+          f"most {cfg.max_turn_tokens}; history {history}", file=sys.stderr)
+    policy = load_policy(cfg.model, device, dtype, cfg.attention).eval() if cfg.model else None
     with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
         prompt, known = client.servers[0].game(module)
         tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, known)
         agent = agent_for(policy, cfg.model, prompt, cfg)
         trajectories, stats = collect(policy, agent, client, tasks, cfg.k, horizon, (cfg.seed,),
+                                      engine=None if policy else Api(cfg, agent),
                                       max_concurrent=cfg.max_concurrent)
     plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
-    return tasks, plays, stats.dropped, client.original
+    return tasks, plays, stats, client.original
+
+
+# ---- a policy behind an API ---------------------------------------------------------------------
+
+RETRIES, PAUSE, TIMEOUT = 6, 1.0, 600     # of a request; seconds: the first pause, a whole answer
+TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
+
+
+class Api:
+    """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
+    `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
+    tokens = property(lambda self: sum(self.told, Counter()))       # of all answers
+
+    def __init__(self, cfg, agent):
+        self.cfg, self.rows, self.told = cfg, cfg.concurrency, []       # a Counter each answer
+        self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
+        self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
+                         max_tokens=cfg.max_turn_tokens)
+        if agent.tools:
+            self.body["tools"] = [schema for _, schema in agent.tools.values()]
+        if cfg.thinking:
+            self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
+
+    def speak(self, episode):
+        """Give the episode its next reply. It is over, as with a model here, if the longest reply
+        would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
+        text, message, tokens = self.ask(
+            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]))
+        self.told.append(tokens)
+        if not message or tokens["prompt"] + self.cfg.max_turn_tokens > self.cfg.max_context:
+            episode.trajectory.truncated, episode.over = "context", True
+            return
+        episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
+        episode.answer(text, message)
+
+    def ask(self, **more):
+        """-> what `read_completion` gives, or Nones if the prompt is too long. On silence,
+        nonsense, 408, 429 and 5xx the request is sent again, after pauses that grow."""
+        pause = 0
+        for attempt in range(1, RETRIES + 2):
+            time.sleep(pause)
+            body = self.body | more
+            try:
+                status, after, answer = self.post(body)
+                if status == 200:
+                    return read_completion(answer)
+                pause = urllib3.Retry().parse_retry_after(after)
+            except (OSError, urllib3.exceptions.HTTPError) as error:        # not all came in time
+                status, answer = 0, f"{type(error).__name__}: {error}"
+            except (LookupError, TypeError, AttributeError):
+                answer = f"no chat completion: {answer}"
+            if status in (400, 500) and TOO_LONG.search(f"{answer}"):
+                return None, None, Counter()
+            if status == 400 and "max_tokens" in body and "max_completion_tokens" in f"{answer}":
+                self.body.pop("max_tokens", None)       # OpenAI's newer models: from now on
+                self.body["max_completion_tokens"] = self.cfg.max_turn_tokens
+            elif 200 < status < 500 and status not in (408, 429):
+                break
+            pause = min(60, max(pause, PAUSE * 2 ** (attempt - 1)))
+        words = brief(f"{answer}".replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY"))
+        raise ValueError(f"{self.cfg.api_base}: {words} (status {status or 'none'}, requests: "
+                         f"{attempt}); nothing was scored")
+
+    def post(self, body):
+        """Send once -> (status, Retry-After, JSON or the text that is none)."""
+        ends, text = time.monotonic() + TIMEOUT, bytearray()
+        with requests.post(
+                self.cfg.api_base.rstrip("/") + "/chat/completions", json=body, stream=True,
+                headers={"Authorization": f"Bearer {self.key}" if self.key else None,
+                         "Accept-Encoding": "identity"},
+                auth=lambda request: request,       # without, ~/.netrc would take the key's place
+                timeout=(min(10, TIMEOUT), TIMEOUT), allow_redirects=False) as answer:
+            while part := answer.raw.read1(2**16):
+                text += part
+                if len(text) > MAX_ANSWER or time.monotonic() > ends:
+                    raise TimeoutError("the answer is too large or takes too long")
+        text = text.decode(errors="replace") or \
+            f"{answer.reason} {answer.headers.get('Location', '')}"
+        with suppress(ValueError, RecursionError):
+            text = json.loads(text)
+        return answer.status_code, answer.headers.get("Retry-After", "0"), text
+
+
+def read_completion(answer):
+    """A chat completion -> (the reply's text with its thoughts, its message, Counter of tokens).
+    LookupError, TypeError, AttributeError: it is none. Thoughts that the server tells apart are
+    not in the message, which goes back to it: templates leave them out, and some servers refuse.
+    """
+    choice, usage = answer["choices"][0], answer.get("usage") or {}
+    reply, tokens = choice["message"], [usage.get(f"{n}_tokens") for n in ("prompt", "completion")]
+    content, calls = reply.get("content") or "", reply.get("tool_calls") or []
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content)
+    content = content.encode(errors="replace").decode()     # no environment takes half a character
+    message = assistant(content)
+    with suppress(ValueError, RecursionError):              # then the call cannot be read
+        (call,) = calls
+        parts = call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])
+        if [*map(type, parts)] == [str, str, dict]:
+            message["tool_calls"] = calls
+    thoughts = reply.get("reasoning_content") or reply.get("reasoning") or ""
+    cut = choice.get("finish_reason") == "length" and not content and not calls
+    if thoughts or cut:
+        content = f"<think>{thoughts}{'' if cut else '</think>'}{content}"
+    if {*map(type, tokens)} != {int}:
+        return content, message, Counter(untold=1)
+    return content, message, Counter(prompt=tokens[0], completion=tokens[1])
 
 
 def run(cfg):
     """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
-    if cfg.policy not in ("", "random", "expert") or bool(cfg.policy) == bool(cfg.model):
-        raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert")
-    module, dropped, original = open_env(cfg.env, cfg.recipes), 0, False
+    if (cfg.policy not in ("", "random", "expert") or bool(cfg.api_base) != bool(cfg.api_model)
+            or [cfg.policy, cfg.model, cfg.api_model].count("") != 2):
+        raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert, or --api-base "
+                         "URL and --api-model NAME")
+    ours = "device", "attention", "history", "max_concurrent"
+    for name in ours if cfg.api_base else ["concurrency"]:
+        if getattr(cfg, name) != getattr(Config, name):
+            raise ValueError(f"--{name.replace('_', '-')} says nothing "
+                             f"{'to' if cfg.api_base else 'without'} an API; leave it out")
+    module, stats, original = open_env(cfg.env, cfg.recipes), Stats(), False
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
     if cfg.policy:
         plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i), i or None))
                  for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
     else:
-        tasks, plays, dropped, original = play_model(cfg, module, horizon)
+        tasks, plays, stats, original = play_model(cfg, module, horizon)
     figures = summarise(module, plays, cfg.k)
     every = figures["all"]
     for player in ("random", "expert"):
         own = player == cfg.policy and not hasattr(module, "exact_success")
         every[player], every[f"{player}_stderr"] = (every["success"], every["stderr"]) if own \
             else builtin_rate(module, player, tasks, horizon, cfg.seed)
-    print(f"{cfg.env}, {cfg.split} split, horizon {horizon}, {cfg.policy or cfg.model}, "
-          f"temperature {cfg.temperature:g}")
-    if dropped:
-        print(f"{dropped} tasks could not be played and are left out")
+    print(f"{cfg.env}, {cfg.split} split, horizon {horizon}, "
+          f"{cfg.policy or cfg.model or cfg.api_model}, temperature {cfg.temperature:g}")
+    if stats.dropped:
+        print(f"{stats.dropped} tasks could not be played and are left out")
     silent = sum(turns == 0 for *_, turns in plays)
     if silent:
         print(f"{silent} of {len(plays)} episodes had no turn and count as failures: their prompt "
               f"and a reply of {cfg.max_turn_tokens} exceed --max-context {cfg.max_context} tokens")
     print(table(module, figures, len(tasks), cfg.k, original))
+    if cfg.api_base:
+        every |= {f"{name}_tokens": stats.tokens[name] for name in ("prompt", "completion")}
+        print(f"tokens: {every['prompt_tokens']} of prompts, {every['completion_tokens']} of "
+              f"replies; {stats.tokens['untold']} answers of the API did not tell theirs")
     if cfg.json:                                        # null: not defined, as an error of n = 1
         write_json(cfg.json, {name: {k: None if math.isnan(v) else v for k, v in f.items()}
                               for name, f in figures.items()})
@@ -245,7 +377,8 @@ def whole_numbers(text):
 def main():
     try:
         run(parse_flags(Config, description=__doc__, preset=lambda given: (
-            model_defaults(given["model"]) if given.get("model") else {})))
+            model_defaults(given["model"]) if given.get("model") else
+            CHAT_MODEL if given.get("api_base") else {})))
     except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"eval.py: {error}")
 

@@ -17,10 +17,11 @@ import queue
 import re
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from threading import Thread
 from typing import Literal, get_args
 
 import numpy as np
@@ -476,6 +477,8 @@ class Agent:
         if not message.get("tool_calls"):
             return "", f"Your reply had no tool call that could be read; make one. {there_are}"
         name, arguments = (message["tool_calls"][0]["function"][x] for x in ("name", "arguments"))
+        if type(arguments) is str:
+            arguments = json.loads(arguments)                   # as an API sends them
         form, _ = self.tools.get(name, (None, None))
         if form is None or {*re.findall(r"{(\w+)}", form)} != {*arguments}:
             return "", f"Your call {name}({', '.join(arguments)}) fits no tool. {there_are}"
@@ -697,7 +700,8 @@ def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=
     member whose environment failed `retries` + 1 times is left out whole: it is no reward of 0.
     An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole step
     (i by default), so that a rank draws the numbers that one process would. EnvError when no group
-    could be played, ServersGone when no server has answered for the client's patience.
+    could be played, ServersGone when no server has answered for the client's patience. If the agent
+    has no chat, the engine is an API: engine.speak(episode) gives an episode its next reply.
     """
     engine = engine or make_engine(policy, agent, len(tasks) * group_size, max_concurrent)
     slots = [Slot(Episode(agent, task_id, (*key, place, member), horizon), group)
@@ -785,7 +789,7 @@ class Scheduler:
         self.slots, self.engine, self.client, self.retries = Slots(slots), engine, client, retries
         self.bar = progress(None, "episodes", total=len(slots))
         self.stats = Stats()
-        self.sampler = Sampler(engine, agent, self.slots, self.stats)
+        self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
         self.lost = set()                      # groups with a member whose environment kept failing
         self.answers = queue.SimpleQueue()     # futures of `exchange`
         self.sessions, self.idle = set(), []   # the client's: all, and those free to be used again
@@ -797,6 +801,9 @@ class Scheduler:
                     self.start()
                     self.send(pool)
                     self.receive()
+                    if not self.chat:
+                        ask_api(self.engine, self.slots, self.answers)
+                        continue
                     self.sampler.prefill()
                     self.sampler.decode()
         finally:
@@ -840,11 +847,15 @@ class Scheduler:
                 wait = False
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`."""
+        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: it has
+        the reply of an API."""
         episode, broken = slot.episode, isinstance(answer, EnvError)
-        slot.session = None if broken else answer.session
-        if slot.group in self.lost:
+        if answer:
+            slot.session = None if broken else answer.session
+        if slot.group in self.lost or episode.over:
             return self.finish(slot)
+        if not answer:
+            return self.slots.move(slot, "asking")
         if broken:
             return self.fail(slot, answer)
         contexts = len(episode.trajectory.contexts)
@@ -884,6 +895,22 @@ class Scheduler:
         if slot.sequence:
             self.engine.release(slot.sequence)
             slot.sequence = None
+
+
+def ask_api(api, slots, answers):
+    """The policy's side if it is an API: each reply that is due is asked for in a thread. It is a
+    daemon, so that Ctrl-C waits for none, and puts a future of [(slot, None)] among the answers."""
+    def hear(slot, future):
+        try:
+            api.speak(slot.episode)
+            future.set_result([(slot, None)])
+        except BaseException as error:         # Scheduler.receive raises it
+            future.set_exception(error)
+        answers.put(future)
+
+    for slot in list(slots["ready"]):
+        slots.move(slot, "in flight")
+        Thread(target=hear, args=(slot, Future()), daemon=True).start()
 
 
 class Sampler:

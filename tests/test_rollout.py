@@ -853,6 +853,65 @@ def test_collect_asks_no_more_for_a_group_that_is_lost():
     assert client.count[2] <= 3 + 2                        # at most a reset of each
 
 
+class Api:
+    """Takes an engine's place: it says what the policy said to such messages, one thread each; the
+    first `held` replies come when all of them have been asked for."""
+    rows, tokens = 4, Counter()
+
+    def __init__(self, monkeypatch, held):
+        self.said, self.threads, self.number = {}, set(), itertools.count()
+        self.held, self.barrier = held, threading.Barrier(held)
+        real = Episode.answer
+
+        def noting(episode, text, message):
+            self.said[self.place(episode, 1)] = text, message
+            real(episode, text, message)
+        with monkeypatch.context() as patched:
+            patched.setattr(Episode, "answer", noting)
+            self.expected, _ = collect(policy(), agent(), LocalClient(), [1, 2, 3], 3, 4)
+
+    def place(self, episode, replied=0):
+        turn = len(episode.trajectory.turns) - replied
+        return str(episode.messages), episode.trajectory.key, turn
+
+    def speak(self, episode):
+        self.threads.add(threading.current_thread())
+        if next(self.number) < self.held:
+            self.barrier.wait(30)
+        said = self.said[self.place(episode)]
+        episode.trajectory.add_action([], [])
+        episode.answer(*said)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_collect_takes_the_replies_of_an_api(batched, monkeypatch):
+    """As many at a time as it has rows; an episode whose environment fails is played again."""
+    api = Api(monkeypatch, held=4)
+    client = Failing(lambda task, n: task == 2 and n == 3, batched=batched)
+    got, stats = within(60, collect, None, replace(agent(), tokenizer=None), client, [1, 2, 3], 3,
+                        4, engine=api)
+    for trajectory, expected in zip(got, api.expected, strict=True):
+        assert [(t.reward, t.valid, t.observation_hash) for t in trajectory.turns] == [
+            (t.reward, t.valid, t.observation_hash) for t in expected.turns]
+        assert (trajectory.key, trajectory.score) == (expected.key, expected.score)
+        assert trajectory.token_ids == []
+    assert len(stats.failures) == 1 and stats.dropped == 0 and client.open == {}
+    assert threading.main_thread() not in api.threads and all(t.daemon for t in api.threads)
+
+
+def test_collect_ends_with_the_error_of_an_api():
+    class Broken:
+        rows, tokens = 4, Counter()
+
+        def speak(self, episode):
+            raise ValueError("no credit")
+    client = LocalClient()
+    with pytest.raises(ValueError, match="no credit"):
+        within(60, collect, None, replace(agent(), tokenizer=None), client, [1, 2], 3, 4,
+               engine=Broken())
+    assert client.open == {}
+
+
 def test_collect_with_every_group_lost_says_why():
     engine = Engine(policy(), 6, 200, 16)
     with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):

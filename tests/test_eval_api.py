@@ -1,0 +1,612 @@
+"""pytest tests/test_eval_api.py: eval.py with a policy behind an API. A server in this process
+plays the API: it says what a model here has said, or misbehaves."""
+import hashlib
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import client
+import eval as evaluation
+import rollout
+from client import EnvError
+from eval import Config, checked, read_completion, run
+from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
+from rollout import FORMATS, HISTORY
+
+KEY = "sk-Top/Secret+0123456789"
+HERMES = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+TOOLED = """{% if tools %}<|im_start|>tools
+{{ tools | tojson }}<|im_end|>
+{% endif %}""" + CHATML.replace("{{ m.content }}", """{{ m.content -}}
+{% for c in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}""")
+THOUGHTS_APART = "{# thoughts are in reasoning_content #}" + TOOLED
+
+
+class World(Env):
+    """Every answer depends on every character of the episode; one in seven ends it."""
+
+    def reset(self, task_id, stream=None):
+        self.heard = f"{task_id} {stream}"
+        return super().reset(task_id)
+
+    def step(self, action):
+        self.heard += f"|{action}"
+        number = int(hashlib.sha256(self.heard.encode()).hexdigest(), 16)
+        won, over = number % 3 == 0, number % 7 == 0
+        return f"{number % 1000} now", float(won and over), over, {
+            "success": won and over, "valid": number % 5 > 0, "score": float(won and over)}
+
+
+@pytest.fixture(scope="module")
+def world():
+    with served() as url:
+        sys.modules["envs.toy"].Env = World
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The seconds that were slept; nothing sleeps. This machine's key, proxy, ~/.netrc: unseen."""
+    for name in ("OPENAI_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/dev/null")
+    slept = []
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(
+        sleep=lambda seconds: seconds and slept.append(seconds), monotonic=time.monotonic))
+    return slept
+
+
+@contextmanager
+def api(answer):
+    """The address of an API; answer(request's JSON, handler) -> JSON of a 200, (status, JSON or
+    bytes, headers), or None if it has dealt with the connection itself."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append((self.path, body, self.headers))
+            got = answer(body, self)
+            if got is None:
+                self.close_connection = True
+                return
+            status, content, headers = got if isinstance(got, tuple) else (200, got, {})
+            content = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in ({"Content-Length": len(content)} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args):
+            pass
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.asked = True, []
+    server.handle_error = lambda *_: None               # the client has hung up
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def completion(content="aa", finish="stop", usage=(10, 2), **more):
+    """A chat completion, as OpenAI writes it."""
+    answer = dict(id="1", object="chat.completion", choices=[dict(
+        index=0, finish_reason=finish, message=dict(role="assistant", content=content) | more)])
+    names = "prompt_tokens", "completion_tokens"
+    return answer | ({"usage": dict(zip(names, usage))} if usage else {})
+
+
+def counting(body, handler):
+    """A player whose replies depend on all that it sees."""
+    return completion("a" * (1 + len(json.dumps(body["messages"])) * body["seed"] % 4))
+
+
+def config(world, server, **more):
+    return Config(**dict(env="toy", n=6, k=2, horizon=3, env_url=world, api_base=server.url,
+                         api_model="some-model", max_turn_tokens=8, concurrency=5) | more)
+
+
+# ---- the same as a model here ----
+
+def plain(messages):
+    """Messages in one form: the arguments of tool calls as a dict, thoughts left out."""
+    messages = json.loads(json.dumps(messages))
+    for message in messages:
+        message.pop("reasoning_content", None)
+        for call in message.get("tool_calls", []):
+            if type(call["function"]["arguments"]) is str:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return json.dumps(messages, sort_keys=True)
+
+
+def folder_of(path, template, format):
+    """A model that often says the format's own words, and thoughts."""
+    tokenizer = chat_tokenizer("chatml", template)
+    calls = [HERMES % call for call in (("act", '{"action": "aa"}'), ("act", '{"action": "b"}'),
+                                        ("sing", '{"song": "la"}'), ("act", '{"action"'))]
+    said = ["<think>", "</think>", *(calls if format == "tool" else MARKS)]
+    tokenizer.add_tokens(said)
+    loud = [0, *tokenizer.convert_tokens_to_ids(said)]
+    model = twins("llama", vocabulary=len(tokenizer), loud=loud, seed=4)[1]
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def replaying(table, thoughts_apart, missed):
+    """What the model here has said in such a place, as a server with parsers for tool calls and
+    thoughts writes it. What it never replied to did not fit in its view."""
+    def answer(body, handler):
+        key = plain(body["messages"]), body["seed"]
+        if key not in table:
+            missed.append(key)
+            return completion("x", usage=(10**6, 1)) if len(missed) % 2 else (400, {"error": {
+                "code": "context_length_exceeded", "message": "Too much."}}, {})
+        text, message, usage = table[key]
+        more, finish = {}, "stop"
+        if calls := message.get("tool_calls"):
+            text, more["tool_calls"] = message["content"] or None, [call | {"function": {
+                "name": call["function"]["name"],
+                "arguments": json.dumps(call["function"]["arguments"])}} for call in calls]
+        elif thoughts_apart:
+            thoughts, text = rollout.split_thoughts(text)
+            more["reasoning_content"] = thoughts or None
+            finish = "length" if text is None else "stop"
+        return completion(text, finish, usage, **more)
+    return answer
+
+
+@pytest.mark.parametrize("format, context, more", [
+    ("act", "full", dict(template=THOUGHTS_APART)), ("act", "memory", {}),
+    ("react", "window", {}), ("react", "full", dict(max_context=330)), ("think", "full", {}),
+    ("reflect", "full", {}), ("tool", "window", {}),
+    ("tool", "full", dict(template=THOUGHTS_APART))])
+def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more, world, tmp_path,
+                                                           monkeypatch, capsys):
+    more = dict(more)
+    template = more.pop("template", TOOLED)
+    path, table, ends, missed = folder_of(tmp_path / "model", template, format), {}, [], []
+    cfg = Config(**dict(env="toy", n=6, k=2, horizon=5, env_url=world, format=format,
+                        context=context, max_turn_tokens=2 if format == "tool" else 4, seed=3,
+                        max_context=3000, json=str(tmp_path / "model.json")) | more)
+    real, observe = rollout.Episode.answer, rollout.Episode.observe
+
+    def noting(episode, text, message):
+        t, turn = episode.trajectory, episode.trajectory.turns[-1]
+        first = np.random.default_rng((*t.key, len(t.turns) - 1)).random()
+        table[plain(episode.messages), int(2**31 * first)] = (
+            text, message, (turn.start - t.contexts[-1], turn.end - turn.start))
+        real(episode, text, message)
+
+    def ending(episode, *answer, **info):
+        observe(episode, *answer, **info)
+        ends.extend([episode.trajectory.truncated] * episode.over)
+    with monkeypatch.context() as patched:
+        patched.setattr(rollout.Episode, "answer", noting)
+        patched.setattr(rollout.Episode, "observe", ending)
+        patched.setattr(rollout, "broken", lambda pattern, text: text)   # an API tells no tokens
+        figures = run(Config(**vars(cfg) | {"model": path, "device": "cpu"}))
+    expected = capsys.readouterr().out
+    assert 0 < figures["all"]["success"] < 1 and figures["all"]["turns"] > 2
+    with api(replaying(table, template == THOUGHTS_APART, missed)) as server:
+        again = run(Config(**vars(cfg) | dict(
+            api_base=server.url, api_model=path, json=str(tmp_path / "api.json"))))
+    lines = capsys.readouterr().out.splitlines()
+    told = [sum(usage[i] for *_, usage in table.values()) for i in (0, 1)]
+    said = str([message for _, message, _ in table.values()])
+    assert ("tool_calls" in said) == (format == "tool")
+    assert ("reasoning_content" in said) == (template == THOUGHTS_APART)
+    if not missed:
+        assert lines[-1] == (f"tokens: {told[0]} of prompts, {told[1]} of replies; 0 answers of "
+                             "the API did not tell theirs")
+        assert [again["all"].pop(f"{n}_tokens") for n in ("prompt", "completion")] == told
+    assert lines[:-1] == expected.splitlines()
+    assert len(missed) == ends.count("context") and bool(missed) == ("max_context" in more)
+    written = [json.loads((tmp_path / name).read_text()) for name in ("model.json", "api.json")]
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert written[1]["all"].pop(name) > 0
+    assert written[0] == written[1]
+
+
+# ---- servers that misbehave ----
+
+def close(handler):
+    """End the connection without another word."""
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def cut(handler):
+    text = json.dumps(completion()).encode()
+    handler.send_response(200)
+    handler.send_header("Content-Length", len(text))
+    handler.end_headers()
+    handler.wfile.write(text[:len(text) // 2])
+    close(handler)
+
+
+def cut_chunk(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfff\r\n{\"choices\"")
+    close(handler)
+
+
+def endless(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n[")
+    try:
+        while True:
+            handler.wfile.write(b"1, " * 2**14)
+    except OSError:
+        pass
+
+
+TROUBLES = {            # name -> what the server does, the words of it in the error
+    "429": ((429, {"error": {"message": "Slow down."}}, {}), "Slow down.* .status 429"),
+    "408": ((408, b"", {}), "status 408"),
+    "500": ((500, {"detail": "out of memory"}, {}), "out of memory.*status 500"),
+    "503": ((503, b"<html>busy</html>", {}), "busy.*status 503"),
+    "odd Retry-After": ((429, b"", {"Retry-After": "soon"}), "Retry-After"),
+    "closes": (close, "Connection(Error|aborted)"),
+    "cut": (cut, "IncompleteRead|no chat completion"),
+    "cut chunk": (cut_chunk, "IncompleteRead|InvalidChunk|ProtocolError"),
+    "garbage": (lambda handler: handler.wfile.write(b"\x00\xff" * 99), "BadStatusLine"),
+    "HTML": ((200, b"<html>Welcome</html>", {}), "no chat completion: <html>Welcome"),
+    "half": ((200, b'{"choices": [{"mess', {}), "no chat completion"),
+    "deep": ((200, b"[" * 100_000, {}), "no chat completion"),
+    "gzip": ((200, b"\x1f\x8b\x08", {"Content-Encoding": "gzip"}), "no chat completion"),
+    "an error as 200": ({"error": {"message": "no capacity"}}, "no capacity"),
+    "null": ((200, b"null", {}), "no chat completion: None"),
+    "no choices": (completion() | {"choices": []}, "no chat completion"),
+    "no message": (completion() | {"choices": [{"message": None}]}, "no chat completion"),
+    "a number": (completion(5), "no chat completion"),
+    "parts of parts": (completion([["text"]]), "no chat completion"),
+    "a call without id": (completion(tool_calls=[{"function": {}}]), "no chat completion"),
+    "endless": (endless, "too large"),
+}
+
+
+def misbehaving(trouble, times):
+    """`counting`, whose first answers are troubles: so many to each request."""
+    seen, lock = {}, threading.Lock()
+
+    def answer(body, handler):
+        with lock:
+            key = json.dumps(body, sort_keys=True)
+            seen[key] = seen.get(key, 0) + 1
+        if seen[key] > times:
+            return counting(body, handler)
+        return trouble(handler) if callable(trouble) else trouble
+    return answer
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world):
+    with api(counting) as server:
+        figures = run(config(world, server))
+    assert 0 < figures["all"]["success"] < 1
+    return figures
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_trouble_that_passes_changes_nothing(name, world, undisturbed, pauses, monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_ANSWER", 2**20)
+    with api(misbehaving(TROUBLES[name][0], 2 if name != "endless" else 1)) as server:
+        assert run(config(world, server)) == undisturbed
+    assert set(pauses) == ({1, 2} if name != "endless" else {1})
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_trouble_that_stays_ends_the_run_in_one_sentence(name, world, pauses, monkeypatch, capsys,
+                                                         tmp_path):
+    monkeypatch.setattr(evaluation, "MAX_ANSWER", 2**20)
+    path = tmp_path / "figures.json"
+    with api(misbehaving(TROUBLES[name][0], 99)) as server:
+        sentence = f"^{server.url}: [^\n]*{TROUBLES[name][1]}[^\n]*, requests: 7.; nothing was sc"
+        with pytest.raises(ValueError, match=sentence) as error:
+            run(config(world, server, n=1, k=1, json=str(path)))
+        assert len(server.asked) == 7 and len(str(error.value)) < 450
+    assert pauses == [1, 2, 4, 8, 16, 32]
+    assert "success" not in capsys.readouterr().out and not path.exists()
+
+
+@pytest.mark.parametrize("status, more", [
+    (400, {}), (401, {}), (403, {}), (404, {}), (422, {}),
+    (302, {"Location": "http://127.0.0.1:9/"}), (307, {"Location": "/v1/elsewhere"})])
+def test_a_refusal_ends_the_run_at_once(status, more, world, pauses, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    message = b"" if more else {"error": {"message": "No such thing."}}
+    words = more.get("Location", "No such thing.")
+    with api(lambda *_: (status, message, more)) as server:
+        with pytest.raises(ValueError, match=f"{words}[^\n]*status {status}, requests: 1.*scored$"):
+            run(config(world, server, n=1, k=1))
+        assert len(server.asked) == 1 and not pauses         # no redirect is followed
+
+
+def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):
+    monkeypatch.setattr(evaluation, "TIMEOUT", 0.1)
+    stop = threading.Event()
+
+    def trickling(body, handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        for _ in range(20):
+            stop.wait(0.02)
+            handler.wfile.write(b" ")
+
+    for answer, words in ((lambda *_: stop.wait(60) and None, "(?i)timed out"),
+                          (trickling, "takes too long")):
+        with api(answer) as server, pytest.raises(ValueError, match=words):
+            run(config(world, server, n=1, k=1))
+    stop.set()
+    with pytest.raises(ValueError, match="(?s)refused.*requests: 7.; nothing was scored"):
+        run(config(world, SimpleNamespace(url="http://127.0.0.1:9/v1"), n=1, k=1))
+
+
+@pytest.mark.parametrize("after, slept", [
+    ("7", 7), ("0", 1), ("3600", 60), (formatdate(time.time() + 3600), 60),
+    (formatdate(time.time() - 3600), 1)])
+def test_ask_waits_as_long_as_it_is_told(after, slept, world, pauses):
+    with api(misbehaving((429, b"", {"Retry-After": after}), 1)) as server:
+        run(config(world, server, n=1, k=1, horizon=1))
+        assert len(server.asked) == 2
+    assert pauses == [slept]
+
+
+# ---- the key ----
+
+def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
+    """The server says it in its errors, in a redirect, in its replies."""
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login someone password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    echo = f"The key {KEY} is wrong, '{KEY}'. " * 20
+    answers = [(401, {"error": {"message": echo}}, {}), (500, echo.encode(), {}),
+               (403, "\n" .join(echo.split()).encode(), {}), (200, echo.encode(), {}),
+               (302, b"", {"Location": f"http://127.0.0.1:9/{KEY}"}), {"error": echo}]
+    said = []
+    for answer in answers:
+        with api(lambda *_, answer=answer: answer) as server:
+            monkeypatch.setattr(sys, "argv", [
+                "eval.py", "--env", "toy", "--env-url", world, "--n", "1", "--api-base", server.url,
+                "--api-model", "m"])
+            with pytest.raises(SystemExit, match="^eval.py: http.*nothing was scored$") as error:
+                evaluation.main()
+            said.append(str(error.value))
+            assert all(headers["Authorization"] == f"Bearer {KEY}"
+                       for _, _, headers in server.asked)
+    assert "The key OPENAI_API_KEY is wrong" in said[0]
+    with api(lambda *_: completion(f"{KEY}", usage=None)) as server:
+        run(config(world, server, json=str(tmp_path / "figures.json")))
+    said += [*capfd.readouterr(), (tmp_path / "figures.json").read_text()]
+    assert len(said) == 9 and not any(part in text for text in said for part in (KEY, KEY[:9]))
+
+
+def test_without_a_key_none_is_sent(world):
+    with api(counting) as server:
+        run(config(world, server, n=1))
+        assert {path for path, *_ in server.asked} == {"/v1/chat/completions"}
+        assert not any("Authorization" in headers for *_, headers in server.asked)
+
+
+# ---- what is asked ----
+
+def test_speak_asks_for_what_the_flags_say(world):
+    with api(counting) as server:
+        run(config(world, server, n=2, k=2, temperature=0.5, seed=4, horizon=2))
+        first = [body for _, body, _ in server.asked if len(body["messages"]) == 2]
+        assert {(b["model"], b["temperature"], b["max_tokens"]) for b in first} == {
+            ("some-model", 0.5, 8)}
+        assert {*first[0]} == {"model", "temperature", "max_tokens", "messages", "seed"}
+        keys = [(4, place, member, 0) for place in (0, 1) for member in (0, 1)]
+        assert sorted(b["seed"] for b in first) == sorted(
+            int(2**31 * np.random.default_rng(key).random()) for key in keys)
+        system, user = first[0]["messages"]
+        assert system["content"] == f"Reply.\n\n{FORMATS['act'].ask}"
+        assert user["role"] == "user" and user["content"].startswith("Task ")
+        server.asked.clear()
+        run(config(world, server, n=1, thinking="off", format="tool"))
+        _, body, _ = server.asked[0]
+        assert body["chat_template_kwargs"] == {"enable_thinking": False}
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["act"]
+
+
+def test_ask_takes_the_newer_name_of_the_limit_from_then_on(world, undisturbed):
+    def newer(body, handler):
+        if "max_tokens" in body:
+            return 400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported"
+                                              " with this model. Use 'max_completion_tokens'."}}, {}
+        assert body["max_completion_tokens"] == 8
+        return counting(body, handler)
+    with api(newer) as server:
+        assert run(config(world, server)) == undisturbed
+        assert sum("max_tokens" in body for _, body, _ in server.asked) <= 5     # at a time
+
+
+@pytest.mark.parametrize("status, answer", [
+    (400, {"error": {"code": "context_length_exceeded", "message": "Too much."}}),
+    (400, {"object": "error", "code": 400, "message": "'max_tokens' or 'max_completion_tokens' is "
+           "too large: 8. This model's maximum context length is 64 tokens."}),        # vLLM
+    (400, {"object": "error", "message": "The input (61 tokens) is longer than the model's context "
+           "length (40 tokens)."}),                                                    # SGLang
+    (400, {"error": {"type": "exceed_context_size_error", "message": "request (99 tokens) exceeds "
+           "the available context size (64 tokens), try increasing it"}}),          # llama.cpp
+    (500, {"error": {"message": "Context size has been exceeded."}})])              # also llama.cpp
+def test_a_context_too_long_for_the_server_ends_its_episode(status, answer, world, capsys, pauses):
+    def small(body, handler):
+        return (status, answer, {}) if len(body["messages"]) > 3 else completion("a")
+    with api(small) as server:
+        figures = run(config(world, server, n=20, k=1, horizon=5))
+    assert figures["all"]["turns"] == 1 and figures["all"]["n"] == 20 and not pauses
+    assert "no turn" not in capsys.readouterr().out
+
+
+def test_a_prompt_beyond_max_context_ends_its_episode(world, capsys):
+    with api(lambda body, _: completion("a", usage=(40 * len(body["messages"]), 1))) as server:
+        for room, turns in ((88, 1), (87, 0)):              # 80 of the first prompt, 8 of its reply
+            assert run(config(world, server, max_context=room))["all"]["turns"] == turns
+    assert "12 of 12 episodes had no turn" in capsys.readouterr().out
+
+
+# ---- replies ----
+
+CALL = dict(id="x1", type="function", function=dict(name="act", arguments='{"action": "go"}'))
+
+
+def calls(*given):
+    return {"tool_calls": [CALL | {"function": CALL["function"] | more} for more in given]}
+
+
+@pytest.mark.parametrize("answer, text, content, more", [
+    (completion("go"), "go", "go", {}),
+    (completion(None), "", "", {}),
+    (completion([dict(type="text", text="g"), dict(type="thinking"), dict(type="text", text="o")]),
+     "go", "go", {}),
+    (completion("\ud800"), "?", "?", {}),
+    (completion("go", reasoning_content="Hm."), "<think>Hm.</think>go", "go", {}),
+    (completion("go", reasoning="Hm.", reasoning_content=None), "<think>Hm.</think>go", "go", {}),
+    (completion("<think>Hm.</think>go"), "<think>Hm.</think>go", "<think>Hm.</think>go", {}),
+    (completion("", "length", reasoning_content="Hm"), "<think>Hm", "", {}),
+    (completion(None, "length"), "<think>", "", {}),
+    (completion("go", "length"), "go", "go", {}),
+    (completion(None, "tool_calls", **calls({})), "", "", calls({})),
+    (completion(None, "length", **calls({"arguments": '{"action": "g'})), "", "", {}),
+    (completion("go", **calls({"arguments": '["go"]'})), "go", "go", {}),
+    (completion("go", **calls({"name": ["act"]})), "go", "go", {}),
+    (completion("go", **calls({}, {})), "go", "go", {}),
+    (completion("go", tool_calls=None), "go", "go", {})])
+def test_read_completion(answer, text, content, more):
+    assert read_completion(answer) == (text, {"role": "assistant", "content": content} | more,
+                                       {"prompt": 10, "completion": 2})
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 4}, {
+    "prompt_tokens": "4", "completion_tokens": 4}, {"prompt_tokens": 4, "completion_tokens": None}])
+def test_read_completion_says_that_the_server_does_not_count(usage):
+    assert read_completion(completion() | {"usage": usage})[2] == {"untold": 1}
+
+
+def test_run_tells_the_tokens(world, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    with api(lambda body, _: completion(usage=(100, 3) if len(body["messages"]) == 2 else None)
+             ) as server:
+        run(config(world, server, json=str(path)))
+        asked = len(server.asked)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"tokens: 1200 of prompts, 36 of replies; {asked - 12} answers of the API did not tell "
+        "theirs")
+    every = json.loads(path.read_text())["all"]
+    assert (every["prompt_tokens"], every["completion_tokens"]) == (1200, 36)
+
+
+def test_thoughts_without_end_are_complained_about(world):
+    with api(lambda *_: completion(None, "length")) as server:
+        run(config(world, server, n=8, k=1))
+        assert any(rollout.CUT in body["messages"][-1]["content"] for _, body, _ in server.asked)
+
+
+# ---- many at a time ----
+
+def test_as_many_episodes_are_played_at_a_time_as_asked_for(world, undisturbed):
+    """The first five requests are answered when all of them are there."""
+    barrier, lock, now, most = threading.Barrier(5), threading.Lock(), [0], [0]
+
+    def answer(body, handler):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+            first = len(server.asked) <= 5
+        if first:
+            barrier.wait(30)
+        with lock:
+            now[0] -= 1
+        return counting(body, handler)
+    with api(answer) as server:
+        assert run(config(world, server)) == undisturbed
+    assert most == [5]
+    with api(counting) as server:
+        assert run(config(world, server, concurrency=1)) == undisturbed
+
+
+def test_ctrl_c_waits_for_no_answer(world):
+    """SIGINT comes while five requests are unanswered."""
+    stop, before = threading.Event(), {*threading.enumerate()}
+
+    def answer(body, handler):
+        if len(server.asked) == 5:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        stop.wait(60)
+    with api(answer) as server:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run(config(world, server))
+        assert time.monotonic() - began < 30
+        assert all(t.daemon for t in {*threading.enumerate()} - before)
+        stop.set()
+
+
+@pytest.mark.parametrize("times, dropped", [(2, 0), (3, 1)])
+def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undisturbed, monkeypatch,
+                                                    capsys):
+    """The first steps of one episode are answered by an error, so many times."""
+    failures, real = [], client.EnvClient.answer
+
+    def breaking(self, items):
+        answers = real(self, items)
+        for i, (_, verb, argument) in enumerate(items):
+            if verb == "reset" and (not failures or argument == failures[0]) \
+                    and len(failures) < times:
+                failures.append(argument)
+                answers[i] = EnvError("broken")
+        return answers
+    monkeypatch.setattr(client.EnvClient, "answer", breaking)
+    with api(counting) as server:
+        figures = run(config(world, server))
+    assert len(failures) == times
+    assert figures["all"]["n"] == 6 - dropped
+    assert ("1 tasks could not be played" in capsys.readouterr().out) == bool(dropped)
+    if not dropped:
+        assert figures["all"]["success"] == undisturbed["all"]["success"]
+
+
+# ---- flags ----
+
+@pytest.mark.parametrize("flags, sentence", [
+    (dict(api_base="http://x/v1"), "give --model .*, or --api-base URL and --api-model NAME"),
+    (dict(api_model="m"), "give --model .*, or --api-base URL and --api-model NAME"),
+    (dict(api_base="http://x", api_model="m", policy="random"), "give --model"),
+    (dict(api_base="http://x", api_model="m", model="m"), "give --model"),
+    (dict(api_base="x/v1", api_model="m"), "api_base='x/v1': expected an address such as https:"),
+    (dict(api_base="http://x", api_model="m", device="cpu"), "--device says nothing to an API"),
+    (dict(api_base="http://x", api_model="m", attention="torch"), "--attention says nothing to"),
+    (dict(api_base="http://x", api_model="m", history="template"), "--history says nothing to an"),
+    (dict(api_base="http://x", api_model="m", max_concurrent=8), "--max-concurrent says nothing"),
+    (dict(model="m", concurrency=8), "--concurrency says nothing without an API; leave it out"),
+    (dict(api_base="http://x", api_model="m", concurrency=0), "concurrency=0: expected 1 or more")])
+def test_flags_of_an_api(flags, sentence):
+    with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
+        run(checked(Config, dict(env="maze") | flags))
+
+
+def test_an_api_speaks_as_a_chat_model(monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluation, "run", seen.append)
+    for more in ([], ["--format", "act"]):
+        monkeypatch.setattr(sys, "argv", ["eval.py", "--api-base", "http://x", "--api-model", "m",
+                                          *more])
+        evaluation.main()
+    assert [(c.format, c.max_turn_tokens, c.max_context) for c in seen] == [
+        ("react", 512, 8192), ("act", 512, 8192)]
+    assert {*HISTORY} == {"keep", "template"}
