@@ -31,13 +31,13 @@ from transformers import AutoTokenizer
 
 from client import MAX_ANSWER, EnvError, brief, connected
 from curriculum import choose_tasks
-from engine import load_policy
+from engine import from_pretrained, load_policy
 from env_server import load_env, open_env
 from envs._agentgym import manner_of
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import cloned_settings, write_json
 from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, assistant,
-                     collect, progress)
+                     collect, progress, read_call)
 
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
 Count = Annotated[int, "1 or more", lambda x: x >= 1]
@@ -65,7 +65,7 @@ class Config:
     env: str = "textcraft_small"  # a file of envs/
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     model: str = ""               # folder or hub id of a policy
-    policy: str = ""              # random | expert: a built-in player instead of a model
+    policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
     api_base: Url = ""            # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
     api_model: str = ""           # the model's name there
     concurrency: Count = 16       # episodes at a time that the API plays
@@ -111,7 +111,7 @@ def summarise(module, plays, k=1):
 def agent_for(policy, path, prompt, cfg):
     """How the policy of `path`, a folder or a hub id, speaks, or without one an API's -> Agent.
     ValueError."""
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False) if policy else None
+    tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
     ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
     return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
                  max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,
@@ -150,10 +150,8 @@ TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as 
 class Api:
     """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
     `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
-    tokens = property(lambda self: sum(self.told, Counter()))       # of all answers
-
     def __init__(self, cfg, agent):
-        self.cfg, self.rows, self.told = cfg, cfg.concurrency, []       # a Counter each answer
+        self.cfg, self.rows, self.told = cfg, cfg.concurrency, []   # told: a Counter each answer
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
@@ -161,6 +159,10 @@ class Api:
             self.body["tools"] = [schema for _, schema in agent.tools.values()]
         if cfg.thinking:
             self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
+
+    @property
+    def tokens(self):
+        return sum(self.told, Counter())
 
     def speak(self, episode):
         """Give the episode its next reply. It is over, as with a model here, if the longest reply
@@ -234,10 +236,9 @@ def read_completion(answer):
         content = "".join(part.get("text", "") for part in content)
     content = content.encode(errors="replace").decode()     # no environment takes half a character
     message = assistant(content)
-    with suppress(ValueError, RecursionError):              # then the call cannot be read
-        (call,) = calls
-        parts = call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])
-        if [*map(type, parts)] == [str, str, dict]:
+    if len(calls) == 1 and type(calls[0]["id"]) is str:
+        name, arguments = (calls[0]["function"][x] for x in ("name", "arguments"))
+        if read_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}', "arguments"):
             message["tool_calls"] = calls
     thoughts = reply.get("reasoning_content") or reply.get("reasoning") or ""
     cut = choice.get("finish_reason") == "length" and not content and not calls
@@ -250,15 +251,15 @@ def read_completion(answer):
 
 def run(cfg):
     """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
-    if (cfg.policy not in ("", "random", "expert") or bool(cfg.api_base) != bool(cfg.api_model)
-            or [cfg.policy, cfg.model, cfg.api_model].count("") != 2):
+    if bool(cfg.api_base) != bool(cfg.api_model) or \
+            [cfg.policy, cfg.model, cfg.api_model].count("") != 2:
         raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert, or --api-base "
                          "URL and --api-model NAME")
     ours = "device", "attention", "history", "max_concurrent"
     for name in ours if cfg.api_base else ["concurrency"]:
         if getattr(cfg, name) != getattr(Config, name):
-            raise ValueError(f"--{name.replace('_', '-')} says nothing "
-                             f"{'to' if cfg.api_base else 'without'} an API; leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} has no effect "
+                             f"{'with' if cfg.api_base else 'without'} an API; leave it out")
     module, stats, original = open_env(cfg.env, cfg.recipes), Stats(), False
     horizon = cfg.horizon or module.HORIZON
     tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
@@ -362,7 +363,8 @@ def checked(kind, values):
         expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
         if base is Literal:
             if value not in get_args(f.type):
-                raise ValueError(f"{f.name}={value!r}; known: {', '.join(get_args(f.type))}")
+                raise ValueError(f"{f.name}={value!r}; known: "
+                                 f"{', '.join(filter(None, get_args(f.type)))}")
         elif type(value) not in (base, int if base is float else base) or not fits(value):
             raise ValueError(f"{f.name}={value!r}: expected {expected}")
     if values.get("format") == "agentgym":

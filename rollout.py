@@ -791,7 +791,7 @@ class Scheduler:
         self.stats = Stats()
         self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
         self.lost = set()                      # groups with a member whose environment kept failing
-        self.answers = queue.SimpleQueue()     # futures of `exchange`
+        self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
         self.sessions, self.idle = set(), []   # the client's: all, and those free to be used again
 
     def run(self):
@@ -847,8 +847,8 @@ class Scheduler:
                 wait = False
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: it has
-        the reply of an API."""
+        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: no
+        environment answered, an API has given the episode its reply."""
         episode, broken = slot.episode, isinstance(answer, EnvError)
         if answer:
             slot.session = None if broken else answer.session

@@ -326,7 +326,7 @@ def test_the_command_prints_a_table():
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
-    ("--env maze --policy best", "give --model .* or --policy random or expert"),
+    ("--env maze --policy best", "policy=.best.; known: random, expert"),
     ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
     ("--env maze --policy expert --families south", r"no families \['south'\]; known: double-t"),
     ("--env maze --policy expert --split dev", "split='dev'; known: train, test"),

@@ -591,11 +591,11 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
     (dict(api_base="http://x", api_model="m", policy="random"), "give --model"),
     (dict(api_base="http://x", api_model="m", model="m"), "give --model"),
     (dict(api_base="x/v1", api_model="m"), "api_base='x/v1': expected an address such as https:"),
-    (dict(api_base="http://x", api_model="m", device="cpu"), "--device says nothing to an API"),
-    (dict(api_base="http://x", api_model="m", attention="torch"), "--attention says nothing to"),
-    (dict(api_base="http://x", api_model="m", history="template"), "--history says nothing to an"),
-    (dict(api_base="http://x", api_model="m", max_concurrent=8), "--max-concurrent says nothing"),
-    (dict(model="m", concurrency=8), "--concurrency says nothing without an API; leave it out"),
+    (dict(api_base="http://x", api_model="m", device="cpu"), "--device has no effect with an API"),
+    (dict(api_base="http://x", api_model="m", attention="torch"), "--attention has no effect"),
+    (dict(api_base="http://x", api_model="m", history="template"), "--history has no effect"),
+    (dict(api_base="http://x", api_model="m", max_concurrent=8), "--max-concurrent has no effect"),
+    (dict(model="m", concurrency=8), "--concurrency has no effect without an API; leave it out"),
     (dict(api_base="http://x", api_model="m", concurrency=0), "concurrency=0: expected 1 or more")])
 def test_flags_of_an_api(flags, sentence):
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):

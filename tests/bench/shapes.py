@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast,
                           Qwen2Config, Qwen3Config)
 from transformers.utils import logging
@@ -43,19 +43,20 @@ PLAIN = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|f
 
 
 def make_tokenizer(template, qwen3):
-    """Bytes, the environment's words, made-up words until there are as many as Qwen has, and its
-    added tokens at their true ids."""
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Byte pairs merged on the environment's texts, made-up words until there are as many as Qwen
+    has, and its added tokens at their true ids."""
     env = textcraft.Env()
     texts = [textcraft.PROMPT, ASK_REACT, *(env.reset(task) for task in textcraft.TRAIN[:200])]
-    known = {word for text in texts for word, _ in pieces.pre_tokenize_str(text)}
-    words = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words += sorted(known - {*words})
-    words += [f"w{n}" for n in range(WORDS - len(words))]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], ignore_merges=True))
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    model = json.loads(trained.to_str())["model"]
+    words = model["vocab"] | {f"w{n}": n for n in range(len(model["vocab"]), WORDS)}
+    tokenizer = Tokenizer(models.BPE(words, [tuple(pair) for pair in model["merges"]]))
     tokenizer.add_special_tokens(ADDED)
     tokenizer.add_tokens(PLAIN if qwen3 else PLAIN[:-4])
-    tokenizer.pre_tokenizer = pieces
+    tokenizer.pre_tokenizer = trained.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
