@@ -3,13 +3,17 @@
     user:       the rules of the environment
     assistant:  OK. I'll follow your instructions and try my best to solve the task.
     user:       the first observation; maze and wordle put their long instructions before it
-    assistant:  Thought:\\nThe walls leave one way.\\n\\nAction:\\nmove down
+    assistant:  Thought:
+                The walls leave one way.
+
+                Action:
+                move down
 
 The words, and what is taken for an action, are a protocol: those of agentenv/agentenv/envs and
 controller/utils.py in github.com/WooooDyy/AgentGym as of 3ef9235, with which AgentGym-RL (82402a9)
-trains. AgentEvol-7B is older (f434743): for it textcraft's rules are shorter, sciworld's lack
-`examine`, the first of two actions counts and a bare reply is one. Commit 0412982, which also takes
-"up" in maze and "look" in textcraft, is later than both.
+trains. AgentEvol-7B was trained with an older version (f434743), which differs: textcraft's rules
+are shorter, sciworld's lack `examine`, the first of two actions counts and a bare reply is one.
+Commit 0412982, which also takes "up" in maze and "look" in textcraft, is later than both.
 """
 import re
 from typing import NamedTuple
@@ -23,7 +27,8 @@ SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your 
 # Readers of replies: text -> (action, complaint). A complaint is all that the model gets to see.
 
 def read_line(reply):
-    """The line behind "Action:", of which letters, digits, spaces and commas stay."""
+    """The line behind "Action:", of which letters, digits, spaces and commas stay; without it "".
+    """
     actions = re.findall(r"Action:\s*([^\n]*)", reply)
     if len(actions) > 1:
         return "", SEVERAL
