@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 import parallel
 from curriculum import choose_tasks
-from engine import action_logprobs, load_policy, prepare
+from engine import load_policy, prepare
 from env_server import load_env, open_env
 from eval import Count, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
@@ -177,7 +177,7 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen, order = order[:batch], order[batch:]
         data = to_batch([trajectories[i] for i in chosen], policy.device)
-        logprobs = action_logprobs(policy, data.token_ids, data.response_mask, data.position_ids)
+        logprobs = policy.action_logprobs(data.token_ids, data.response_mask, data.position_ids)
         loss = -logprobs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

@@ -41,7 +41,7 @@ ASKED = dict(softcap="soft caps", s_aux="sinks")      # what `attend` refuses, i
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
-FORWARD_METHODS = "forward_logprobs", "forward_values"        # to be hooked by FSDP: see `prepare`
+FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `prepare`
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def check_config(config):
 
 
 def prepare(model, attention="auto", dtype=None):
-    """Give `model` our attention and the method `forward_logprobs`; returns the model. dtype: of
-    its computations and pages, where that is not the dtype of its weights.
+    """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
+    computations and pages, where that is not the dtype of its weights.
 
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only.
@@ -141,16 +141,17 @@ def prepare(model, attention="auto", dtype=None):
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
-    model.forward_logprobs = types.MethodType(forward_logprobs, model)
+    model.action_logprobs = types.MethodType(action_logprobs, model)
     return model
 
 
 def add_value_head(model):
-    """Give the model a critic's head: V(text so far), a scalar, at first 0 everywhere."""
+    """Give the model a critic's head, V(text so far), a scalar, at first 0 everywhere, and the
+    method `action_values`."""
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
     torch.nn.init.zeros_(model.value_head.weight)
     torch.nn.init.zeros_(model.value_head.bias)
-    model.forward_values = types.MethodType(forward_values, model)
+    model.action_values = types.MethodType(action_values, model)
 
 
 def choose_kernel(attention, device, dtype):
@@ -796,35 +797,37 @@ def machine_rates(device, dtype):
     return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
-# ---- the training forward -----------------------------------------------------------------------
+# ---- the training forward: methods of the model, see `prepare` ----------------------------------
 
 def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
     """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
-    entropy=True also (A,) H(pi) at each. The shift by one lives here and nowhere else.
+    entropy=True (2, A), then H(pi) at each. The shift by one lives in `hidden_before` alone.
 
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
     token in its context; a 0 begins a new one, so that a row may hold several contexts one after
     the other. All are packed into one row without padding, and the head sees only the places before
     sampled tokens.
     """
-    return model.forward_logprobs(token_ids, response_mask, position_ids, temperature, entropy)
+    hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
+    return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
+                      for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)
 
 
 def action_values(model, token_ids, response_mask, position_ids):
     """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
-    return model.forward_values(token_ids, response_mask, position_ids)
+    hidden, _ = hidden_before(model, token_ids, response_mask, position_ids)
+    return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
 
 
-def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
-    """`action_logprobs` as (B, T), aligned with token_ids, else 0; a pair with entropy=True."""
-    found = action_logprobs(model, token_ids, response_mask, position_ids, temperature, entropy)
-    return tuple(aligned(x, token_ids, response_mask) for x in found) if entropy \
-        else aligned(found, token_ids, response_mask)
+def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):
+    """`action_logprobs` as (B, T), aligned with token_ids, 0 where no token was sampled."""
+    return aligned(model.action_logprobs(token_ids, response_mask, position_ids, temperature),
+                   token_ids, response_mask)
 
 
 def token_values(model, token_ids, response_mask, position_ids):
     """`action_values` as (B, T), aligned with token_ids, 0 where no token was sampled."""
-    return aligned(action_values(model, token_ids, response_mask, position_ids), token_ids,
+    return aligned(model.action_values(token_ids, response_mask, position_ids), token_ids,
                    response_mask)
 
 
@@ -832,21 +835,6 @@ def aligned(x, token_ids, response_mask):
     """x (A,) of the sampled tokens -> (B, T), 0 elsewhere."""
     sampled = (token_ids >= 0) & response_mask.bool()
     return torch.zeros(token_ids.shape, device=x.device).masked_scatter(sampled, x)
-
-
-# The next two become methods of the model: see `prepare`.
-
-def forward_logprobs(self, token_ids, response_mask, position_ids, temperature, entropy):
-    hidden, targets = hidden_before(self, token_ids, response_mask, position_ids)
-    parts = [checkpoint(_head, self, h, t, temperature, entropy, use_reentrant=False)
-             for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))]
-    logprobs, entropies = zip(*parts)
-    return (torch.cat(logprobs), torch.cat(entropies)) if entropy else torch.cat(logprobs)
-
-
-def forward_values(self, token_ids, response_mask, position_ids):
-    hidden, _ = hidden_before(self, token_ids, response_mask, position_ids)
-    return self.value_head(hidden)[:, 0].float().clone()     # FSDP warns of a view
 
 
 def hidden_before(model, token_ids, response_mask, position_ids):
@@ -862,11 +850,11 @@ def hidden_before(model, token_ids, response_mask, position_ids):
 
 
 def _head(model, hidden, targets, temperature, entropy):
-    """(A, width) hidden states -> log-probability of each target and, if asked, the entropy. Run
+    """(A, width) hidden states -> (A,) log-probability of each target or, with entropy, (2, A). Run
     under `checkpoint`: a chunk's (A, V) logits are computed again in the backward pass, not kept.
     The model's own forward makes them, without its layers: many scale or cap lm_head's logits."""
     headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
     logprobs = torch.log_softmax(type(model).forward(headed).logits[0].float() / temperature, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    return chosen, -(logprobs.exp() * logprobs).sum(-1) if entropy else None
+    return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)]) if entropy else chosen

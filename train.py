@@ -36,7 +36,7 @@ import parallel
 from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
-from engine import action_logprobs, action_values, check_model, token_values
+from engine import check_model, token_values
 from env_server import load_env, open_env
 from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                   Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
@@ -301,7 +301,7 @@ def part_loss(run, part):
     """
     cfg, mask = run.cfg, part.response_mask
     where = part.token_ids, mask, part.position_ids
-    logprobs, entropy = action_logprobs(run.policy, *where, cfg.temperature, entropy=True)
+    logprobs, entropy = run.policy.action_logprobs(*where, cfg.temperature, entropy=True)
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl_in == "loss":
@@ -312,7 +312,7 @@ def part_loss(run, part):
         total = total * 0
     value_loss = total.new_zeros(())
     if cfg.critic != "none":
-        values = action_values(run.critic or run.policy, *where)
+        values = (run.critic or run.policy).action_values(*where)
         losses = algos.clipped_value_loss(values, part.values[mask], part.returns[mask],
                                           cfg.value_clip)
         value_loss = (losses * part.value_weights[mask]).sum()
