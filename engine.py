@@ -58,25 +58,21 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
                             use_safetensors=True)
     prepare(model.to(device), attention, compute_dtype)
     if not os.path.isdir(path) or os.path.exists(os.path.join(path, "tokenizer_config.json")):
-        never_sample(model, ids_without_text(path, len(model.get_input_embeddings().weight)))
+        never_sample_padding(model, path)
     return model
 
 
-def ids_without_text(path, rows):
-    """Which of `rows` ids the tokenizer at `path` lacks: many vocabularies are padded.
-    ValueError: a tokenizer with ids beyond them."""
+def never_sample_padding(model, path):
+    """Ids that the tokenizer at `path` lacks, as many vocabularies are padded, get the probability
+    0, in the sampler as in the trainer. ValueError: a tokenizer with ids beyond the embeddings."""
+    rows = len(model.get_input_embeddings().weight)
     known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
     if max(known) >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
                          f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
                          "embeddings")
-    return sorted({*range(rows)} - known)
-
-
-def never_sample(model, ids):
-    """From here on these ids have the probability 0, in the sampler as in the trainer."""
-    hidden = torch.tensor(ids, device=model.device)
-    if ids:
+    hidden = torch.tensor(sorted({*range(rows)} - known), device=model.device)
+    if len(hidden):
         model.get_output_embeddings().register_forward_hook(
             lambda head, inputs, logits: logits.index_fill_(-1, hidden, NEVER))
 
@@ -156,8 +152,6 @@ def add_value_head(model):
 
 def choose_kernel(attention, device, dtype):
     """-> (kernel, why). flash-attn needs CUDA and 16 bit; everywhere else torch's own attention."""
-    if attention not in ("auto", "flash2", "flash4", "torch"):
-        raise ValueError(f"attention={attention!r}; known: auto, flash2, flash4, torch")
     if attention == "torch" or device.type != "cuda" or dtype == torch.float32:
         if attention.startswith("flash"):
             raise ValueError(f"attention={attention}: needs a CUDA device and bfloat16 or float16, "
@@ -230,15 +224,13 @@ class Packed:
         self.slots, self.views = memory and memory.slots(table, row, position), {}
         # torch's attention wants padding, so sequences of similar length share a padded bucket
         self.buckets, order = [], np.argsort(-lengths, kind="stable")
+        first = lengths.cumsum() - lengths                 # token of each sequence
         while len(order):
             rows = order[lengths[order] >= 0.7 * lengths[order[0]]]
             order = order[len(rows):]
-            place = np.full(len(lengths), -1)              # row in this bucket
-            place[rows] = np.arange(len(rows))
-            tokens = np.flatnonzero(place[row] >= 0)
+            row, column = places(lengths[rows])            # of the bucket's tokens
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
-                torch.from_numpy(x).to(device)
-                for x in (tokens, place[row[tokens]], position[tokens]))))
+                torch.from_numpy(x).to(device) for x in (first[rows][row] + column, row, column))))
 
     def view(self, window, groups):
         """([a mask for each bucket, True: seen; None where a token sees all before it],)."""
@@ -606,7 +598,6 @@ class Engine:
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        assert self.free_rows, f"all {self.rows} rows are taken"
         for source, target in self.pages.fork(parent.row, self.free_rows[0], parent.length):
             for pool in self.memory.pools:
                 pool[:, target] = pool[:, source]
@@ -614,7 +605,6 @@ class Engine:
 
     def release(self, sequence):
         """Give the pages and the row back."""
-        assert sequence.row not in self.free_rows, f"row {sequence.row} is already free"
         self.forget(sequence)
         heapq.heappush(self.free_rows, sequence.row)
 
