@@ -23,7 +23,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -361,13 +361,13 @@ def optimizer_step(run, loss):
     A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
     FloatingPointError.
     """
-    norm = clip_gradient(run.policy, run.cfg.max_grad_norm)
-    norms, optimizers = [norm, loss], [run.optimizer]
+    trained = [(run.policy, run.optimizer)]
     if run.critic:
-        norms.append(clip_gradient(run.critic, run.cfg.max_grad_norm))
-        optimizers.append(run.critic_optimizer)
-    finite = all(bool(x.isfinite()) for x in norms)
-    for optimizer in optimizers:
+        trained.append((run.critic, run.critic_optimizer))
+    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model, _ in trained]
+    norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
+    finite = all(x.isfinite() for x in [loss, *norms])
+    for _, optimizer in trained:
         if finite:
             optimizer.step()
         optimizer.zero_grad()
@@ -376,13 +376,7 @@ def optimizer_step(run, loss):
         raise FloatingPointError(
             f"step {run.step}: five updates in a row were not finite and have been skipped; lower "
             "--lr, or go back to a checkpoint: the last good one is in the run's folder")
-    return norm.item() if finite else math.nan
-
-
-def clip_gradient(model, limit):
-    """The norm that the gradient had before."""
-    norm = clip_grad_norm_(model.parameters(), limit)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm     # a sharded model's
+    return norms[0].item() if finite else math.nan
 
 
 def sampled_entropy(trajectories):
@@ -457,12 +451,9 @@ def cloned(cfg):
     """The folder of this run's tiny policy; the expert is cloned if that was not done yet."""
     out = os.path.join(cfg.folder, "clone")
     if parallel.rank() == 0 and not cloned_settings(out):
-        settings = Clone(
-            env=cfg.env, recipes=cfg.recipes, families=cfg.families,
-            episodes=cfg.clone_episodes, skill=cfg.clone_skill,
-            steps=cfg.clone_steps, lr=cfg.clone_lr, width=cfg.clone_width, layers=cfg.clone_layers,
-            heads=cfg.clone_heads, format=cfg.format, context=cfg.context, seed=cfg.seed,
-            max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context)
+        given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
+                             if name.startswith("clone_")}        # clone_steps, not RL's steps
+        settings = Clone(**{f.name: given[f.name] for f in fields(Clone) if f.name in given})
         seconds = seconds_per_step(settings, cfg.max_context // 4)
         minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
             cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
