@@ -180,7 +180,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     ValueError: an argument that asks for another attention."""
     if layout is None:
         raise ValueError(f"{type(module).__name__} got no layout: an attention class of its own, "
-                         "or a model called directly, not by token_logprobs or collect")
+                         "or a model called directly, not by action_logprobs or collect")
     more |= {"a mask": attention_mask, "both directions": not getattr(module, "is_causal", True)}
     for name, x in more.items():
         if x is not None and x is not False and name not in IGNORED:
@@ -807,24 +807,6 @@ def action_values(model, token_ids, response_mask, position_ids):
     """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
     hidden, _ = hidden_before(model, token_ids, response_mask, position_ids)
     return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
-
-
-def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):
-    """`action_logprobs` as (B, T), aligned with token_ids, 0 where no token was sampled."""
-    return aligned(model.action_logprobs(token_ids, response_mask, position_ids, temperature),
-                   token_ids, response_mask)
-
-
-def token_values(model, token_ids, response_mask, position_ids):
-    """`action_values` as (B, T), aligned with token_ids, 0 where no token was sampled."""
-    return aligned(model.action_values(token_ids, response_mask, position_ids), token_ids,
-                   response_mask)
-
-
-def aligned(x, token_ids, response_mask):
-    """x (A,) of the sampled tokens -> (B, T), 0 elsewhere."""
-    sampled = (token_ids >= 0) & response_mask.bool()
-    return torch.zeros(token_ids.shape, device=x.device).masked_scatter(sampled, x)
 
 
 def hidden_before(model, token_ids, response_mask, position_ids):

@@ -36,7 +36,7 @@ import parallel
 from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
-from engine import check_model, token_values
+from engine import check_model
 from env_server import load_env, open_env
 from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                   Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
@@ -172,8 +172,7 @@ def credit(run, batch):
     batch.rewards = batch.token_rewards.sum(1)
     if cfg.critic != "none":
         critic = run.critic or run.policy
-        batch.values = parallel.on_all_rows(lambda part: token_values(
-            critic, part.token_ids, part.response_mask, part.position_ids), batch, cfg.micro_tokens)
+        batch.values = parallel.on_all_rows(critic.action_values, batch, cfg.micro_tokens)
     if cfg.advantage == "gae":
         advantages, batch.returns = advantages_of_a_critic(batch, cfg)
     else:

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agentevol
 from agentevol import (Clone, check_heads, clone, continue_cloning, demonstrations, imitate,
                        imitated, lesson, make_policy, make_tokenizer, record, trajectories_of)
-from engine import load_policy, token_logprobs
+from engine import load_policy
 from envs import bandit, maze, textcraft, textcraft_small
+from fakes import token_logprobs
 from rollout import FORMATS, Agent, to_batch
 
 SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,

@@ -14,8 +14,8 @@ import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
                     load_policy, machine_rates, on_threads, page_runs, prefill_parts, prepare,
-                    sample, token_logprobs, token_values, walk_pages)
-from fakes import CONFIGS, twins
+                    sample, walk_pages)
+from fakes import CONFIGS, token_logprobs, token_values, twins
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
 
@@ -92,7 +92,7 @@ def test_prepare_refuses_attention_that_is_not_plain_causal():
 
 
 def test_attend_without_a_layout_says_what_to_call():
-    with pytest.raises(ValueError, match="a model called directly, not by token_logprobs or"):
+    with pytest.raises(ValueError, match="a model called directly, not by action_logprobs or"):
         twins()[0](torch.tensor([[1, 2]]), use_cache=False)
 
 
