@@ -173,44 +173,35 @@ def credit(run, batch):
     if cfg.critic != "none":
         critic = run.critic or run.policy
         batch.values = parallel.on_all_rows(critic.action_values, batch, cfg.micro_tokens)
-    if cfg.advantage == "gae":
-        advantages, batch.returns = advantages_of_a_critic(batch, cfg)
-    else:
-        advantages = advantages_without_a_critic(batch, cfg)
-    batch.advantages = advantages.expand(mask.shape)
+    batch.advantages = ADVANTAGES[cfg.advantage](batch, cfg).expand(mask.shape)
 
 
-def advantages_of_a_critic(b, cfg):
-    """PPO's -> (advantages, returns), each (B, T)."""
+def critic_advantages(b, cfg):
+    """PPO's, whitened: (B, T). Fills in b.returns, the critic's target, as well."""
     if cfg.turn_level:      # rewards stay at the ends of their turns
-        advantages, returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask, b.turn_ids,
-                                             cfg.gamma, cfg.lam, cfg.turn_gamma)
+        advantages, b.returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask,
+                                               b.turn_ids, cfg.gamma, cfg.lam, cfg.turn_gamma)
     else:                   # the episode's return on its last action token
         at_end = b.rewards[:, None] * last_action(b.response_mask)
-        advantages, returns = algos.gae(at_end, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    return algos.masked_whiten(advantages, b.response_mask), returns
+        advantages, b.returns = algos.gae(at_end, b.values, b.response_mask, cfg.gamma, cfg.lam)
+    return algos.masked_whiten(advantages, b.response_mask)
 
 
-def advantages_without_a_critic(b, cfg):
-    """-> (B, T), or (B, 1) where all tokens of an episode share one advantage."""
-    match cfg.advantage:
-        case "grpo":
-            return algos.grpo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "dr_grpo":
-            return algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "rloo":
-            return algos.rloo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "reinforce_pp":
-            return algos.reinforce_pp_advantages(b.token_rewards, b.response_mask, cfg.gamma)
-        case "reinforce_pp_baseline":
-            return algos.reinforce_pp_baseline_advantages(
-                b.rewards, cfg.group_size, b.response_mask)
-        case "gigpo":
-            return algos.gigpo_advantages(b.token_rewards, b.response_mask, b.turn_ids,
-                                          b.observation_hashes, cfg.group_size, cfg.turn_gamma)
-        case "mt_grpo":
-            return algos.mt_grpo_advantages(
-                b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size)
+ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episode share one
+    "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
+    "gae": critic_advantages,
+    "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
+        b.token_rewards, b.response_mask, cfg.gamma),
+    "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
+        b.rewards, cfg.group_size, b.response_mask),
+    "gigpo": lambda b, cfg: algos.gigpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids,
+        b.observation_hashes, cfg.group_size, cfg.turn_gamma),
+    "mt_grpo": lambda b, cfg: algos.mt_grpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size),
+}
 
 
 def last_action(mask):
@@ -349,8 +340,9 @@ def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
 SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
 IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
               "sequence_mask": algos.sequence_masked_importance_weights}
-Surrogate = Annotated[str, "token, sequence, or what you added to SURROGATES",
-                      lambda x: x in SURROGATES]
+Advantage, Surrogate = (
+    Annotated[str, f"{', '.join(table)}, or what you added", table.__contains__]
+    for table in (ADVANTAGES, SURROGATES))
 Name = Annotated[str, "a folder's name without /", lambda x: re.fullmatch(r"(?!\.+$)[^/]*", x)]
 
 
@@ -534,8 +526,7 @@ class Config:
     temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
 
     # the learning rule: set by --algo, each also by its own flag
-    advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp",  # how it is estimated
-                       "reinforce_pp_baseline", "gigpo", "mt_grpo"] = "grpo"
+    advantage: Advantage = "grpo"             # how it is estimated
     surrogate: Surrogate = "token"            # token, or sequence (GSPO)
     weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
