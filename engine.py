@@ -663,7 +663,11 @@ class Engine:
 
     @torch.inference_mode()
     def decode(self, token_ids):
-        """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits."""
+        """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
+
+        flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
+        graph holds the weights' addresses, so it lives no longer than this engine: one rollout.
+        """
         for sequence in self._full():
             self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(self.active)
@@ -671,24 +675,18 @@ class Engine:
             sequence.length += 1
         self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
                            decode_read=int(starts.sum()))                # tokens attended to
-        if self.kernel != "torch":
-            return self._decode_by_flash(token_ids.to(self.device), table, starts)
-        layout = Decode(self.memory, table, starts)
-        with on_threads(self.threads):
-            return forward(self.model, token_ids.to(self.device), layout)
-
-    def _decode_by_flash(self, token_ids, table, starts):
-        """By a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A graph
-        holds the weights' addresses, so it lives no longer than this engine: one rollout."""
-        n = len(table)
+        ids, n = token_ids.to(self.device), len(starts)
+        if self.kernel == "torch":
+            with on_threads(self.threads):
+                return forward(self.model, ids, Decode(self.memory, table, starts))
         if self.graphs is not None:
-            token_ids, table, starts = graph_shape(token_ids, table, starts, self.spare)
+            ids, table, starts = graph_shape(ids, table, starts, self.spare)
         layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
         if self.graphs is None:
-            return forward(self.model, token_ids, layout)
+            return forward(self.model, ids, layout)
         if table.shape not in self.graphs:
-            self.graphs[table.shape] = DecodeGraph(self.model, token_ids, layout)
-        return self.graphs[table.shape].replay(token_ids, layout)[:n]
+            self.graphs[table.shape] = DecodeGraph(self.model, ids, layout)
+        return self.graphs[table.shape].replay(ids, layout)[:n]
 
 
 def forward(model, token_ids, layout, **more):
