@@ -15,16 +15,18 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 import parallel
 from curriculum import choose_tasks
-from engine import action_logprobs, load_policy, prepare
+from engine import load_policy, prepare
 from env_server import load_env, open_env
 from eval import Count, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
@@ -67,11 +69,12 @@ class Clone:
 PATIENCE = 10        # seconds: below this estimate one process does the work
 
 
-def record(module, task_id, skill, seed):
+def record(name, skill, seed, task_id):
     """One episode of a player of mixed skill, as text: {"task_id", "turns": [[observation, thought,
     action, reward, done, info], ...], "last": the observation after them, "success"}. All of its
     actions will be imitated."""
-    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
+    module, rng = load_env(name), random.Random(f"{seed} {task_id}")
+    env = module.Env()
     observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
     while not done and len(turns) < module.HORIZON:
         thought, action = env.expert()
@@ -84,21 +87,15 @@ def record(module, task_id, skill, seed):
     return {"task_id": task_id, "turns": turns, "last": observation, "success": info["success"]}
 
 
-def _record(arguments):
-    name, *rest = arguments
-    return record(load_env(name), *rest)
-
-
 def demonstrations(name, task_ids, skill, seed, processes=None):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    jobs = [(name, task_id, skill, seed) for task_id in task_ids]
-    began = time.perf_counter()
-    first = [_record(job) for job in jobs[:8]]
-    if (time.perf_counter() - began) / 8 * len(jobs) < PATIENCE:
-        return first + [_record(job) for job in progress(jobs[8:], "demonstrations")]
+    play, began, others = partial(record, name, skill, seed), time.perf_counter(), task_ids[8:]
+    first = [play(task_id) for task_id in task_ids[:8]]
+    if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
+        return first + [play(task_id) for task_id in progress(others, "demonstrations")]
     with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
-        return first + list(progress(pool.imap(_record, jobs[8:], chunksize=4), "demonstrations",
-                                     total=len(jobs[8:])))
+        return first + [*progress(pool.imap(play, others, chunksize=4), "demonstrations",
+                                  total=len(others))]
 
 
 def imitated(agent, demonstration):
@@ -123,8 +120,6 @@ def imitated(agent, demonstration):
 def make_tokenizer(texts, vocabulary):
     """A tokenizer of the words of these texts, most frequent first, one token each; any other word
     is spelt in bytes, so that no text is lost."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
@@ -149,7 +144,6 @@ def check_heads(width, heads):
 def make_policy(vocabulary, width, layers, heads, seed):
     """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
     puts Qwen's own way of splitting words in place of the saved one.)"""
-    from transformers import AutoModelForCausalLM, LlamaConfig
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
@@ -177,7 +171,7 @@ def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen, order = order[:batch], order[batch:]
         data = to_batch([trajectories[i] for i in chosen], policy.device)
-        logprobs = action_logprobs(policy, data.token_ids, data.response_mask, data.position_ids)
+        logprobs = policy.action_logprobs(data.token_ids, data.response_mask, data.position_ids)
         loss = -logprobs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

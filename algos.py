@@ -34,8 +34,6 @@ def group_centred(rewards, group_size):
     A group is constant if max - min <= 1e-6 max|r|: rounding is not a difference. In float32 the
     mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007.
     """
-    if group_size < 1 or len(rewards) % group_size:
-        raise ValueError(f"{len(rewards)} rewards do not divide into groups of {group_size}")
     groups = rewards.double().reshape(-1, group_size)
     constant = groups.amax(1) - groups.amin(1) <= 1e-6 * groups.abs().amax(1)
     return torch.where(constant[:, None], 0.0, groups - groups.mean(1, keepdim=True))
@@ -61,11 +59,9 @@ def keep_varied(rewards, group_size):
 def keep_most_uncertain(rewards, group_size, fraction):
     """The `fraction` of the groups with the largest reward std. StarPO-S (arXiv:2504.20073).
 
-    floor(fraction * groups), at least one; ties go to the earlier group. fraction 1 keeps all.
-    With a smaller fraction, no group is kept if all are constant: there is nothing to learn.
+    floor(fraction * groups), at least one; 0 < fraction <= 1, and 1 keeps all. Ties go to the
+    earlier group. Below 1, no group is kept if all are constant: there is nothing to learn.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction}: the share of groups to keep lies in (0, 1]")
     std = group_std(rewards, group_size)
     if fraction < 1 and not std.any():
         return std.nonzero().flatten()
@@ -77,10 +73,9 @@ def keep_top_p(rewards, group_size, p):
     """Fewest groups that hold the share p of sum_g std_g. RAGEN-2, linear rule (arXiv:2604.06268).
 
     The number adapts to the batch: at p = 0.9, eight groups of equal std all stay; one group with
-    nearly all the spread stays alone. Ties go to the earlier group. At p = 1 this is keep_varied.
+    nearly all the spread stays alone. Ties go to the earlier group. 0 < p <= 1, and at 1 this is
+    keep_varied.
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"p={p}: the share of the summed std to keep lies in (0, 1]")
     std, order = group_std(rewards, group_size).double().sort(descending=True, stable=True)
     held_before = std.cumsum(0) - std
     kept = (held_before < (p - 1e-6) * std.sum()) & (std > 0)   # 1e-6: 0.9 of ten equals is nine
@@ -95,8 +90,6 @@ def overlong_penalty(response_lengths, max_length, buffer):
     response_lengths: (B,) action tokens per trajectory; the agent does not write observations, so
     they do not count. Returns (B,): 0 up to L_max - L_buf tokens, then linear down to -1 at L_max.
     """
-    if not 0 < buffer <= max_length:
-        raise ValueError(f"buffer={buffer}: expected 1 to max_length={max_length} tokens")
     return -((response_lengths - (max_length - buffer)) / buffer).clamp(0, 1)
 
 
@@ -261,9 +254,6 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha
 def sum_turns(x, response_mask, turn_ids, turn_count):
     """x summed over the action tokens of each turn: (B, T) -> (B, N)."""
     mask = response_mask.bool()
-    if ((turn_ids < 0) | (turn_ids >= turn_count))[mask].any():
-        found = turn_ids[mask].unique().tolist()
-        raise ValueError(f"turn_ids {found} on action tokens: expected 0..{turn_count - 1}")
     slots = torch.where(mask, turn_ids, turn_count)   # one extra slot collects what is off the mask
     return x.new_zeros(len(x), turn_count + 1).scatter_add(1, slots, x)[:, :-1]
 
@@ -296,8 +286,6 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, d
     loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20 there is no gradient.
     """
     check_aligned(logprobs, old_logprobs, advantages)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip}: c must exceed 1, the ratio of an unmoved policy")
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
@@ -394,8 +382,6 @@ def sequence_sum_weights(response_mask):
 
 def constant_weights(response_mask, length):
     """1 / (S * length), a constant length: the token budget. Dr. GRPO (arXiv:2503.20783)."""
-    if length <= 0:
-        raise ValueError(f"length={length}: expected a positive number of tokens")
     return sequence_sum_weights(response_mask) / length
 
 
@@ -443,7 +429,6 @@ def mutual_information(scores, own):
     averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
     thoughts do not depend on the prompt.
     """
-    check_scores(scores, own)
     matched = scores.double().gather(1, own[:, None])
     marginal = scores.double().logsumexp(1, keepdim=True) - math.log(scores.shape[1])
     return (matched - marginal).mean().item()
@@ -454,14 +439,8 @@ def retrieval_accuracy(scores, own):
 
     Columns that tie share the point: thoughts that ignore the prompt score exactly chance.
     """
-    check_scores(scores, own)
     best = scores == scores.amax(1, keepdim=True)
     return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()
-
-
-def check_scores(scores, own):
-    if scores.dim() != 2 or own.shape != scores.shape[:1] or len(own) == 0:
-        raise ValueError(f"scores {[*scores.shape]}, own {[*own.shape]}: expected (N, P) and (N,)")
 
 
 def collapse_warnings(history, window=5):

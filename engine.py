@@ -41,7 +41,7 @@ ASKED = dict(softcap="soft caps", s_aux="sinks")      # what `attend` refuses, i
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
-FORWARD_METHODS = "forward_logprobs", "forward_values"        # to be hooked by FSDP: see `prepare`
+FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `prepare`
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -58,25 +58,21 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
                             use_safetensors=True)
     prepare(model.to(device), attention, compute_dtype)
     if not os.path.isdir(path) or os.path.exists(os.path.join(path, "tokenizer_config.json")):
-        never_sample(model, ids_without_text(path, len(model.get_input_embeddings().weight)))
+        never_sample_padding(model, path)
     return model
 
 
-def ids_without_text(path, rows):
-    """Which of `rows` ids the tokenizer at `path` lacks: many vocabularies are padded.
-    ValueError: a tokenizer with ids beyond them."""
+def never_sample_padding(model, path):
+    """Ids that the tokenizer at `path` lacks, as many vocabularies are padded, get the probability
+    0, in the sampler as in the trainer. ValueError: a tokenizer with ids beyond the embeddings."""
+    rows = len(model.get_input_embeddings().weight)
     known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
     if max(known) >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
                          f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
                          "embeddings")
-    return sorted({*range(rows)} - known)
-
-
-def never_sample(model, ids):
-    """From here on these ids have the probability 0, in the sampler as in the trainer."""
-    hidden = torch.tensor(ids, device=model.device)
-    if ids:
+    hidden = torch.tensor(sorted({*range(rows)} - known), device=model.device)
+    if len(hidden):
         model.get_output_embeddings().register_forward_hook(
             lambda head, inputs, logits: logits.index_fill_(-1, hidden, NEVER))
 
@@ -131,8 +127,8 @@ def check_config(config):
 
 
 def prepare(model, attention="auto", dtype=None):
-    """Give `model` our attention and the method `forward_logprobs`; returns the model. dtype: of
-    its computations and pages, where that is not the dtype of its weights.
+    """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
+    computations and pages, where that is not the dtype of its weights.
 
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only.
@@ -141,22 +137,21 @@ def prepare(model, attention="auto", dtype=None):
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
-    model.forward_logprobs = types.MethodType(forward_logprobs, model)
+    model.action_logprobs = types.MethodType(action_logprobs, model)
     return model
 
 
 def add_value_head(model):
-    """Give the model a critic's head: V(text so far), a scalar, at first 0 everywhere."""
+    """Give the model a critic's head, V(text so far), a scalar, at first 0 everywhere, and the
+    method `action_values`."""
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
     torch.nn.init.zeros_(model.value_head.weight)
     torch.nn.init.zeros_(model.value_head.bias)
-    model.forward_values = types.MethodType(forward_values, model)
+    model.action_values = types.MethodType(action_values, model)
 
 
 def choose_kernel(attention, device, dtype):
     """-> (kernel, why). flash-attn needs CUDA and 16 bit; everywhere else torch's own attention."""
-    if attention not in ("auto", "flash2", "flash4", "torch"):
-        raise ValueError(f"attention={attention!r}; known: auto, flash2, flash4, torch")
     if attention == "torch" or device.type != "cuda" or dtype == torch.float32:
         if attention.startswith("flash"):
             raise ValueError(f"attention={attention}: needs a CUDA device and bfloat16 or float16, "
@@ -185,7 +180,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     ValueError: an argument that asks for another attention."""
     if layout is None:
         raise ValueError(f"{type(module).__name__} got no layout: an attention class of its own, "
-                         "or a model called directly, not by token_logprobs or collect")
+                         "or a model called directly, not by action_logprobs or collect")
     more |= {"a mask": attention_mask, "both directions": not getattr(module, "is_causal", True)}
     for name, x in more.items():
         if x is not None and x is not False and name not in IGNORED:
@@ -229,15 +224,13 @@ class Packed:
         self.slots, self.views = memory and memory.slots(table, row, position), {}
         # torch's attention wants padding, so sequences of similar length share a padded bucket
         self.buckets, order = [], np.argsort(-lengths, kind="stable")
+        first = lengths.cumsum() - lengths                 # token of each sequence
         while len(order):
             rows = order[lengths[order] >= 0.7 * lengths[order[0]]]
             order = order[len(rows):]
-            place = np.full(len(lengths), -1)              # row in this bucket
-            place[rows] = np.arange(len(rows))
-            tokens = np.flatnonzero(place[row] >= 0)
+            row, column = places(lengths[rows])            # of the bucket's tokens
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
-                torch.from_numpy(x).to(device)
-                for x in (tokens, place[row[tokens]], position[tokens]))))
+                torch.from_numpy(x).to(device) for x in (first[rows][row] + column, row, column))))
 
     def view(self, window, groups):
         """([a mask for each bucket, True: seen; None where a token sees all before it],)."""
@@ -605,7 +598,6 @@ class Engine:
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        assert self.free_rows, f"all {self.rows} rows are taken"
         for source, target in self.pages.fork(parent.row, self.free_rows[0], parent.length):
             for pool in self.memory.pools:
                 pool[:, target] = pool[:, source]
@@ -613,7 +605,6 @@ class Engine:
 
     def release(self, sequence):
         """Give the pages and the row back."""
-        assert sequence.row not in self.free_rows, f"row {sequence.row} is already free"
         self.forget(sequence)
         heapq.heappush(self.free_rows, sequence.row)
 
@@ -672,7 +663,11 @@ class Engine:
 
     @torch.inference_mode()
     def decode(self, token_ids):
-        """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits."""
+        """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
+
+        flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
+        graph holds the weights' addresses, so it lives no longer than this engine: one rollout.
+        """
         for sequence in self._full():
             self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(self.active)
@@ -680,24 +675,18 @@ class Engine:
             sequence.length += 1
         self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
                            decode_read=int(starts.sum()))                # tokens attended to
-        if self.kernel != "torch":
-            return self._decode_by_flash(token_ids.to(self.device), table, starts)
-        layout = Decode(self.memory, table, starts)
-        with on_threads(self.threads):
-            return forward(self.model, token_ids.to(self.device), layout)
-
-    def _decode_by_flash(self, token_ids, table, starts):
-        """By a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A graph
-        holds the weights' addresses, so it lives no longer than this engine: one rollout."""
-        n = len(table)
+        ids, n = token_ids.to(self.device), len(starts)
+        if self.kernel == "torch":
+            with on_threads(self.threads):
+                return forward(self.model, ids, Decode(self.memory, table, starts))
         if self.graphs is not None:
-            token_ids, table, starts = graph_shape(token_ids, table, starts, self.spare)
+            ids, table, starts = graph_shape(ids, table, starts, self.spare)
         layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
         if self.graphs is None:
-            return forward(self.model, token_ids, layout)
+            return forward(self.model, ids, layout)
         if table.shape not in self.graphs:
-            self.graphs[table.shape] = DecodeGraph(self.model, token_ids, layout)
-        return self.graphs[table.shape].replay(token_ids, layout)[:n]
+            self.graphs[table.shape] = DecodeGraph(self.model, ids, layout)
+        return self.graphs[table.shape].replay(ids, layout)[:n]
 
 
 def forward(model, token_ids, layout, **more):
@@ -796,57 +785,26 @@ def machine_rates(device, dtype):
     return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
-# ---- the training forward -----------------------------------------------------------------------
+# ---- the training forward: methods of the model, see `prepare` ----------------------------------
 
 def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
     """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
-    entropy=True also (A,) H(pi) at each. The shift by one lives here and nowhere else.
+    entropy=True (2, A), then H(pi) at each. The shift by one lives in `hidden_before` alone.
 
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
     token in its context; a 0 begins a new one, so that a row may hold several contexts one after
     the other. All are packed into one row without padding, and the head sees only the places before
     sampled tokens.
     """
-    return model.forward_logprobs(token_ids, response_mask, position_ids, temperature, entropy)
+    hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
+    return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
+                      for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)
 
 
 def action_values(model, token_ids, response_mask, position_ids):
     """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
-    return model.forward_values(token_ids, response_mask, position_ids)
-
-
-def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
-    """`action_logprobs` as (B, T), aligned with token_ids, else 0; a pair with entropy=True."""
-    found = action_logprobs(model, token_ids, response_mask, position_ids, temperature, entropy)
-    return tuple(aligned(x, token_ids, response_mask) for x in found) if entropy \
-        else aligned(found, token_ids, response_mask)
-
-
-def token_values(model, token_ids, response_mask, position_ids):
-    """`action_values` as (B, T), aligned with token_ids, 0 where no token was sampled."""
-    return aligned(action_values(model, token_ids, response_mask, position_ids), token_ids,
-                   response_mask)
-
-
-def aligned(x, token_ids, response_mask):
-    """x (A,) of the sampled tokens -> (B, T), 0 elsewhere."""
-    sampled = (token_ids >= 0) & response_mask.bool()
-    return torch.zeros(token_ids.shape, device=x.device).masked_scatter(sampled, x)
-
-
-# The next two become methods of the model: see `prepare`.
-
-def forward_logprobs(self, token_ids, response_mask, position_ids, temperature, entropy):
-    hidden, targets = hidden_before(self, token_ids, response_mask, position_ids)
-    parts = [checkpoint(_head, self, h, t, temperature, entropy, use_reentrant=False)
-             for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))]
-    logprobs, entropies = zip(*parts)
-    return (torch.cat(logprobs), torch.cat(entropies)) if entropy else torch.cat(logprobs)
-
-
-def forward_values(self, token_ids, response_mask, position_ids):
-    hidden, _ = hidden_before(self, token_ids, response_mask, position_ids)
-    return self.value_head(hidden)[:, 0].float().clone()     # FSDP warns of a view
+    hidden, _ = hidden_before(model, token_ids, response_mask, position_ids)
+    return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
 
 
 def hidden_before(model, token_ids, response_mask, position_ids):
@@ -862,11 +820,11 @@ def hidden_before(model, token_ids, response_mask, position_ids):
 
 
 def _head(model, hidden, targets, temperature, entropy):
-    """(A, width) hidden states -> log-probability of each target and, if asked, the entropy. Run
+    """(A, width) hidden states -> (A,) log-probability of each target or, with entropy, (2, A). Run
     under `checkpoint`: a chunk's (A, V) logits are computed again in the backward pass, not kept.
     The model's own forward makes them, without its layers: many scale or cap lm_head's logits."""
     headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
     logprobs = torch.log_softmax(type(model).forward(headed).logits[0].float() / temperature, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    return chosen, -(logprobs.exp() * logprobs).sum(-1) if entropy else None
+    return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)]) if entropy else chosen

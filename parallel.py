@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from client import EnvError, ServersGone
-from engine import FORWARD_METHODS, add_value_head, load_policy, token_logprobs
+from engine import FORWARD_METHODS, add_value_head, load_policy
 from rollout import Stats, collect
 
 
@@ -186,21 +186,22 @@ def micro_batches(batch, max_tokens):
 
 
 @torch.no_grad()
-def on_all_rows(function, batch, max_tokens):
-    """function(micro-batch) -> (b, t), computed by the ranks together -> (B, T) on all of them."""
+def on_all_rows(method, batch, max_tokens, *more):
+    """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
+    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
     out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
     for rows, real in micro_batches(batch, max_tokens):
-        part = function(batch.rows(rows))
+        part = batch.rows(rows)
+        x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
         if real:
-            out[rows, :part.shape[1]] = part
+            row, column = part.response_mask.nonzero(as_tuple=True)
+            out[rows[row], column] = x
     return summed(out)
 
 
 def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
-    return on_all_rows(lambda part: token_logprobs(
-        model, part.token_ids, part.response_mask, part.position_ids, run.cfg.temperature),
-        batch, run.cfg.micro_tokens)
+    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class Chat:
         self.special_in_reply = one_of(mark for mark in marks if mark not in OF_REPLIES)
         if history == "keep":
             self._check_that_tokens_can_be_appended(prompt, tail)
-        self.read_calls = reader_of_calls(self, tools) if tools else no_calls
+        self.read_calls = reader_of_calls(self, prompt, tools) if tools else lambda text: (text, [])
 
     def refuse(self, why):
         raise ValueError(f"{self.name}: its chat template {why}")
@@ -265,14 +265,14 @@ def split_thoughts(text):
     return thoughts, words.lstrip("\n") if closed else words
 
 
-def reader_of_calls(chat, tools):
-    """The one of the readers below that reads the calls which a template writes. ValueError."""
+def reader_of_calls(chat, prompt, tools):
+    """The one of the readers below that reads the calls which a template writes; prompt: its text
+    of ASKED. ValueError: none does."""
     call = assistant("", ("f", {"x": "V1V"}))
     try:
-        prompt = chat.prompt(ASKED)
         written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
     except (TemplateError, TypeError):
-        prompt = written = ""
+        written = ""
     if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
         chat.refuse("has no tools; use another --format")
     reply = written.removeprefix(prompt.partition(ASK)[2]).partition(chat.stop)[0]
@@ -285,10 +285,6 @@ def reader_of_calls(chat, tools):
 
 # Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
 # None stands for a call that cannot be read.
-
-def no_calls(text):
-    return text, []
-
 
 def read_hermes_calls(text):
     """<tool_call>{"name": "get", "arguments": {"items": "2 wax"}}</tool_call>: Qwen2.5, Qwen3."""

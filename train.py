@@ -23,7 +23,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -36,7 +36,7 @@ import parallel
 from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
 from client import EnvClient, EnvError, connected
 from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
-from engine import action_logprobs, action_values, check_model, token_values
+from engine import check_model
 from env_server import load_env, open_env
 from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                   Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
@@ -172,46 +172,36 @@ def credit(run, batch):
     batch.rewards = batch.token_rewards.sum(1)
     if cfg.critic != "none":
         critic = run.critic or run.policy
-        batch.values = parallel.on_all_rows(lambda part: token_values(
-            critic, part.token_ids, part.response_mask, part.position_ids), batch, cfg.micro_tokens)
-    if cfg.advantage == "gae":
-        advantages, batch.returns = advantages_of_a_critic(batch, cfg)
-    else:
-        advantages = advantages_without_a_critic(batch, cfg)
-    batch.advantages = advantages.expand(mask.shape)
+        batch.values = parallel.on_all_rows(critic.action_values, batch, cfg.micro_tokens)
+    batch.advantages = ADVANTAGES[cfg.advantage](batch, cfg).expand(mask.shape)
 
 
-def advantages_of_a_critic(b, cfg):
-    """PPO's -> (advantages, returns), each (B, T)."""
+def critic_advantages(b, cfg):
+    """PPO's, whitened: (B, T). Fills in b.returns, the critic's target, as well."""
     if cfg.turn_level:      # rewards stay at the ends of their turns
-        advantages, returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask, b.turn_ids,
-                                             cfg.gamma, cfg.lam, cfg.turn_gamma)
+        advantages, b.returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask,
+                                               b.turn_ids, cfg.gamma, cfg.lam, cfg.turn_gamma)
     else:                   # the episode's return on its last action token
         at_end = b.rewards[:, None] * last_action(b.response_mask)
-        advantages, returns = algos.gae(at_end, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    return algos.masked_whiten(advantages, b.response_mask), returns
+        advantages, b.returns = algos.gae(at_end, b.values, b.response_mask, cfg.gamma, cfg.lam)
+    return algos.masked_whiten(advantages, b.response_mask)
 
 
-def advantages_without_a_critic(b, cfg):
-    """-> (B, T), or (B, 1) where all tokens of an episode share one advantage."""
-    match cfg.advantage:
-        case "grpo":
-            return algos.grpo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "dr_grpo":
-            return algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "rloo":
-            return algos.rloo_advantages(b.rewards, cfg.group_size)[:, None]
-        case "reinforce_pp":
-            return algos.reinforce_pp_advantages(b.token_rewards, b.response_mask, cfg.gamma)
-        case "reinforce_pp_baseline":
-            return algos.reinforce_pp_baseline_advantages(
-                b.rewards, cfg.group_size, b.response_mask)
-        case "gigpo":
-            return algos.gigpo_advantages(b.token_rewards, b.response_mask, b.turn_ids,
-                                          b.observation_hashes, cfg.group_size, cfg.turn_gamma)
-        case "mt_grpo":
-            return algos.mt_grpo_advantages(
-                b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size)
+ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episode share one
+    "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
+    "gae": critic_advantages,
+    "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
+        b.token_rewards, b.response_mask, cfg.gamma),
+    "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
+        b.rewards, cfg.group_size, b.response_mask),
+    "gigpo": lambda b, cfg: algos.gigpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids,
+        b.observation_hashes, cfg.group_size, cfg.turn_gamma),
+    "mt_grpo": lambda b, cfg: algos.mt_grpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size),
+}
 
 
 def last_action(mask):
@@ -301,7 +291,7 @@ def part_loss(run, part):
     """
     cfg, mask = run.cfg, part.response_mask
     where = part.token_ids, mask, part.position_ids
-    logprobs, entropy = action_logprobs(run.policy, *where, cfg.temperature, entropy=True)
+    logprobs, entropy = run.policy.action_logprobs(*where, cfg.temperature, entropy=True)
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl_in == "loss":
@@ -312,7 +302,7 @@ def part_loss(run, part):
         total = total * 0
     value_loss = total.new_zeros(())
     if cfg.critic != "none":
-        values = action_values(run.critic or run.policy, *where)
+        values = (run.critic or run.policy).action_values(*where)
         losses = algos.clipped_value_loss(values, part.values[mask], part.returns[mask],
                                           cfg.value_clip)
         value_loss = (losses * part.value_weights[mask]).sum()
@@ -350,8 +340,9 @@ def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
 SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
 IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
               "sequence_mask": algos.sequence_masked_importance_weights}
-Surrogate = Annotated[str, "token, sequence, or what you added to SURROGATES",
-                      lambda x: x in SURROGATES]
+Advantage, Surrogate = (
+    Annotated[str, f"{', '.join(table)}, or what you added", table.__contains__]
+    for table in (ADVANTAGES, SURROGATES))
 Name = Annotated[str, "a folder's name without /", lambda x: re.fullmatch(r"(?!\.+$)[^/]*", x)]
 
 
@@ -361,13 +352,13 @@ def optimizer_step(run, loss):
     A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
     FloatingPointError.
     """
-    norm = clip_gradient(run.policy, run.cfg.max_grad_norm)
-    norms, optimizers = [norm, loss], [run.optimizer]
+    trained = [(run.policy, run.optimizer)]
     if run.critic:
-        norms.append(clip_gradient(run.critic, run.cfg.max_grad_norm))
-        optimizers.append(run.critic_optimizer)
-    finite = all(bool(x.isfinite()) for x in norms)
-    for optimizer in optimizers:
+        trained.append((run.critic, run.critic_optimizer))
+    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model, _ in trained]
+    norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
+    finite = all(x.isfinite() for x in [loss, *norms])
+    for _, optimizer in trained:
         if finite:
             optimizer.step()
         optimizer.zero_grad()
@@ -376,13 +367,7 @@ def optimizer_step(run, loss):
         raise FloatingPointError(
             f"step {run.step}: five updates in a row were not finite and have been skipped; lower "
             "--lr, or go back to a checkpoint: the last good one is in the run's folder")
-    return norm.item() if finite else math.nan
-
-
-def clip_gradient(model, limit):
-    """The norm that the gradient had before."""
-    norm = clip_grad_norm_(model.parameters(), limit)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm     # a sharded model's
+    return norms[0].item() if finite else math.nan
 
 
 def sampled_entropy(trajectories):
@@ -457,12 +442,9 @@ def cloned(cfg):
     """The folder of this run's tiny policy; the expert is cloned if that was not done yet."""
     out = os.path.join(cfg.folder, "clone")
     if parallel.rank() == 0 and not cloned_settings(out):
-        settings = Clone(
-            env=cfg.env, recipes=cfg.recipes, families=cfg.families,
-            episodes=cfg.clone_episodes, skill=cfg.clone_skill,
-            steps=cfg.clone_steps, lr=cfg.clone_lr, width=cfg.clone_width, layers=cfg.clone_layers,
-            heads=cfg.clone_heads, format=cfg.format, context=cfg.context, seed=cfg.seed,
-            max_turn_tokens=cfg.max_turn_tokens, max_context=cfg.max_context)
+        given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
+                             if name.startswith("clone_")}        # clone_steps, not RL's steps
+        settings = Clone(**{f.name: given[f.name] for f in fields(Clone) if f.name in given})
         seconds = seconds_per_step(settings, cfg.max_context // 4)
         minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
             cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
@@ -544,8 +526,7 @@ class Config:
     temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
 
     # the learning rule: set by --algo, each also by its own flag
-    advantage: Literal["grpo", "dr_grpo", "rloo", "gae", "reinforce_pp",  # how it is estimated
-                       "reinforce_pp_baseline", "gigpo", "mt_grpo"] = "grpo"
+    advantage: Advantage = "grpo"             # how it is estimated
     surrogate: Surrogate = "token"            # token, or sequence (GSPO)
     weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep

@@ -43,6 +43,22 @@ def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
     return prepare(copy.deepcopy(stock)), stock
 
 
+def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):
+    """The trainer's log-probabilities, aligned with token_ids: (B, T), 0 where none was sampled."""
+    found = model.action_logprobs(token_ids, response_mask, position_ids, temperature)
+    return in_place(found, response_mask)
+
+
+def token_values(model, token_ids, response_mask, position_ids):
+    """The critic's values likewise."""
+    return in_place(model.action_values(token_ids, response_mask, position_ids), response_mask)
+
+
+def in_place(x, mask):
+    """x (A,) where the mask is not 0: (B, T), else 0."""
+    return torch.zeros(mask.shape, device=x.device).masked_scatter(mask.bool(), x)
+
+
 # ---- tokenizers ---------------------------------------------------------------------------------
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}

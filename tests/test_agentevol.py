@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agentevol
 from agentevol import (Clone, check_heads, clone, continue_cloning, demonstrations, imitate,
                        imitated, lesson, make_policy, make_tokenizer, record, trajectories_of)
-from engine import load_policy, token_logprobs
+from engine import load_policy
 from envs import bandit, maze, textcraft, textcraft_small
+from fakes import token_logprobs
 from rollout import FORMATS, Agent, to_batch
 
 SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
@@ -44,11 +45,11 @@ def folder(tmp_path_factory):
 # ---- demonstrations ----
 
 def test_record_is_a_function_of_task_and_seed():
-    first = [record(textcraft_small, task, 0.5, seed=3) for task in range(6)]
+    first = [record("textcraft_small", 0.5, 3, task) for task in range(6)]
     random.seed(99)                                     # the global generator has no say
-    again = [record(textcraft_small, task, 0.5, seed=3) for task in reversed(range(6))]
+    again = [record("textcraft_small", 0.5, 3, task) for task in reversed(range(6))]
     assert first == again[::-1]
-    assert first != [record(textcraft_small, task, 0.5, seed=4) for task in range(6)]
+    assert first != [record("textcraft_small", 0.5, 4, task) for task in range(6)]
 
 
 def test_record_draws_each_tasks_actions_from_a_stream_of_its_own(monkeypatch):
@@ -56,12 +57,12 @@ def test_record_draws_each_tasks_actions_from_a_stream_of_its_own(monkeypatch):
     monkeypatch.setattr(maze.Env, "random_action",
                         lambda env, rng: drawn.append(rng.random()) or "stay")
     for task_id in (18, 19):
-        record(maze, task_id, 0.0, seed=0)
+        record("maze", 0.0, 0, task_id)
     assert len(drawn) == 2 * maze.HORIZON == len(set(drawn))
 
 
 def test_record_is_what_the_environment_answered():
-    demo = record(maze, 18, 0.5, seed=0)
+    demo = record("maze", 0.5, 0, 18)
     env = maze.Env()
     seen = env.reset(18)
     for turn in demo["turns"]:
@@ -73,19 +74,19 @@ def test_record_is_what_the_environment_answered():
 
 
 def test_record_of_full_skill_is_the_expert_and_of_none_never_is():
-    demo = record(maze, 18, 1.0, seed=0)
+    demo = record("maze", 1.0, 0, 18)
     env = maze.Env()
     env.reset(18)
     for _, thought, action, *_ in demo["turns"]:
         assert (thought, action) == env.expert()
         env.step(action)
     assert demo["success"]
-    assert {turn[1] for turn in record(maze, 18, 0.0, seed=0)["turns"]} == {"I try something."}
+    assert {turn[1] for turn in record("maze", 0.0, 0, 18)["turns"]} == {"I try something."}
 
 
 def test_skill_is_the_share_of_the_experts_actions():
     thoughts = [turn[1] for task in range(60, 100)
-                for turn in record(textcraft_small, task, 0.65, seed=0)["turns"]]
+                for turn in record("textcraft_small", 0.65, 0, task)["turns"]]
     share = sum(thought != "I try something." for thought in thoughts) / len(thoughts)
     # about 240 turns: a standard error of sqrt(.65 * .35 / 240) = 0.03
     assert len(thoughts) > 200 and share == pytest.approx(0.65, abs=0.1)

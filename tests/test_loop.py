@@ -450,6 +450,13 @@ def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
                for name, other in mine.items() if name != advantage)
 
 
+def test_credit_takes_an_advantage_of_the_users_own(url, model, monkeypatch):
+    monkeypatch.setitem(train.ADVANTAGES, "twice", lambda b, cfg: 2 * b.rewards[:, None])
+    cfg = train.checked(train.Config, vars(config(model, filter="none", advantage="twice")))
+    batch = batch_of(started(url, cfg))
+    assert torch.equal(batch.advantages, (2 * batch.rewards)[:, None].expand(batch.weights.shape))
+
+
 @pytest.mark.parametrize("weights, first, last", [      # rows of two tokens and of one
     ("token", 1 / 3, 1 / 3), ("sequence", 1 / 4, 1 / 2), ("sequence_sum", 1 / 2, 1 / 2),
     ("constant", 1 / 24, 1 / 24)])                      # 12 tokens at most

@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 import rollout
 from client import EnvError, ServerAway
-from engine import Engine, token_logprobs
+from engine import Engine
 from envs import textcraft_small
-from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, twins
+from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, token_logprobs,
+                   twins)
 from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Sampler, Scheduler, Slot, Slots,
                      Stats, Trajectory, Turn, collect, last, make_engine, play, text_hash, to_batch)
 

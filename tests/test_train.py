@@ -918,7 +918,7 @@ MISTAKES = [
     ("--name ..", "name='..': expected a folder's name"),
     ("--seed 9223372036854775808", "seed=9223372036854775808: expected from 0 to 2..63 - 1"),
     ("--env __init__", "unknown environment '__init__'; there are: alfworld"),
-    ("--advantage best", "advantage='best'; known: grpo"),
+    ("--advantage best", "advantage='best': expected grpo, dr_grpo"),
     ("--advantage gae", "advantage=gae, critic=none, .* gae needs a critic"),
     ("--critic own", "advantage=grpo, critic=own, .* which nothing else uses"),
     ("--turn-level", "advantage=grpo, .* turn_level=True: .* turn_level is a form of gae"),

@@ -10,7 +10,7 @@ decode     Engine.decode, tok/s; share of the bandwidth limit: (weights + keys a
            the measured copy bandwidth is the least time a step can take
 prefill    Engine.prefill of 8k tokens; share of the measured bfloat16 matmul rate, counting
            2 FLOP a weight and token, causal attention, and the head for last tokens only
-update     token_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
+update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
 attention  one layer's decode attention alone: flash-attn's varlen function over pages (what the
            engine calls), its flash_attn_with_kvcache, flash-attn 4, torch's walk over pages
 
@@ -24,8 +24,7 @@ import math
 import sys
 import time
 
-from engine import (Decode, Engine, Flash, kv_shape, machine_rates, prepare,     # before torch
-                    token_logprobs)
+from engine import Decode, Engine, Flash, kv_shape, machine_rates, prepare     # before torch
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -144,7 +143,7 @@ def bench_update(name, model, limits, B, context):
     mask = positions % 32 >= 16
 
     def update():
-        token_logprobs(model, ids, mask, positions).sum().backward()
+        model.action_logprobs(ids, mask, positions).sum().backward()
         model.zero_grad()
     return compute_row("update", name, model, limits, B, context, seconds_of(update, 5),
                        3 * forward_flop(model, B * context, context, B * context // 2))

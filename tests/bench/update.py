@@ -31,7 +31,6 @@ import torch
 
 import parallel
 import train
-from engine import token_logprobs
 from rollout import Trajectory, to_batch
 from tests.bench.engine import SHAPES, linear_seconds, make_models, medians, race, ratio
 from tests.bench.rollout import GROUP, make_agent, plain
@@ -55,7 +54,7 @@ def episodes(count, vocabulary, all_trained, seed=0):
 
 def packed(model, batch):
     """Ours: log-probabilities of the trained tokens, and a gradient through them."""
-    logprobs = token_logprobs(model, batch.token_ids, batch.response_mask, batch.position_ids)
+    logprobs = model.action_logprobs(batch.token_ids, batch.response_mask, batch.position_ids)
     (-logprobs.sum() / batch.response_mask.sum()).backward()
     return logprobs
 
@@ -66,9 +65,9 @@ def padded(model, batch):
     ids = batch.token_ids.clamp(min=0)
     logits = model(ids, attention_mask=mask.long(), use_cache=False).logits[:, :-1]
     logprobs = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[..., 0]
-    logprobs = torch.where(batch.response_mask[:, 1:], logprobs, 0)
+    logprobs = logprobs[batch.response_mask[:, 1:]]
     (-logprobs.sum() / batch.response_mask.sum()).backward()
-    return torch.nn.functional.pad(logprobs, (1, 0))
+    return logprobs
 
 
 def bench_update(shape, args, all_trained):
