@@ -29,12 +29,8 @@ from curriculum import choose_tasks
 from engine import load_policy, prepare
 from env_server import load_env, open_env
 from eval import Count, Positive, Seed, Share, checked, parse_flags
-from rollout import (FORMATS, Agent, ContextMode, Episode, FormatName, Trajectory, progress,
-                     to_batch)
-
-TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>\
-{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-# The rules are left out of a tiny policy's context: it learns them from what it imitates.
+from rollout import (FORMATS, TINY_TEMPLATE, Agent, ContextMode, Episode, FormatName, Trajectory,
+                     progress, to_batch)
 
 Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
     map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
@@ -131,7 +127,7 @@ def make_tokenizer(texts, vocabulary):
     tokenizer.add_special_tokens(special)
     tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
-                                   clean_up_tokenization_spaces=False, chat_template=TEMPLATE)
+                                   clean_up_tokenization_spaces=False, chat_template=TINY_TEMPLATE)
 
 
 def check_heads(width, heads):
@@ -188,7 +184,7 @@ def lesson(cfg, say=parallel.say):
     world = open_env(cfg.env, cfg.recipes)
     tasks = choose_tasks(world, "train", 0, cfg.families)[:cfg.episodes]
     agent = Agent(None, world.PROMPT, cfg.format, world=world)
-    rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TEMPLATE
+    rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TINY_TEMPLATE
     began = time.perf_counter()
     demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
     say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "

@@ -17,6 +17,7 @@ D head size, S page size in tokens, P pages, V vocabulary.
 """
 import contextlib
 import heapq
+import math
 import os
 import timeit
 import types
@@ -54,10 +55,13 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`.
     """
     check_model(path)
-    model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
-                            use_safetensors=True)
+    model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
+                                  use_safetensors=True, output_loading_info=True)
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
     prepare(model.to(device), attention, compute_dtype)
-    if not os.path.isdir(path) or os.path.exists(os.path.join(path, "tokenizer_config.json")):
+    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
         never_sample_padding(model, path)
     return model
 
@@ -71,10 +75,23 @@ def never_sample_padding(model, path):
         raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
                          f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
                          "embeddings")
-    hidden = torch.tensor(sorted({*range(rows)} - known), device=model.device)
-    if len(hidden):
-        model.get_output_embeddings().register_forward_hook(
-            lambda head, inputs, logits: logits.index_fill_(-1, hidden, NEVER))
+    model.padding = torch.tensor(sorted({*range(rows)} - known), device=model.device)
+
+
+def without_padding(model, logits):
+    """Logits (..., V), with the probability 0 for ids that stand for no text."""
+    padding = getattr(model, "padding", ())
+    return logits.index_fill(-1, padding, NEVER) if len(padding) else logits
+
+
+def longest_text(config):
+    """The most tokens of a text for which a model was made. Beyond its first range longrope's
+    positions depend on the longest text that is computed at the same time."""
+    original = getattr(config, "original_max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and original:
+        return original
+    return getattr(config, "max_position_embeddings", None) or math.inf
 
 
 def from_pretrained(auto, path, **more):
@@ -110,6 +127,8 @@ def check_config(config):
     try:
         if others := kinds - {"full_attention", "sliding_attention"}:
             raise ValueError(f"layers of {', '.join(sorted(others))}")
+        if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+            raise ValueError("rotary positions that depend on the length of the text")
         if hasattr(config, "text_config"):
             raise ValueError("a multimodal model, whose text model lies deeper than model.model")
         with torch.device("meta"), torch.no_grad():
@@ -691,8 +710,9 @@ class Engine:
 
 def forward(model, token_ids, layout, **more):
     """token_ids (T,) packed as `layout` says -> logits (T, V)."""
-    return model(token_ids[None], position_ids=layout.position[None], use_cache=False,
-                 layout=layout, **more).logits[0]
+    logits = model(token_ids[None], position_ids=layout.position[None], use_cache=False,
+                   layout=layout, **more).logits[0]
+    return without_padding(model, logits)
 
 
 def prefill_parts(cached, lengths, most):
@@ -825,6 +845,7 @@ def _head(model, hidden, targets, temperature, entropy):
     The model's own forward makes them, without its layers: many scale or cap lm_head's logits."""
     headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
-    logprobs = torch.log_softmax(type(model).forward(headed).logits[0].float() / temperature, -1)
+    logits = without_padding(model, type(model).forward(headed).logits[0].float())
+    logprobs = torch.log_softmax(logits / temperature, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)]) if entropy else chosen

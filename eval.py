@@ -31,11 +31,11 @@ from transformers import AutoTokenizer
 
 from client import MAX_ANSWER, EnvError, brief, connected
 from curriculum import choose_tasks
-from engine import from_pretrained, load_policy
+from engine import from_pretrained, load_policy, longest_text
 from env_server import load_env, open_env
 from envs._agentgym import manner_of
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import cloned_settings, write_json
+from parallel import say, spoken_settings, write_json
 from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, assistant,
                      collect, progress, read_call)
 
@@ -113,7 +113,10 @@ def agent_for(policy, path, prompt, cfg):
     ValueError."""
     tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
     ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
-    return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=cfg.max_context,
+    most = longest_text(policy.config) if policy else math.inf
+    if cfg.max_context > most:
+        say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
+    return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=min(cfg.max_context, most),
                  max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,
                  history=cfg.history, thinking=cfg.thinking, world=load_env(cfg.env),
                  stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
@@ -316,10 +319,9 @@ CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
 
 
 def model_defaults(model):
-    """How a model speaks unless flags say otherwise: as it was cloned, or as suits a pretrained
-    chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
-    settings = cloned_settings(model) or CHAT_MODEL
-    return {k: v for k, v in settings.items() if k in (*CHAT_MODEL, "context")}
+    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
+    pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
+    return spoken_settings(model) or CHAT_MODEL
 
 
 def parse_flags(kind, argv=None, description="", preset=None):

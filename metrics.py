@@ -219,8 +219,9 @@ def log_line(m):
             f"turns {m['turns']:4.1f} | valid {valid:>4} | entropy {m['entropy']:.2f} | "
             f"kl {m['kl']:.4f} | mismatch {m['mismatch']:.0e} | clipped {m['clipped']:3.0%} | "
             f"grad {m['grad_norm']:5.2f} | {m['tokens_per_second']:6.0f} tok/s | "
-            f"dropped {m['dropped']}" + "".join(f" | {name} {m[name]:.3g}" for name in
-                                                ("skipped", "cut_thoughts", "masked") if m[name]))
+            f"dropped {m['dropped']}" + f" | skipped {m['skipped']}" * (m["skipped"] > 0)
+            + f" | masked {m['masked']:.0%}" * (m["masked"] > 0)
+            + f" | cut in thoughts {m['cut_thoughts']:.0%}" * (m["cut_thoughts"] > 0))
 
 
 def where_time_went(run, m):

@@ -103,12 +103,15 @@ def load(path, device, attention="auto", checkpointing=False, value_head=False):
     are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
     compute = torch.bfloat16 if device.startswith("cuda") else torch.float32
     model = load_policy(path, device, torch.float32, attention, compute)
-    model.eval()                        # no dropout: the sampler's policy is the trainer's
+    model.eval()
     if value_head:
         add_value_head(model)
     if checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
+    for module in model.modules():      # the sampler's policy is the trainer's
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     if dist.is_initialized():
         shard(model, compute)
     return model
@@ -245,6 +248,17 @@ def cloned_settings(model):
     return read_json(path) if os.path.exists(path) else {}
 
 
+# How a policy speaks: what a checkpoint was trained with is eval.py's default for it.
+SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
+
+
+def spoken_settings(model):
+    """{flag: value} with which the folder's policy was trained or cloned; {} of any other."""
+    path = os.path.join(model, "trainer.json")
+    trained = read_json(path).get("speaks", {}) if os.path.exists(path) else {}
+    return trained or {k: v for k, v in cloned_settings(model).items() if k in SPEAKS}
+
+
 def last_checkpoint(folder):
     """The newest whole checkpoint of a run's folder: every file is there, as long as `save` left
     it, safetensors with a whole head. What is broken in newer ones is said. ValueError if none."""
@@ -287,8 +301,9 @@ def full_state(model, optimizer):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
     weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
-    named = dict(model.named_parameters())
-    return ({k: v for k, v in weights.items() if k in named},
+    tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
+        k for k, _ in model.named_parameters()}
+    return ({k: v for k, v in weights.items() if k not in tied},      # buffers stay
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
@@ -311,7 +326,8 @@ def save(run):
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
                    for name, x in named.items()}, os.path.join(aside, "trainer.safetensors"))
-        memory = dict(step=run.step, skipped_in_a_row=run.skipped_in_a_row,
+        speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
+        memory = dict(step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
                       seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
                       sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
         write_json(os.path.join(aside, "trainer.json"), memory)

@@ -26,7 +26,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from tqdm import tqdm
 
 from client import EnvError, ServerAway
@@ -94,15 +93,19 @@ class Trajectory:
 
     def text(self, tokenizer):
         """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
+        def shown(start, end):
+            cuts = [start, *(c for c in self.contexts[1:] if start <= c < end), end]
+            return "\n--- a context of its own:\n".join(
+                tokenizer.decode(self.token_ids[a:b]) for a, b in itertools.pairwise(cuts))
         pieces, at = [], 0
         for turn in self.turns:
-            pieces += [tokenizer.decode(self.token_ids[at:turn.start]), "⟦",
+            pieces += [shown(at, turn.start), "⟦",
                        tokenizer.decode(self.token_ids[turn.start:turn.end]),
                        f"⟧ (reward {turn.reward:g}"
                        f"{', not understood' if turn.valid is False else ''})"]
             at = turn.end
         end = "done" if self.done else f"truncated: {self.truncated}"
-        return "".join(pieces) + tokenizer.decode(self.token_ids[at:]) + \
+        return "".join(pieces) + shown(at, len(self.token_ids)) + \
             f"\n[task {self.task_id}: return {self.reward:g}, score {self.score:g}, {end}]"
 
 
@@ -126,7 +129,12 @@ def answer_to(reply, text):
         else said("user", text)
 
 
+# Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
+TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
+<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
 # With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
+FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -150,8 +158,9 @@ class Chat:
         self.source = tokenizer.get_chat_template(tools=tools or None)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
-        # the date: Llama 3.2's template would write today's, and a run would depend on its day
-        self.options = dict(tools=tools or None, date_string="26 Jul 2024")
+        self.options = dict(tools=tools or None, chat_template=self.source)
+        if "strftime_now" in self.source:       # Llama 3.2's: a run would depend on its day
+            self.options["chat_template"] = FIXED_DATE + self.source
         self._find_shape()
         if thinking:
             self._switch(thinking)
@@ -183,11 +192,11 @@ class Chat:
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
                 refusal = "it leaves out or repeats some of it"
-            except (TemplateError, TypeError) as error:
+            except ValueError as error:
                 text, refusal = "", error
             shown = re.findall("S1S|Q1Q|R1R|Q2Q", text)
             if shown == [RULES, ASK, REPLY, NEXT] or \
-                    shown == [ASK, REPLY, NEXT] and "system" in self.source:   # on purpose: ours
+                    shown == [ASK, REPLY, NEXT] and self.source == TINY_TEMPLATE:
                 return
         self.refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
 
@@ -210,14 +219,17 @@ class Chat:
                          "appended; use --history template, which renders every turn anew")
 
     def prompt(self, messages, options=None):
-        """A conversation as text, up to where the reply begins. TemplateError, TypeError."""
+        """A conversation as text, up to where the reply begins. ValueError: it is refused."""
         if self.rules_in_user and messages[0]["role"] == "system":
             rules, first, *rest = messages
             messages = said("user", f"{rules['content']}\n\n{first['content']}") + rest
         if self.in_parts:
             messages = [m | {"content": [dict(type="text", text=m["content"])]} for m in messages]
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options or self.options)
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options or self.options)
+        except Exception as error:          # of a program that came with the model
+            raise ValueError(f"{self.name}: its chat template fails: {error}") from error
 
     def _behind_a_reply(self, message):
         """What the template writes behind a reply, with the next message, up to the next reply."""
@@ -271,11 +283,12 @@ def reader_of_calls(chat, prompt, tools):
     call = assistant("", ("f", {"x": "V1V"}))
     try:
         written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
-    except (TemplateError, TypeError):
+    except ValueError:
         written = ""
     if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
         chat.refuse("has no tools; use another --format")
-    reply = written.removeprefix(prompt.partition(ASK)[2]).partition(chat.stop)[0]
+    head = prompt.partition(ASK)[2].removesuffix(chat.opened)
+    reply = written.removeprefix(head).partition(chat.stop)[0]
     for read in (read_hermes_calls, read_llama_calls):
         if read(reply)[1] == [("f", {"x": "V1V"})]:
             return read
@@ -294,9 +307,10 @@ def read_hermes_calls(text):
 
 
 def read_llama_calls(text):
-    """{"name": "get", "parameters": {"items": "2 wax"}} and nothing else: Llama 3.1, 3.2."""
-    call = text.strip().removeprefix("<|python_tag|>")
-    return ("", [read_call(call, "parameters")]) if call.startswith("{") else (text, [])
+    """{"name": "get", "parameters": {"items": "2 wax"}}, and nothing behind: Llama 3.1, 3.2."""
+    before, begins, call = text.partition("{")
+    before = before.removesuffix("<|python_tag|>")
+    return (before.strip(), [read_call(begins + call, "parameters")]) if begins else (text, [])
 
 
 def read_call(text, key):
@@ -304,8 +318,9 @@ def read_call(text, key):
     try:
         call = json.loads(text)
         json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
-        plain = {type(x) for x in call[key].values()} <= {str, int, float}
-        return (call["name"], call[key]) if plain and type(call["name"]) is str else None
+        name, arguments = call["name"], call.get(key, {})
+        plain = {type(x) for x in [name, *arguments.values()]} <= {str, int, float}
+        return (name, arguments) if plain and type(name) is str else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -471,7 +486,8 @@ class Agent:
                 NOTE.sub("", words) if self.context == "memory" else words)
         there_are = f"There are: {', '.join(self.tools)}."
         if not message.get("tool_calls"):
-            return "", f"Your reply had no tool call that could be read; make one. {there_are}"
+            return "", "Your reply had no tool call, several, or one that cannot be read; make " \
+                       f"one. {there_are}"
         name, arguments = (message["tool_calls"][0]["function"][x] for x in ("name", "arguments"))
         if type(arguments) is str:
             arguments = json.loads(arguments)                   # as an API sends them
@@ -518,7 +534,8 @@ class Episode:
         chat = self.agent.chat
         self.trajectory.add_action(token_ids, logprobs)
         stopped = token_ids[-1] in chat.stop_ids
-        text = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids)
+        text = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids,
+                                     clean_up_tokenization_spaces=False)       # Llama 3's would
         if token_ids[-1] != chat.stop_id:            # cut, or another stop token: the template
             self.trajectory.add_observation([chat.stop_id])    # still wants its own, not sampled
         self.answer(chat.opened + text, chat.message(text))

@@ -16,10 +16,11 @@ from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizer
                           Qwen3Config)
 
 import train
-from agentevol import TEMPLATE, make_policy, make_tokenizer
+from agentevol import make_policy, make_tokenizer
 from client import EnvClient, Reply
 from engine import prepare
 from env_server import HttpServer
+from rollout import TINY_TEMPLATE
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -30,7 +31,7 @@ def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
     torch.manual_seed(seed)
     config = CONFIGS[kind](
         vocab_size=vocabulary, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=4096,
         tie_word_embeddings=tied, initializer_range=0.06, bos_token_id=None, eos_token_id=None)
     stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa",
                                              dtype=torch.float32).eval()
@@ -71,7 +72,7 @@ HEADED = """<|begin|>{% for m in messages %}<|head|>{{ m.role }}<|/head|>
 
 {% endif %}"""
 TEMPLATES = {       # name -> template, special tokens (its end of a message first), eos_token
-    "tiny": (TEMPLATE, ["<|end|>", "<|user|>", "<|assistant|>"], "<|end|>"),                # ours
+    "tiny": (TINY_TEMPLATE, ["<|end|>", "<|user|>", "<|assistant|>"], "<|end|>"),           # ours
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], "<|endoftext|>"),   # Qwen
     "headed": (HEADED, ["<|eot|>", "<|begin|>", "<|head|>", "<|/head|>"], "<|eot|>"),       # Llama
 }

@@ -78,6 +78,8 @@ REFUSED = {     # as in docs/models.md -> config class, what differs from SIZES,
     "EmbeddingGemma": ("Gemma3TextConfig", dict(use_bidirectional_attention=True, **SOME),
                        "Gemma3Attention asks for both directions"),
     "Gemma 3, Qwen3.5 with images": ("Gemma3Config", {}, "a multimodal model, whose text model"),
+    "dynamic NTK": ("LlamaConfig", dict(rope_parameters=dict(
+        rope_type="dynamic", rope_theta=1e4, factor=2.0)), "positions that depend on the length"),
     "GPT-2": ("GPT2Config", {}, "object has no attribute"),
     "T5": ("T5Config", {}, "Unrecognized configuration class .*AutoModelForCausalLM"),
 }

@@ -5,6 +5,7 @@ cells is checked. A chat server's messages are made from the raw replies by this
 rendered by apply_chat_template; `keep` and `template` must show the policy just that. Tokenizers:
 see families.py. At the end the same conversations are sampled: `collect` against `play`.
 """
+import copy
 import functools
 import json
 import re
@@ -20,7 +21,7 @@ from engine import Engine
 from envs import tools_of
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, twins
-from rollout import CUT, Agent, Episode, collect, play
+from rollout import CUT, Agent, Chat, Episode, collect, play, said
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
@@ -486,7 +487,7 @@ def bad_calls(key):
         "nothing": ("", "no tool call"),
         "broken JSON": (good[:-2], "no tool call"),
         "no name": (json.dumps({key: {"items": "2 wax"}}), "no tool call"),
-        "no arguments": (json.dumps({"name": "get"}), "no tool call"),
+        "no arguments": (json.dumps({"name": "get"}), "There are: get"),
         "a list": ("[1, 2]", "no tool call"),
         "arguments are text": (call(**{key: "2 wax"}), "no tool call"),
         "a name that is no text": (call(name={"a": 1}), "no tool call"),
@@ -673,3 +674,44 @@ def test_collect_equals_play_by_real_templates(name, settings, history):
     if name == "Qwen3" and history == "keep" and "context" not in settings:
         assert any(turn.cut for t in want for turn in t.turns) and "" in said
         assert ("go" in said) == (settings["format"] == "tool")
+
+
+# ---- found by trying it from outside ------------------------------------------------------------
+
+def with_template(template):
+    tokenizer = copy.deepcopy(tokenizer_of("Qwen2.5"))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_tools_are_read_with_thinking_off():
+    """The prompt then holds empty thoughts, which an earlier reply does not show."""
+    tools = [schema for _, schema in tools_of(WORLD).values()]
+    chat = Chat(tokenizer_of("Qwen3"), thinking="off", tools=tools)
+    call = '<tool_call>\n{"name": "get", "arguments": {"items": "2 wax"}}\n</tool_call>'
+    assert chat.message(call)["tool_calls"][0]["function"]["arguments"] == {"items": "2 wax"}
+
+
+def test_a_llama_may_say_something_before_its_call():
+    """The note of --context memory stands there."""
+    chat = Chat(tokenizer_of("Llama 3.1"), tools=[x for _, x in tools_of(WORLD).values()])
+    message = chat.message('Note: 2 wax\n{"name": "get", "parameters": {"items": "2 wax"}}')
+    assert message["content"] == "Note: 2 wax" and len(message["tool_calls"]) == 1
+
+
+def test_rules_are_put_into_the_first_user_message_if_the_template_drops_them():
+    tokenizer = with_template(
+        "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    ids = Chat(tokenizer).opening(said("system", "Be quick.") + said("user", "Go"))
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\nBe quick.\n\nGo<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_fails_later_says_so_in_a_sentence():
+    tokenizer = with_template(
+        "{% for m in messages %}{% if not m.content %}{{ 1 / 0 }}{% endif %}<|im_start|>"
+        "{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
+    with pytest.raises(ValueError, match="its chat template fails: division by zero"):
+        Chat(tokenizer, "template").opening(said("user", ""))

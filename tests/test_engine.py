@@ -1,6 +1,7 @@
 """pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops."""
 import itertools
 import math
+import os
 import random
 from types import SimpleNamespace
 
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig,
+                          PreTrainedTokenizerFast)
 
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
-                    load_policy, machine_rates, on_threads, page_runs, prefill_parts, prepare,
-                    sample, walk_pages)
+                    load_policy, longest_text, machine_rates, on_threads, page_runs, prefill_parts,
+                    prepare, sample, walk_pages)
 from fakes import CONFIGS, token_logprobs, token_values, twins
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
@@ -82,6 +84,41 @@ def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
     assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
     (got.sum() + entropy.sum()).backward()
     assert all(p.grad.isfinite().all() for p in policy.parameters())
+
+
+def test_load_policy_refuses_a_checkpoint_that_lacks_weights(tmp_path):
+    stock = twins("qwen2")[1]
+    weights = stock.state_dict()
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    stock.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ValueError, match="no weights for model.layers.1.self_attn.q_proj.weight"):
+        load_policy(tmp_path)
+
+
+def test_padding_is_hidden_behind_a_soft_cap_and_whatever_the_tokenizers_files(tmp_path):
+    """Gemma's final cap would make -4 of a logit of -1e30, and a folder may lack the tokenizer's
+    configuration."""
+    stock = AutoModelForCausalLM.from_config(Gemma3TextConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=4.0), dtype="float32")
+    stock.save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(
+        {f"w{n}": n for n in range(40)}))).save_pretrained(tmp_path)
+    os.remove(tmp_path / "tokenizer_config.json")
+    policy = load_policy(tmp_path)
+    known = AutoTokenizer.from_pretrained(tmp_path).get_vocab().values()
+    engine = Engine(policy, 1, 1)
+    found = engine.prefill([engine.start()], [[1, 2, 3]])[0].softmax(-1)
+    assert [i for i in range(50) if found[i] > 0] == sorted(known)
+
+
+def test_longest_text_is_the_range_in_which_positions_hold():
+    config = SimpleNamespace(max_position_embeddings=9)
+    assert longest_text(config) == 9 and longest_text(SimpleNamespace()) == math.inf
+    config.original_max_position_embeddings, config.rope_parameters = 4, {"rope_type": "yarn"}
+    assert longest_text(config) == 9
+    config.rope_parameters = {"rope_type": "longrope"}
+    assert longest_text(config) == 4
 
 
 def test_prepare_refuses_attention_that_is_not_plain_causal():

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing import spawn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
 import algos
 import curriculum
@@ -37,6 +37,7 @@ from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy
 from envs import maze
+from eval import model_defaults
 from fakes import SMALL, Env, config, flags_of, save_policy, served, started, toy, trained
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn, play
@@ -437,6 +438,43 @@ def test_a_checkpoint_is_an_ordinary_folder(url, model):
     tokenizer = AutoTokenizer.from_pretrained("runs/x/step_2")
     assert tokenizer.encode("Task 3") == AutoTokenizer.from_pretrained(model).encode("Task 3")
     load_policy("runs/x/step_2")
+
+
+def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
+    """GLM-4-MoE's experts have a bias that is no parameter; a tied lm_head is not written twice."""
+    model = AutoModelForCausalLM.from_config(Glm4MoeConfig(
+        vocab_size=30, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, n_group=1,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        n_routed_experts=4, num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1,
+        tie_word_embeddings=True))
+    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
+    weights, _ = parallel.full_state(model, torch.optim.AdamW(model.parameters()))
+    assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].tolist() == [0, 1, 2, 3]
+    assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
+
+
+def test_checkpointing_brings_no_dropout(tmp_path):
+    AutoModelForCausalLM.from_config(PhiConfig(
+        vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, resid_pdrop=0.5, embd_pdrop=0.5)).save_pretrained(tmp_path)
+    ids, positions = torch.arange(9)[None], torch.arange(9)[None]
+    first, second = (parallel.load(str(tmp_path), "cpu", checkpointing=on).action_logprobs(
+        ids, positions > 0, positions) for on in (False, True))
+    assert torch.equal(first, second)
+
+
+def test_eval_speaks_by_default_as_a_checkpoint_was_trained(url, model):
+    run = started(url, config(model, max_turn_tokens=5, history="template", format="react"))
+    parallel.save(run)
+    assert model_defaults(f"{run.cfg.folder}/step_0") == dict(
+        format="react", context="full", history="template", thinking="", max_turn_tokens=5,
+        max_context=run.cfg.max_context)
+
+
+def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
+    run = started(url, config(model, max_context=5000))
+    assert run.agent.max_context == 4096
+    assert "texts of up to 4096 tokens: --max-context is 4096" in capsys.readouterr().out
 
 
 def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
