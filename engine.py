@@ -37,8 +37,9 @@ from transformers.utils import logging as transformers_logging
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
+# What layers tell `attend` and what changes nothing here; what it refuses, in words.
 IGNORED = "dropout", "position_ids", "cache_position", "logits_to_keep", "output_router_logits"
-ASKED = dict(softcap="soft caps", s_aux="sinks")      # what `attend` refuses, in words
+ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
@@ -253,9 +254,10 @@ class Packed:
 
     def view(self, window, groups):
         """([a mask for each bucket, True: seen; None where a token sees all before it],)."""
-        return [None if window is None or longest <= window else torch.ones(
+        masks = [None if window is None or longest <= window else torch.ones(
             longest, longest, dtype=torch.bool, device=self.position.device).tril().triu(1 - window)
-            for _, longest, *_ in self.buckets],
+            for _, longest, *_ in self.buckets]
+        return (masks,)
 
     def attend(self, layer, query, key, value, scale, masks):
         out = torch.empty_like(query)
@@ -325,7 +327,7 @@ class Decode:
         # row n: the bias of a page in which n tokens are written: 0 at these, NEVER at the others
         unwritten = self.memory.keys.new_full((S + 1, S), NEVER).triu()
         begins = np.arange(self.table.shape[1]) * S
-        first = (self.lengths - (window or self.lengths)).clip(0)      # token that each row sees
+        first = (self.lengths - (window or self.lengths)).clip(0)      # token each row sees
         table = np.where(begins <= first[:, None] - S, -1, self.table)
         begin = np.zeros(table.max() + 2, int)             # of each page; -1, no page, is the last
         begin[table] = begins
@@ -427,7 +429,7 @@ class Flash:
             self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
 
     def view(self, window, groups):
-        return (window or 0) - 1,         # tokens seen before a token's own; -1: all
+        return ((window or 0) - 1,)       # tokens seen before a token's own; -1: all
 
     def attend(self, layer, query, key, value, scale, before):
         function = flash_function(self.kernel)
@@ -595,7 +597,8 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes from `join` to `leave`: not while it waits for its environment. tokens: a Counter.
+    decodes from `join` to `leave`: not while it waits for its environment. tokens counts prefill,
+    decode, decode_steps and decode_read.
     """
 
     def __init__(self, model, rows, pages, page_size=None, prefill_tokens=4096, graphs=True):
@@ -780,6 +783,7 @@ def sample(logits, uniforms, temperature):
     """
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
+    # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
     best, top = probabilities.amax(-1, keepdim=True), scaled.amax(-1, keepdim=True)
     if temperature == 0:
         ids = scaled.argmax(-1, keepdim=True)

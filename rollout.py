@@ -188,6 +188,7 @@ class Chat:
     def _find_shape(self):
         """How this template takes messages: as they are, with the rules in the first user message
         (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
+        # the first pair that works stays
         for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
@@ -877,7 +878,7 @@ class Scheduler:
         if episode.over:
             return self.finish(slot)
         if slot.sequence and len(episode.trajectory.contexts) > contexts:
-            # its pages hold the context before; what begins both is not read again
+            # its pages hold the context before; what begins both lists is not read again
             same = os.path.commonprefix([before, episode.trajectory.context[:-1]])
             self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
         self.slots.move(slot, "ready")
