@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 
 import parallel
 from curriculum import choose_tasks
-from engine import load_policy, prepare
+from engine import from_pretrained, load_policy, prepare
 from env_server import load_env, open_env
 from eval import Count, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, TINY_TEMPLATE, Agent, ContextMode, Episode, FormatName, Trajectory,
@@ -237,7 +237,7 @@ def continue_cloning(folder, seconds, say=parallel.say):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     cfg = checked(Clone, parallel.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
-                                   AutoTokenizer.from_pretrained(folder), cfg)
+                                   from_pretrained(AutoTokenizer, folder), cfg)
     policy = load_policy(folder)
     imitate(policy, trajectories, 10**6, cfg.batch, cfg.lr / 4, cfg.seed + 1, seconds, say)
     return policy.eval()

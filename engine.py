@@ -43,7 +43,7 @@ ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
-FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `prepare`
+FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `equip`
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
 
     path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
-    weights; compute_dtype: see `prepare`.
+    weights; compute_dtype: see `equip`.
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`.
     """
     check_model(path)
@@ -61,7 +61,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
-    prepare(model.to(device), attention, compute_dtype)
+    equip(model.to(device), attention, compute_dtype)
     if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
         never_sample_padding(model, path)
     return model
@@ -80,9 +80,9 @@ def never_sample_padding(model, path):
 
 
 def without_padding(model, logits):
-    """Logits (..., V), with the probability 0 for ids that stand for no text."""
+    """logits (..., V), changed in place: the probability 0 for ids that stand for no text."""
     padding = getattr(model, "padding", ())
-    return logits.index_fill(-1, padding, NEVER) if len(padding) else logits
+    return logits.index_fill_(-1, padding, NEVER) if len(padding) else logits
 
 
 def longest_text(config):
@@ -147,13 +147,18 @@ def check_config(config):
 
 
 def prepare(model, attention="auto", dtype=None):
+    """`equip` a model made in memory. ValueError: it cannot run here, see `check_config`."""
+    check_config(model.config)
+    return equip(model, attention, dtype)
+
+
+def equip(model, attention, dtype):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
 
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only.
     """
-    check_config(model.config)
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
@@ -260,6 +265,7 @@ class Packed:
         return (masks,)
 
     def attend(self, layer, query, key, value, scale, masks):
+        """(T, H, D): each bucket's sequences, padded, by torch's attention."""
         out = torch.empty_like(query)
         for (count, longest, tokens, row, position), mask in zip(self.buckets, masks):
             padded = [pad(x[tokens], count, longest, row, position) for x in (query, key, value)]
@@ -304,6 +310,7 @@ class Extend:
         return pages, bias.to(device, self.memory.keys.dtype).repeat(1, 1, groups, 1)
 
     def attend(self, layer, query, key, value, scale, pages, bias):
+        """(T, H, D): the new tokens over the gathered pages, themselves among them."""
         keys, values = self.memory.gather(layer, pages)
         B, KH, _, D = keys.shape
         # G query heads share keys and values, so they become more rows: (B, KH, G * Q, D)
@@ -432,6 +439,7 @@ class Flash:
         return ((window or 0) - 1,)       # tokens seen before a token's own; -1: all
 
     def attend(self, layer, query, key, value, scale, before):
+        """(T, H, D), by one call, whatever the pass."""
         function = flash_function(self.kernel)
         if self.kernel == "torch":
             return function(query, key, value, self.cu_seqlens, self.cu_seqlens, self.longest,
@@ -754,6 +762,7 @@ class DecodeGraph:
             self.logits = forward(model, token_ids, layout)
 
     def replay(self, token_ids, layout):
+        """The logits (rows, V) of this step; the next replay overwrites them."""
         self.token_ids.copy_(token_ids)
         for name, ours in vars(self.layout).items():
             if isinstance(ours, torch.Tensor):
@@ -809,7 +818,7 @@ def machine_rates(device, dtype):
     return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
-# ---- the training forward: methods of the model, see `prepare` ----------------------------------
+# ---- the training forward: methods of the model, see `equip` ----------------------------------
 
 def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
     """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with

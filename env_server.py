@@ -115,6 +115,7 @@ class Session:
             raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
 
     def close_env(self):
+        """Close the environment, if one was made; a failure of it is printed, not raised."""
         env, self.env = self.env, None
         try:
             if env is not None:

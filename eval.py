@@ -153,6 +153,7 @@ TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as 
 class Api:
     """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
     `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
+
     def __init__(self, cfg, agent):
         self.cfg, self.rows, self.told = cfg, cfg.concurrency, []   # told: a Counter each answer
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())

@@ -105,6 +105,7 @@ class Env(envs.Base):
         return self.observation()
 
     def observation(self):
+        """The lake as text: P the player, X one in a hole, √ one at the goal."""
         cells = list(self.lake)
         cells[self.cell] = {"_": "P", "O": "X", "G": "√"}[self.lake[self.cell]]
         grid = "\n".join("".join(cells[row:row + SIZE]) for row in range(0, SIZE * SIZE, SIZE))

@@ -145,6 +145,7 @@ class Env(envs.Base):
         return self.look()
 
     def look(self):
+        """What the player sees: the walls, and unless the view is partial goal and position."""
         walls = [side for action, side in SIDES.items()
                  if moved(self.grid, self.cell, action) == self.cell]
         noun = "is a wall" if len(walls) == 1 else "are walls"
