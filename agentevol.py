@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ import parallel
 from curriculum import choose_tasks
 from engine import from_pretrained, load_policy, prepare
 from env_server import load_env, open_env
-from eval import Count, Positive, Seed, Share, checked, parse_flags
+from parallel import Count, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, TINY_TEMPLATE, Agent, ContextMode, Episode, FormatName, Trajectory,
                      progress, to_batch)
 
@@ -183,7 +183,7 @@ def lesson(cfg, say=parallel.say):
     """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
     world = open_env(cfg.env, cfg.recipes)
     tasks = choose_tasks(world, "train", 0, cfg.families)[:cfg.episodes]
-    agent = Agent(None, world.PROMPT, cfg.format, world=world)
+    agent = Agent(None, world.PROMPT, cfg.format, module=world)
     rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TINY_TEMPLATE
     began = time.perf_counter()
     demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
@@ -199,7 +199,7 @@ def lesson(cfg, say=parallel.say):
 def trajectories_of(demos, tokenizer, cfg):
     world = load_env(cfg.env)
     agent = Agent(tokenizer, world.PROMPT, cfg.format, cfg.context, max_turn_tokens=1,
-                  max_context=10**9, world=world)
+                  max_context=10**9, module=world)
     return [imitated(agent, d) for d in demos]
 
 
@@ -243,12 +243,31 @@ def continue_cloning(folder, seconds, say=parallel.say):
     return policy.eval()
 
 
+def tiny_settings(env, defaults):
+    """What the environments ask of a tiny policy (their TINY), in train.py's flags. Of several: all
+    families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
+    only if they agree. defaults: {flag: value} where an environment asks for nothing."""
+    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    settings = dict(asked[0]) if len(asked) == 1 else {}
+    for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
+        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked) if v]
+        if flag == "families":
+            settings[flag] = ",".join(values)
+        elif type(values[0]) is not str or len({*values}) == 1:
+            best = min if flag in ("lr", "clone_lr") else max
+            settings[flag] = best(values, key=lambda v: v[-1] if type(v) is tuple else v)
+    return settings
+
+
+SHARED = "families", "format", "context", "max_turn_tokens", "max_context"
+
+
 def preset(given):
-    """What the environment asks of a tiny policy (its TINY), as far as it concerns cloning."""
-    asked = getattr(load_env(given.get("env", Clone.env)), "TINY", {})
-    shared = ("families", "format", "context", "max_turn_tokens", "max_context")
+    """What the environments ask of a tiny policy, as far as it concerns cloning."""
+    asked = tiny_settings(given.get("env", Clone.env), {
+        f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(Clone)})
     return {name.removeprefix("clone_"): value for name, value in asked.items()
-            if name in shared or name.startswith("clone_")}
+            if name in SHARED or name.startswith("clone_")}
 
 
 def main():

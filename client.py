@@ -56,11 +56,13 @@ class Reply:
 
 
 @contextmanager
-def connected(env_url, name, success, workers=1, batched=True, patience=60.0):
-    """An EnvClient at these addresses (comma-separated), or at local ones it starts and ends.
-    EnvError: nobody answers there; ValueError: why no local server can start."""
-    with nullcontext(env_url) if env_url else local_server(name, workers) as urls:
-        yield EnvClient(urls, name, success, batched=batched, patience=patience)
+def connected(env_url, modules, workers=1, batched=True, patience=60.0):
+    """[an EnvClient of each environment] at these addresses (comma-separated), or at local ones it
+    starts and ends. EnvError: nobody answers there; ValueError: why no local server can start."""
+    with nullcontext(env_url) if env_url else \
+            local_server([module.NAME for module in modules], workers) as urls:
+        yield [EnvClient(urls, module.NAME, module.SUCCESS, batched=batched, patience=patience)
+               for module in modules]
 
 
 class EnvClient:

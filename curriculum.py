@@ -81,6 +81,29 @@ def choose_tasks(module, split, n, families="", only=None):
     return sorted(random.Random(f"{module.NAME} {split}").sample(tasks, n))
 
 
+def families_of(modules, families):
+    """[the comma-separated families that each environment has]; "", all, for an environment of
+    which none is named. ValueError: a family that none has."""
+    wanted = list(filter(None, families.split(",")))
+    if unknown := sorted(set(wanted) - {name for module in modules for name in module.FAMILIES}):
+        raise ValueError(f"no families {unknown}; known: " + "; ".join(
+            f"{module.NAME}: {', '.join(module.FAMILIES)}" for module in modules))
+    return [",".join(name for name in wanted if name in module.FAMILIES) for module in modules]
+
+
+def shares_of(count, shares):
+    """`count` tasks dealt by these shares, by largest remainder: 32 by (1, 1, 1) -> [11, 11, 10].
+    ValueError: one of them gets none."""
+    exact = [count * share / sum(shares) for share in shares]
+    counts = [int(x) for x in exact]
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])      # stable
+    for i in order[:count - sum(counts)]:
+        counts[i] += 1
+    if min(counts) < 1:
+        raise ValueError(f"{count} tasks by shares {shares}: some environment gets none")
+    return counts
+
+
 def sample_tasks(task_ids, count, step, seed):
     """`count` task ids for this step; every task is played exactly once per epoch.
 

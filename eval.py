@@ -10,8 +10,6 @@ and the expert on the very same tasks. Success: the final score reaches the envi
 Success is the mean over the k samples of each task (Avg@k); Pass@k the share of tasks with a
 success among them.
 """
-import argparse
-import inspect
 import json
 import math
 import os
@@ -20,8 +18,8 @@ import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import requests
@@ -32,32 +30,12 @@ from transformers import AutoTokenizer
 from client import MAX_ANSWER, EnvError, brief, connected
 from curriculum import choose_tasks
 from engine import from_pretrained, load_policy, longest_text
-from env_server import load_env, open_env
-from envs._agentgym import manner_of
+from env_server import open_env
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import say, spoken_settings, write_json
-from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, assistant,
-                     collect, progress, read_call)
-
-# What a flag may be: a type, a range in words and as a function, which NaN never passes.
-Count = Annotated[int, "1 or more", lambda x: x >= 1]
-Natural = Annotated[int, "0 or more", lambda x: x >= 0]
-Seed = Annotated[int, "from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63]
-Finite = Annotated[float, "a finite number", math.isfinite]
-Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
-NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
-NoneOrAboveOne = Annotated[float, "above 1, or 0 for none", lambda x: x == 0 or 1 < x < math.inf]
-Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
-Portion = Annotated[float, "above 0, at most 1", lambda x: 0 < x <= 1]
-Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
-Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cuda:0, ...", lambda x:
-                   x in ("auto", "cpu") or re.fullmatch(r"cuda(:\d+)?", x) and
-                   int(x[5:] or 0) < torch.cuda.device_count()]
-Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
-                not x or re.match("https?://[^/]", x)]
-NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
-    os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
-Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
+from parallel import (Count, Device, Natural, NewFile, NonNegative, Seed, Url, parse_flags, say,
+                      spoken_settings, write_json)
+from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, World,
+                     assistant, collect, progress, read_call)
 
 
 @dataclass
@@ -108,18 +86,25 @@ def summarise(module, plays, k=1):
     return figures
 
 
-def agent_for(policy, path, prompt, cfg):
-    """How the policy of `path`, a folder or a hub id, speaks, or without one an API's -> Agent.
+def open_worlds(policy, path, modules, clients, cfg):
+    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
+    policy, how an API's does. Of several environments none is played longer than its own HORIZON.
     ValueError."""
     tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
     ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
     most = longest_text(policy.config) if policy else math.inf
     if cfg.max_context > most:
         say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
-    return Agent(tokenizer, prompt, cfg.format, cfg.context, max_context=min(cfg.max_context, most),
-                 max_turn_tokens=cfg.max_turn_tokens, temperature=cfg.temperature,
-                 history=cfg.history, thinking=cfg.thinking, world=load_env(cfg.env),
-                 stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+    worlds = []
+    for module, client in zip(modules, clients, strict=True):
+        prompt, known = client.servers[0].game(module)
+        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
+                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
+                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
+                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+        worlds.append(World(client, agent, math.inf if len(modules) == 1 else module.HORIZON,
+                            known))
+    return worlds
 
 
 def play_model(cfg, module, horizon):
@@ -133,15 +118,14 @@ def play_model(cfg, module, horizon):
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
           f"most {cfg.max_turn_tokens}; history {history}", file=sys.stderr)
     policy = load_policy(cfg.model, device, dtype, cfg.attention).eval() if cfg.model else None
-    with connected(cfg.env_url, cfg.env, module.SUCCESS) as client:
-        prompt, known = client.servers[0].game(module)
-        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, known)
-        agent = agent_for(policy, cfg.model, prompt, cfg)
-        trajectories, stats = collect(policy, agent, client, tasks, cfg.k, horizon, (cfg.seed,),
-                                      engine=None if policy else Api(cfg, agent),
+    with connected(cfg.env_url, [module]) as clients:
+        (world,) = open_worlds(policy, cfg.model, [module], clients, cfg)
+        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, world.known)
+        trajectories, stats = collect(policy, [(world, task) for task in tasks], cfg.k, horizon,
+                                      (cfg.seed,), engine=None if policy else Api(cfg),
                                       max_concurrent=cfg.max_concurrent)
     plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
-    return tasks, plays, stats, client.original
+    return tasks, plays, stats, world.client.original
 
 
 # ---- a policy behind an API ---------------------------------------------------------------------
@@ -154,13 +138,11 @@ class Api:
     """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
     `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
 
-    def __init__(self, cfg, agent):
+    def __init__(self, cfg):
         self.cfg, self.rows, self.told = cfg, cfg.concurrency, []   # told: a Counter each answer
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
-        if agent.tools:
-            self.body["tools"] = [schema for _, schema in agent.tools.values()]
         if cfg.thinking:
             self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
 
@@ -171,8 +153,10 @@ class Api:
     def speak(self, episode):
         """Give the episode its next reply. It is over, as with a model here, if the longest reply
         would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
+        tools = [schema for _, schema in episode.agent.tools.values()]
         text, message, tokens = self.ask(
-            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]))
+            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]),
+            **{"tools": tools} if tools else {})
         self.told.append(tokens)
         if not message or tokens["prompt"] + self.cfg.max_turn_tokens > self.cfg.max_context:
             episode.trajectory.truncated, episode.over = "context", True
@@ -314,7 +298,7 @@ def table(module, figures, n, k, original=False):
     return "\n".join(lines).replace("  nan%", "     -")       # one task has no standard error
 
 
-# ---- flags: eval.py's, agentevol.py's and train.py's --------------------------------------------
+# ---- flags --------------------------------------------------------------------------------------
 
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
 
@@ -323,60 +307,6 @@ def model_defaults(model):
     """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
     pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
     return spoken_settings(model) or CHAT_MODEL
-
-
-def parse_flags(kind, argv=None, description="", preset=None):
-    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
-
-    The comment behind a field is its help, with the range that its type declares. preset(given) ->
-    values between the defaults and the flags. All values pass `checked`: ValueError.
-    """
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
-    for f in fields(kind):
-        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
-        if base is bool:
-            extra = dict(action=argparse.BooleanOptionalAction)
-        elif base is Literal:
-            extra = dict(metavar=" | ".join(get_args(f.type)))
-        elif base is tuple:
-            extra = dict(type=whole_numbers, metavar="INT,INT,...")
-        else:
-            extra = dict(type=base, metavar=base.__name__.upper())
-        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
-        words = [comments.get(f.name, ""), *getattr(f.type, "__metadata__", [])[:1]]
-        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
-                            help=f"{'; '.join(words)} ({default})".replace("%", "%%"),
-                            default=argparse.SUPPRESS)
-    given = vars(parser.parse_args(argv))
-    return checked(kind, (preset(given) if preset else {}) | given)
-
-
-def checked(kind, values):
-    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
-    field that it has not, or a value that is not what its field declares."""
-    unknown = values.keys() - {f.name for f in fields(kind)}
-    if unknown:
-        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
-    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
-    for f in fields(kind):
-        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
-        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
-        if base is Literal:
-            if value not in get_args(f.type):
-                raise ValueError(f"{f.name}={value!r}; known: "
-                                 f"{', '.join(filter(None, get_args(f.type)))}")
-        elif type(value) not in (base, int if base is float else base) or not fits(value):
-            raise ValueError(f"{f.name}={value!r}: expected {expected}")
-    if values.get("format") == "agentgym":
-        manner_of(values.get("env", kind.env))
-    return kind(**values)
-
-
-def whole_numbers(text):
-    return tuple(map(int, text.split(",")))
 
 
 def main():

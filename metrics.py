@@ -10,30 +10,19 @@ import math
 import os
 import random
 import time
+from collections import defaultdict
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 
 import torch
 
 import algos
 import parallel
-from curriculum import choose_tasks
+from curriculum import choose_tasks, families_of
 from engine import kv_shape, machine_rates
 from rollout import HISTORY, Trajectory, to_batch
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
-
-
-@dataclass
-class Notes:
-    """What the final table and the curve show; kept in every checkpoint."""
-    before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
-    after: dict = None
-    control: dict = None
-    players: dict = None      # {"random": (rate, standard error), "expert": ...}
-    curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
-    warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
-    samples_bytes: int = 0    # length of samples.txt
 
 
 # ---- players to compare with --------------------------------------------------------------------
@@ -75,21 +64,43 @@ def random_rate(module, families, horizon):
     return builtin_rate(module, "random", choose_tasks(module, "train", 200, families), horizon)[0]
 
 
+def player_rate(player, tasks, horizon):
+    """`builtin_rate` on the tasks [(World, id)] of several environments -> (success rate, standard
+    error, {environment: success rate})."""
+    ids = defaultdict(list)
+    for world, task in tasks:
+        ids[world].append(task)
+    rates = {world: builtin_rate(world.module, player, own, min(horizon, world.most_turns))
+             for world, own in ids.items()}
+    shares = [len(own) / len(tasks) for own in ids.values()]
+    return (sum(share * rate for share, (rate, _) in zip(shares, rates.values())),
+            math.hypot(*(share * error for share, (_, error) in zip(shares, rates.values()))),
+            {world.module.NAME: rate for world, (rate, _) in rates.items()})
+
+
 # ---- held-out tasks -----------------------------------------------------------------------------
 
 def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "unseen",
-    "unseen_n"}, the last two of the tasks whose goal no training task has. Every evaluation of a
-    run draws the same random numbers."""
-    cfg, module = run.cfg, run.module
+    "unseen_n", "envs"}: unseen, of the tasks whose goal no training task has; envs, the success in
+    each environment. Every evaluation of a run draws the same random numbers."""
+    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
+              for world in run.worlds}
     played, _ = parallel.play_tasks(
-        run, policy or run.policy, replace(run.agent, temperature=temperature), run.eval_tasks, 1,
-        cfg.horizons[-1], (cfg.seed, EVALUATION))
+        run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
+        run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
     success, error = mean_and_error([t.success for t in played])
-    unseen = [t.success for t in played
-              if hasattr(module, "unseen_goal") and module.unseen_goal(t.task_id)]
-    return dict(success=success, stderr=error, n=len(played),
-                unseen=mean_and_error(unseen)[0], unseen_n=len(unseen))
+    new = {world.module.NAME: getattr(world.module, "unseen_goal", lambda task_id: False)
+           for world in run.worlds}
+    unseen = [t.success for t in played if new[t.env](t.task_id)]
+    return dict(success=success, stderr=error, n=len(played), unseen=mean_and_error(unseen)[0],
+                unseen_n=len(unseen), envs=by_env(played, "success"))
+
+
+def by_env(played, name):
+    """{environment: the mean of this figure over its trajectories}."""
+    return {env: mean_and_error([getattr(t, name) for t in played if t.env == env])[0]
+            for env in sorted({t.env for t in played})}
 
 
 def sampled_and_greedy(run, policy=None):
@@ -152,7 +163,10 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
         step=run.step, horizon=horizon,
-        random=random_rate(run.module, run.cfg.families, horizon),
+        random=sum(random_rate(world.module, families, min(horizon, world.most_turns))
+                   * sum(t.env == world.module.NAME for t in played) / len(played)
+                   for world, families in zip(run.worlds, families_of(
+                       [world.module for world in run.worlds], run.cfg.families))),
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
         constant_groups=(spread <= 1e-6).float().mean().item(),
@@ -165,7 +179,9 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         trajectories=len(played), trained=len(batch.rewards) if batch else 0,
         dropped=stats.dropped, **asdict(figures), **kl_to_start(batch),
         pages=stats.pages, preempted=stats.preempted,
-        **speeds(run, played, batch, stats, seconds))
+        **speeds(run, played, batch, stats, seconds),
+        **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
+           for env, value in by_env(played, name).items()})
 
 
 def speeds(run, played, batch, stats, seconds):
@@ -242,7 +258,7 @@ def write_samples(run, trajectories):
         # what a killed run wrote after its last checkpoint is played again, so it is cut off
         file.truncate(min(file.tell(), run.notes.samples_bytes))
         for t in trajectories[:2]:
-            file.write(f"---- step {run.step} ----\n{t.text(run.agent.tokenizer)}\n")
+            file.write(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n")
         run.notes.samples_bytes = file.tell()
 
 
@@ -316,13 +332,13 @@ def kl_to_start(batch):
 def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
-    local = ", our local game" * run.client.original
+    local = ", our local game" * run.worlds[0].client.original
     rl_seconds = seconds_of_rl(run)
     rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
     if notes.control:
         rows["control"] = f"control: {rl_seconds:.0f} s more cloning", notes.control
     notes.players = notes.players or {
-        who: builtin_rate(run.module, who, run.eval_tasks, cfg.horizons[-1])
+        who: player_rate(who, run.eval_tasks, cfg.horizons[-1])
         for who in ("random", "expert")}
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
                   steps=run.step, rl_seconds=round(rl_seconds, 1), warnings=notes.warnings)

@@ -1,13 +1,16 @@
-"""parallel: one run on several processes: shards, shares of a batch, checkpoints.
+"""parallel: a run: its flags and parts, its processes, their shares of the work, checkpoints.
 
 Under torchrun each rank (a process, with a GPU of its own) holds a shard of the weights (FSDP2),
 plays its share of the tasks and computes its share of every mini-batch. The sums over ranks are
 those of one process, so 1, 2, 4 or 8 ranks take the same steps. One process on a CPU shares
 nothing, and every function here does the plain thing.
 """
+import argparse
 import fcntl
+import inspect
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -16,8 +19,9 @@ import textwrap
 import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -27,7 +31,128 @@ from tqdm import tqdm
 
 from client import EnvError, ServersGone
 from engine import FORWARD_METHODS, add_value_head, load_policy
+from envs._agentgym import manner_of
 from rollout import Stats, collect
+
+
+# ---- a run --------------------------------------------------------------------------------------
+
+@dataclass
+class Notes:
+    """What the final table and the curve show; kept in every checkpoint."""
+    before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
+    after: dict = None
+    control: dict = None
+    players: dict = None      # {"random": (rate, standard error), "expert": ...}
+    curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
+    warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
+    samples_bytes: int = 0    # length of samples.txt
+
+
+@dataclass
+class Run:
+    """The parts of a run, and what it remembers from step to step."""
+    cfg: object                   # its flags
+    worlds: list                  # rollout.World of each environment
+    tasks: dict                   # {world: ids of its training tasks}
+    eval_tasks: list              # held-out tasks: [(world, id)]
+    start_model: str = ""         # folder or hub id of the policy before any RL
+    policy: object = None
+    optimizer: object = None
+    critic: object = None         # a transformer of its own (--critic own)
+    critic_optimizer: object = None
+    reference: object = None      # the starting policy, frozen; None without a KL
+    step: int = 0                 # the next one
+    skipped_in_a_row: int = 0     # updates that were not finite
+    history: list = field(default_factory=list)       # a dict of metrics for each step
+    notes: Notes = field(default_factory=Notes)       # what the final table needs
+    began: float = field(default_factory=time.perf_counter)   # as if never interrupted
+
+    @property
+    def device(self):
+        return self.policy.device
+
+    @property
+    def tokenizer(self):
+        return self.worlds[0].agent.tokenizer
+
+
+# ---- flags: of eval.py, agentevol.py and train.py ------------------------------------------------
+
+# What a flag may be: a type, a range in words and as a function, which NaN never passes.
+Count = Annotated[int, "1 or more", lambda x: x >= 1]
+Natural = Annotated[int, "0 or more", lambda x: x >= 0]
+Seed = Annotated[int, "from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63]
+Finite = Annotated[float, "a finite number", math.isfinite]
+Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
+NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
+NoneOrAboveOne = Annotated[float, "above 1, or 0 for none", lambda x: x == 0 or 1 < x < math.inf]
+Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
+Portion = Annotated[float, "above 0, at most 1", lambda x: 0 < x <= 1]
+Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
+Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cuda:0, ...", lambda x:
+                   x in ("auto", "cpu") or re.fullmatch(r"cuda(:\d+)?", x) and
+                   int(x[5:] or 0) < torch.cuda.device_count()]
+Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
+                not x or re.match("https?://[^/]", x)]
+NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
+    os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
+Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
+
+
+def parse_flags(kind, argv=None, description="", preset=None):
+    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
+
+    The comment behind a field is its help, with the range that its type declares. preset(given) ->
+    values between the defaults and the flags. All values pass `checked`: ValueError.
+    """
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
+    for f in fields(kind):
+        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
+        if base is bool:
+            extra = dict(action=argparse.BooleanOptionalAction)
+        elif base is Literal:
+            extra = dict(metavar=" | ".join(get_args(f.type)))
+        elif base is tuple:
+            extra = dict(type=whole_numbers, metavar="INT,INT,...")
+        else:
+            extra = dict(type=base, metavar=base.__name__.upper())
+        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
+        words = [comments.get(f.name, ""), *getattr(f.type, "__metadata__", [])[:1]]
+        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
+                            help=f"{'; '.join(words)} ({default})".replace("%", "%%"),
+                            default=argparse.SUPPRESS)
+    given = vars(parser.parse_args(argv))
+    return checked(kind, (preset(given) if preset else {}) | given)
+
+
+def checked(kind, values):
+    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
+    field that it has not, or a value that is not what its field declares."""
+    unknown = values.keys() - {f.name for f in fields(kind)}
+    if unknown:
+        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
+    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
+    for f in fields(kind):
+        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
+        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
+        if base is Literal:
+            if value not in get_args(f.type):
+                raise ValueError(f"{f.name}={value!r}; known: "
+                                 f"{', '.join(filter(None, get_args(f.type)))}")
+        elif type(value) not in (base, int if base is float else base) or not fits(value):
+            raise ValueError(f"{f.name}={value!r}: expected {expected}")
+    if values.get("format") == "agentgym":
+        for name in values.get("env", kind.env).split(","):
+            manner_of(name)
+    return kind(**values)
+
+
+def whole_numbers(text):
+    return tuple(map(int, text.split(",")))
 
 
 # ---- ranks --------------------------------------------------------------------------------------
@@ -148,8 +273,9 @@ def gathered_weights(model):
 
 # ---- shares of the work --------------------------------------------------------------------------
 
-def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
-    """Each task `group_size` times, dealt over the ranks -> (trajectories, Stats) of all ranks.
+def play_tasks(run, policy, tasks, group_size, horizon, key):
+    """Each task [(World, id)] `group_size` times, dealt over the ranks -> (trajectories, Stats) of
+    all ranks.
 
     Groups come in the order of `tasks`; one whose environment failed is left out and counted. key:
     the ints from which all random numbers of these episodes follow. On every rank alike: EnvError
@@ -158,8 +284,8 @@ def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
     places = range(rank(), len(tasks), world())
     with gathered_weights(policy):
         try:
-            mine = collect(policy, agent, run.client, [tasks[place] for place in places],
-                           group_size, horizon, key, places, max_concurrent=run.cfg.max_concurrent)
+            mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
+                           places, max_concurrent=run.cfg.max_concurrent)
         except EnvError as error:           # the other ranks wait for this one's share
             mine = [], Stats(dropped=len(places), failures=[error])
     parts = gathered(mine)
@@ -169,6 +295,7 @@ def play_tasks(run, policy, agent, tasks, group_size, horizon, key):
     if gone or not played:
         raise (gone or stats.failures)[-1]
     if not any(t.turns for t in played):
+        agent = tasks[0][0].agent
         raise ValueError(f"no prompt fits: the shortest has {min(len(t.token_ids) for t in played)}"
                          f" tokens, with a reply of {agent.max_turn_tokens} more than max_context="
                          f"{agent.max_context}; give a larger --max-context")
@@ -321,7 +448,7 @@ def save(run):
         aside = folder + ".part"
         shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
         run.policy.save_pretrained(aside, state_dict=weights)
-        run.agent.tokenizer.save_pretrained(aside)
+        run.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from client import EnvError, ServerAway
+from client import EnvClient, EnvError, ServerAway
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 from envs import tools_of
 from envs._agentgym import AGREED, manner_of
@@ -52,6 +52,7 @@ class Trajectory:
     """One episode as the policy saw it: three parallel lists, one entry per token."""
     task_id: int = 0
     key: tuple[int, ...] = ()  # seeds the episode: see Episode
+    env: str = ""              # the environment's name
     token_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)   # 1: the policy sampled this token
     old_logprobs: list[float] = field(default_factory=list)  # log pi_old(token | context), or 0
@@ -106,7 +107,7 @@ class Trajectory:
             at = turn.end
         end = "done" if self.done else f"truncated: {self.truncated}"
         return "".join(pieces) + shown(at, len(self.token_ids)) + \
-            f"\n[task {self.task_id}: return {self.reward:g}, score {self.score:g}, {end}]"
+            f"\n[{self.env} {self.task_id}: return {self.reward:g}, score {self.score:g}, {end}]"
 
 
 # ---- text to tokens -----------------------------------------------------------------------------
@@ -459,12 +460,12 @@ class Agent:
     temperature: float = 1.0
     history: History = "keep"       # what becomes of earlier turns, see HISTORY
     thinking: Thinking = ""         # the template's own switch; "": as the template has it
-    world: object = None            # the environment's module, for its NAME and TOOLS
+    module: object = None           # envs/<name>.py, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):
-        self.tools = tools_of(self.world) if self.format == "tool" else {}
-        self.manner = self.format == "agentgym" and manner_of(self.world.NAME)  # envs/_agentgym.py
+        self.tools = tools_of(self.module) if self.format == "tool" else {}
+        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)  # envs/_agentgym.py
         self.chat = self.tokenizer and Chat(
             self.tokenizer, self.history, self.thinking,
             [schema for _, schema in self.tools.values()], self.stop_ids)
@@ -498,6 +499,21 @@ class Agent:
         return form.format(**arguments), ""
 
 
+@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+class World:
+    """One environment as it is played: where, and how the policy speaks there. The agents of one
+    policy's worlds have the same tokenizer, longest reply and temperature."""
+    client: EnvClient           # its servers
+    agent: Agent
+    most_turns: float = math.inf    # of an episode, whatever horizon is asked for
+    known: object = None        # the task ids that its servers know; None: all
+
+    @property
+    def module(self):
+        """The environment's file, envs/<name>.py."""
+        return self.agent.module
+
+
 class Episode:
     """One trajectory in the making: what to ask of the environment, what to show the policy.
 
@@ -511,7 +527,7 @@ class Episode:
 
     def __init__(self, agent, task_id, key, horizon):
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
-        self.trajectory = Trajectory(task_id, tuple(key))
+        self.trajectory = Trajectory(task_id, tuple(key), getattr(agent.module, "NAME", ""))
         self.history = []           # of this try: (observation, reply, its words) a turn
         self.messages = []          # the conversation in view, as a chat server would hold it
         self.lessons = []           # what the agent wrote after each failed try (reflect)
@@ -641,12 +657,13 @@ def text_hash(text):
 # ---- playing ------------------------------------------------------------------------------------
 
 @torch.inference_mode()
-def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
+def play(policy, world, task_id, horizon, key=(0, 0, 0)):
     """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
 
     Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError.
     """
-    episode, session = Episode(agent, task_id, key, horizon), None
+    agent, client = world.agent, world.client
+    episode, session = Episode(agent, task_id, key, min(horizon, world.most_turns)), None
     try:
         while not episode.over:
             if episode.request:
@@ -706,26 +723,33 @@ class Stats:
         self.seconds[phase] += time.perf_counter() - began
 
 
-def collect(policy, agent, client, tasks, group_size, horizon, key=(0,), places=None, engine=None,
-            max_concurrent=None, retries=2):
-    """Many episodes at once on paged KV memory -> (trajectories, Stats).
+def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=None,
+            max_concurrent=None, retries=2, finished=None):
+    """Many episodes at once on paged KV memory, of one environment or several
+    -> (trajectories, Stats).
 
-    tasks: task ids; each is played by group_size members, adjacent in the result. A group with a
-    member whose environment failed `retries` + 1 times is left out whole: it is no reward of 0.
-    An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole step
-    (i by default), so that a rank draws the numbers that one process would. EnvError when no group
-    could be played, ServersGone when no server has answered for the client's patience. If the agent
-    has no chat, the engine is an API: engine.speak(episode) gives an episode its next reply.
+    tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
+    with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
+    0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
+    step (i by default), so that a rank draws the numbers that one process would. finished(group's
+    trajectories) is called as soon as a group is played. EnvError when no group could be played,
+    ServersGone when no server has answered for the client's patience. If the agents have no chat,
+    the engine is an API: engine.speak(episode) gives an episode its next reply.
     """
-    engine = engine or make_engine(policy, agent, len(tasks) * group_size, max_concurrent)
-    slots = [Slot(Episode(agent, task_id, (*key, place, member), horizon), group)
-             for group, (place, task_id) in enumerate(zip(places or itertools.count(), tasks))
+    if not tasks:
+        return [], Stats()
+    engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
+                                   max_concurrent)
+    slots = [Slot(Episode(world.agent, task_id, (*key, place, member),
+                          min(horizon, world.most_turns)), group, world.client)
+             for group, (place, (world, task_id)) in enumerate(zip(places or itertools.count(),
+                                                                   tasks))
              for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, agent, client, retries)
+    scheduler = Scheduler(slots, engine, group_size, retries, finished)
     scheduler.run()
     stats = scheduler.stats
     kept = [slot for slot in slots if slot.group not in scheduler.lost]
-    if tasks and not kept:
+    if not kept:
         raise EnvError(f"no episode could be played: {stats.failures[-1]}")
     stats.dropped, stats.tokens = len(scheduler.lost), engine.tokens.copy()
     return [slot.episode.trajectory for slot in kept], stats
@@ -763,6 +787,7 @@ class Slot:
     """An episode while `collect` plays it."""
     episode: Episode
     group: int
+    client: EnvClient
     state: State = "waiting"
     session: object = None      # the environment's id for the episode
     sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
@@ -799,18 +824,21 @@ class Scheduler:
     """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
-    def __init__(self, slots, engine, agent, client, retries):
-        self.slots, self.engine, self.client, self.retries = Slots(slots), engine, client, retries
+    def __init__(self, slots, engine, group_size, retries, finished=None):
+        self.slots, self.engine, self.retries = Slots(slots), engine, retries
+        self.group_size, self.finished = group_size, finished
         self.bar = progress(None, "episodes", total=len(slots))
-        self.stats = Stats()
+        self.stats, agent = Stats(), slots[0].episode.agent
         self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
         self.lost = set()                      # groups with a member whose environment kept failing
         self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
-        self.sessions, self.idle = set(), []   # the client's: all, and those free to be used again
+        self.sessions = {slot.client: set() for slot in slots}    # all that a client has opened
+        self.idle = {client: [] for client in self.sessions}    # and those free to be used again
+        self.batched = all(client.batched for client in self.sessions)
 
     def run(self):
         try:
-            with ThreadPoolExecutor(self.client.connections) as pool:
+            with ThreadPoolExecutor(sum(client.connections for client in self.sessions)) as pool:
                 while self.slots["waiting"] or self.slots.playing:
                     self.start()
                     self.send(pool)
@@ -824,41 +852,48 @@ class Scheduler:
             for slot in self.slots.everyone:
                 if slot.sequence:
                     self.engine.release(slot.sequence)
-            self.client.close(list(self.sessions))
+            for client, sessions in self.sessions.items():
+                client.close(list(sessions))
             self.bar.close()
 
     def start(self):
         while self.slots["waiting"] and self.slots.playing < self.engine.rows:
             slot = next(iter(self.slots["waiting"]))
-            slot.session = self.idle.pop() if self.idle else None
+            idle = self.idle[slot.client]
+            slot.session = idle.pop() if idle else None
             self.slots.move(slot, "asking")
 
     def send(self, pool):
-        """A batched client gets all requests in one call, when an eighth of the playing slots ask
-        or nobody decodes. Otherwise each slot's request is a call of its own, in a thread."""
-        asking, batched = list(self.slots["asking"]), self.client.batched
-        few = len(asking) < self.slots.playing // 8
-        if not asking or batched and few and self.slots["decoding"]:
-            return
-        for slot in asking:
-            self.slots.move(slot, "in flight")
-        for parcel in [asking] if batched else [[slot] for slot in asking]:
+        """A batched client gets all its requests in one call, when an eighth of the playing slots
+        ask or nobody decodes. Otherwise each slot's request is a call of its own, in a thread."""
+        few = len(self.slots["asking"]) < self.slots.playing // 8 and self.slots["decoding"]
+        parcels = {}
+        for slot in list(self.slots["asking"]):
+            batched = slot.client.batched
+            if not (batched and few):
+                parcels.setdefault(slot.client if batched else slot, []).append(slot)
+                self.slots.move(slot, "in flight")
+        for parcel in parcels.values():
             pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
 
     def exchange(self, slots):                 # in a thread -> [(slot, Reply or EnvError)]
-        answers = self.client.answer([(s.session, *s.episode.request) for s in slots])
-        self.sessions.update(a.session for a in answers if not isinstance(a, EnvError))
+        client = slots[0].client
+        answers = client.answer([(s.session, *s.episode.request) for s in slots])
+        self.sessions[client].update(a.session for a in answers if not isinstance(a, EnvError))
         return list(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take the answers that are there. A batched client's is waited for, so that a run is the
-        same to the last bit; any other only if there is nothing else to do."""
-        wait = self.client.batched or not self.slots["decoding"] and not self.sampler.readable()
+        """Take the answers that are there. Batched clients' are all waited for and taken in the
+        order of the requests, so that a run is the same to the last bit; any other only if there is
+        nothing else to do."""
+        wait = self.batched or not self.slots["decoding"] and not self.sampler.readable()
+        order, came = {slot: i for i, slot in enumerate(self.slots["in flight"])}, []
         with self.stats.clock("environment"):
-            while self.slots["in flight"] and (wait or not self.answers.empty()):
-                for slot, answer in self.answers.get().result():
-                    self.take(slot, answer)
-                wait = False
+            while len(came) < len(order) and (wait or not self.answers.empty()):
+                came += self.answers.get().result()
+                wait = self.batched and self.chat
+        for slot, answer in sorted(came, key=lambda pair: order[pair[0]]):
+            self.take(slot, answer)
 
     def take(self, slot, answer):
         """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: no
@@ -900,9 +935,13 @@ class Scheduler:
     def finish(self, slot):
         self.release(slot)
         if slot.session:
-            self.idle.append(slot.session)
+            self.idle[slot.client].append(slot.session)
         self.slots.move(slot, "done")
         self.bar.update()
+        first = slot.group * self.group_size
+        group = self.slots.everyone[first:first + self.group_size]
+        if self.finished and slot.group not in self.lost and {s.state for s in group} == {"done"}:
+            self.finished([s.episode.trajectory for s in group])
 
     def release(self, slot):
         """Give the slot's pages and row back."""

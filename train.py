@@ -23,7 +23,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -33,42 +33,18 @@ from torch.nn.utils import clip_grad_norm_
 import algos
 import metrics
 import parallel
-from agentevol import Clone, check_heads, clone, continue_cloning, seconds_per_step
-from client import EnvClient, EnvError, connected
-from curriculum import choose_tasks, horizon_at, sample_tasks, stage_after
+from agentevol import (Clone, check_heads, clone, continue_cloning, seconds_per_step,
+                       tiny_settings)
+from client import EnvError, connected
+from curriculum import (choose_tasks, families_of, horizon_at, sample_tasks, shares_of,
+                        stage_after)
 from engine import check_model
-from env_server import load_env, open_env
-from eval import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                  Portion, Positive, Seed, Share, agent_for, checked, model_defaults, parse_flags)
-from metrics import Notes
-from parallel import cloned_settings, logprobs_under
-from rollout import (Agent, ContextMode, FormatName, History, Stats, Thinking, progress, to_batch)
-
-
-@dataclass
-class Run:
-    """The parts of a run, made by `setup`, and what `train` remembers from step to step."""
-    cfg: "Config"
-    module: object                # the environment's: envs/<name>.py
-    client: EnvClient
-    tasks: list                   # ids of the training tasks
-    eval_tasks: list              # ids of the held-out tasks
-    start_model: str = ""         # folder or hub id of the policy before any RL
-    agent: Agent = None
-    policy: object = None
-    optimizer: object = None
-    critic: object = None         # a transformer of its own (--critic own)
-    critic_optimizer: object = None
-    reference: object = None      # the starting policy, frozen; None without a KL
-    step: int = 0                 # the next one
-    skipped_in_a_row: int = 0     # updates that were not finite
-    history: list = field(default_factory=list)       # a dict of metrics for each step
-    notes: Notes = field(default_factory=Notes)       # what the final table needs
-    began: float = field(default_factory=time.perf_counter)   # as if never interrupted
-
-    @property
-    def device(self):
-        return self.policy.device
+from env_server import open_env
+from eval import model_defaults, open_worlds
+from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
+                      Portion, Positive, Run, Seed, Share, checked, cloned_settings, logprobs_under,
+                      parse_flags)
+from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -119,10 +95,13 @@ def play_step(run, horizon):
     long as too few groups teach something.
     """
     cfg, played, stats, began = run.cfg, [], Stats(), time.perf_counter()
+    counts = shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(run.worlds))
     for wave in range(4 if cfg.filter == "refill" else 1):
-        tasks = sample_tasks(run.tasks, cfg.tasks_per_step, run.step, cfg.seed + 1_000_003 * wave)
-        more, counted = parallel.play_tasks(run, run.policy, run.agent, tasks, cfg.group_size,
-                                            horizon, key=(cfg.seed, run.step, wave))
+        seed = cfg.seed + 1_000_003 * wave
+        tasks = [(world, task) for world, count in zip(run.worlds, counts)
+                 for task in sample_tasks(run.tasks[world], count, run.step, seed)]
+        more, counted = parallel.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
+                                            key=(cfg.seed, run.step, wave))
         played += more
         stats += counted
         if len(keep_groups(played, cfg)) == cfg.tasks_per_step * cfg.group_size:
@@ -404,22 +383,20 @@ def add_control(run):
 
 # ---- setting up ---------------------------------------------------------------------------------
 
-def setup(cfg, module, client):
+def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
-    device = parallel.start(cfg.device)
-    prompt, known = client.servers[0].game(module)
-    run = Run(cfg, module, client, tasks=choose_tasks(module, "train", 0, cfg.families, known),
-              eval_tasks=choose_tasks(module, "test", cfg.eval_tasks, cfg.families, known))
+    device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
 
     def load(path, **options):
         return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
-    run.start_model = cfg.model or cloned(cfg)
-    run.policy = load(last or run.start_model, value_head=cfg.critic == "shared")
-    run.agent = agent_for(run.policy, run.start_model, prompt, cfg)
-    run.optimizer = adamw(run.policy, cfg.lr)
+    start_model = cfg.model or cloned(cfg)
+    policy = load(last or start_model, value_head=cfg.critic == "shared")
+    worlds = open_worlds(policy, start_model, modules, clients, cfg)
+    run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
+              adamw(policy, cfg.lr))
     if cfg.kl_coef:
         run.reference = load(run.start_model).requires_grad_(False)
     if cfg.critic == "own":
@@ -432,6 +409,18 @@ def setup(cfg, module, client):
         parallel.prepare_folder(cfg)
     metrics.describe(run)
     return run
+
+
+def both_splits(worlds, families, n):
+    """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
+    held-out tasks, 0: all])."""
+    counts = shares_of(n, [1] * len(worlds)) if n else [0] * len(worlds)
+    tasks, eval_tasks = {}, []
+    for world, own, count in zip(worlds, families, counts):
+        tasks[world] = choose_tasks(world.module, "train", 0, own, world.known)
+        eval_tasks += [(world, task) for task in
+                       choose_tasks(world.module, "test", count, own, world.known)]
+    return tasks, eval_tasks
 
 
 def adamw(model, lr):
@@ -483,7 +472,8 @@ ALGOS = {
 @dataclass
 class Config:
     # what is learned, and from what
-    env: str = "textcraft_small"  # a file of envs/
+    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
+    shares: Numbers = ()          # of several environments in a step's tasks; empty: equal
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
@@ -574,7 +564,8 @@ class Config:
 
     @property
     def folder(self):
-        return os.path.join("runs", self.name or f"{self.env}-{self.algo}-{self.seed}")
+        return os.path.join("runs", self.name or
+                            f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
 
     @property
     def switches(self):           # one number: steps per horizon
@@ -588,6 +579,11 @@ def check(cfg):
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
+    names = cfg.env.split(",")
+    if len(cfg.shares) not in (0, len(names)) or len({*names}) < len(names):
+        raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected each environment once, and "
+                         "as many shares, or none for equal ones")
+    shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(names))
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
@@ -621,7 +617,8 @@ def preset(given):
         raise ValueError(f"algo={algo!r}; known: {', '.join(ALGOS)}")
     values = dict(ALGOS[algo])
     if not model or cloned_settings(model):     # a tiny policy gets what the environment asks for
-        values |= getattr(load_env(given.get("env", Config.env)), "TINY", {})
+        values |= tiny_settings(given.get("env", Config.env),
+                                {f.name: f.default for f in fields(Config)})
     if model:
         values |= model_defaults(model) | ({} if cloned_settings(model) else dict(lr=1e-6))
     if given.get("resume"):
@@ -661,11 +658,11 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
-        module = open_env(cfg.env, cfg.recipes)
+        modules = [open_env(name, cfg.recipes) for name in cfg.env.split(",")]
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
-                cfg.env_url, cfg.env, module.SUCCESS, cfg.env_workers, cfg.env_batched,
-                cfg.env_patience) as client:
-            run = setup(cfg, module, client)
+                cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
+                cfg.env_patience) as clients:
+            run = setup(cfg, modules, clients)
             try:
                 if not run.notes.before:
                     metrics.evaluate_before(run)
