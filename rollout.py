@@ -731,8 +731,8 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
     0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
-    step (i by default), so that a rank draws the numbers that one process would. finished(group's
-    trajectories) is called as soon as a group is played. EnvError when no group could be played,
+    step (i by default), so that a rank draws the numbers that one process would. finished(the group's
+    Episodes) is called as soon as a group is played. EnvError when no group could be played,
     ServersGone when no server has answered for the client's patience. If the agents have no chat,
     the engine is an API: engine.speak(episode) gives an episode its next reply.
     """
@@ -941,7 +941,7 @@ class Scheduler:
         first = slot.group * self.group_size
         group = self.slots.everyone[first:first + self.group_size]
         if self.finished and slot.group not in self.lost and {s.state for s in group} == {"done"}:
-            self.finished([s.episode.trajectory for s in group])
+            self.finished([s.episode for s in group])
 
     def release(self, slot):
         """Give the slot's pages and row back."""
