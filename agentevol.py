@@ -89,7 +89,7 @@ class Evolve(Clone):
     out: Folder = "runs/evolve"
     n: Natural = 300
     skill: Share = 1.0
-    iterations: Count = 4         # M
+    iterations: Natural = 4       # M
     samples: Counts = (1,)        # K, tries at a task, or its schedule over the iterations: 4,1,1
     explore: Natural = 0          # tasks explored in each iteration and env; 0: all
     temperature: NonNegative = 1.0     # of exploration
