@@ -356,7 +356,7 @@ def report(run):
             unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
         lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
                      f"{s['n']:4d}   {unseen}")
-    for who, (rate, error) in notes.players.items():
+    for who, (rate, error, _) in notes.players.items():
         result[who] = rate
         lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
                      f"{len(run.eval_tasks):4d}")

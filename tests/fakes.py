@@ -15,12 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
                           Qwen3Config)
 
+import rollout
 import train
 from agentevol import make_policy, make_tokenizer
 from client import EnvClient, Reply
 from engine import prepare
 from env_server import HttpServer
-from rollout import TINY_TEMPLATE
+from rollout import TINY_TEMPLATE, World
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -151,7 +152,18 @@ class LocalClient:
                 self.open.pop(session).close()
 
 
-# ---- a world, its server and a policy, for whole runs -------------------------------------------
+def collect(policy, agent, client, tasks, *arguments, **settings):
+    """rollout.collect of a single environment: tasks are its ids."""
+    world = World(client, agent)
+    return rollout.collect(policy, [(world, task) for task in tasks], *arguments, **settings)
+
+
+def play(policy, agent, client, *arguments, **settings):
+    """rollout.play in a world of this client and agent."""
+    return rollout.play(policy, World(client, agent), *arguments, **settings)
+
+
+# ---- two worlds, their server and a policy, for whole runs ---------------------------------------
 
 class Env:
     """Won by a reply of even length, or of odd length where the task's number is odd."""
@@ -188,16 +200,54 @@ def toy():
     return module
 
 
+class LongEnv:
+    """Won by a reply that is more than `task % 3` letters longer than all before it."""
+
+    def reset(self, task_id, stream=None):
+        self.task_id, self.longest = task_id, 0
+        return f"Longer than {task_id % 3}"
+
+    def step(self, action):
+        won = len(action) > self.longest + self.task_id % 3
+        self.longest = max(self.longest, len(action))
+        return f"so far {self.longest}", 2.0 if won else -0.25 * len(action), won, {
+            "success": won, "valid": True, "score": float(won)}
+
+    def expert(self):
+        return "I write more.", "a" * (self.longest + self.task_id % 3 + 1)
+
+    def random_action(self, rng):
+        return "a" * rng.randint(0, 3)
+
+    def close(self):
+        pass
+
+
+def long():
+    """Another: other ids, families, rewards and fewer turns than the toy."""
+    module = types.ModuleType("envs.long")
+    module.__dict__.update(
+        NAME="long", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(0, 9),
+        PROMPT="Write.", FAMILIES=("zero", "one", "two"),
+        family=lambda task: ("zero", "one", "two")[task % 3], Env=LongEnv)
+    return module
+
+
+def make_known():
+    """Let both be found as files of envs/ are."""
+    sys.modules.update({"envs.toy": toy(), "envs.long": long()})
+
+
 @contextlib.contextmanager
 def served():
-    """The address of a server of the toy, which runs in this process."""
-    sys.modules["envs.toy"] = toy()
-    with HttpServer(["toy"]) as server:
+    """The address of a server of both, which runs in this process."""
+    make_known()
+    with HttpServer(["toy", "long"]) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-    del sys.modules["envs.toy"]
+    del sys.modules["envs.toy"], sys.modules["envs.long"]
 
 
 def save_policy(folder):
@@ -229,7 +279,9 @@ def flags_of(**flags):
 
 def started(url, cfg):
     train.check(cfg)
-    return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))
+    names = cfg.env.split(",")
+    return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
+                       [EnvClient(url, name) for name in names])
 
 
 def trained(url, cfg):

@@ -77,8 +77,10 @@ def recorded(patch):
         asked = signature.bind(*arguments, **named)
         asked.apply_defaults()
         trajectories, stats = collect(*arguments, **named)
+        worlds, tasks = zip(*asked.arguments["tasks"])
         record.plays.append(SimpleNamespace(
-            **asked.arguments, trajectories=trajectories, step=record.run.step,
+            **asked.arguments | dict(tasks=list(tasks)), agents=[world.agent for world in worlds],
+            trajectories=trajectories, step=record.run.step,
             dropout=asked.arguments["policy"].training))
         return trajectories, stats
 
@@ -136,6 +138,11 @@ def tokens_of(play):
     return [t.token_ids for t in play.trajectories]
 
 
+def temperature_of(play):
+    (temperature,) = {agent.temperature for agent in play.agents}
+    return temperature
+
+
 # ---- what is played and measured ----------------------------------------------------------------
 
 def test_train_plays_training_tasks_alone_and_each_once_an_epoch(ppo):
@@ -162,16 +169,16 @@ def test_held_out_plays_at_the_last_horizon(ppo):
 
 
 def test_train_plays_at_its_own_temperature(ppo):
-    assert {play.agent.temperature for play in ppo.training()} == {HEAT}
+    assert {temperature_of(play) for play in ppo.training()} == {HEAT}
 
 
 def test_evaluations_are_as_many_as_were_asked_for(ppo, grpo):
     """Before RL and after it at T=1 and greedy; after every 2nd step but the last at T=1."""
     sampled, greedy = 1.0, 0.0
-    assert [(play.step, play.agent.temperature) for play in ppo.evaluations()] == [
+    assert [(play.step, temperature_of(play)) for play in ppo.evaluations()] == [
         (0, sampled), (0, greedy), (2, sampled), (4, sampled), (6, sampled),
         (STEPS, sampled), (STEPS, greedy)]
-    assert [(play.step, play.agent.temperature) for play in grpo.evaluations()] == [
+    assert [(play.step, temperature_of(play)) for play in grpo.evaluations()] == [
         (0, sampled), (0, greedy), (1, sampled), (2, sampled), (2, greedy)]
 
 
@@ -185,8 +192,9 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
         rates[0], rates[1], rates[5], rates[6]]
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
-        player = metrics.builtin_rate(ppo.run.module, who, ppo.run.eval_tasks, 3)
-        assert result[who] == player[0] and tuple(notes.players[who]) == player
+        (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
+        rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
+        assert result[who] == rate and tuple(notes.players[who]) == (rate, error, {"toy": rate})
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -213,14 +221,14 @@ def plays_of(run, steps):
 
 def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
     run = started(url, config(model, filter="none", tasks_per_step=1, group_size=4))
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     first, second, again = plays_of(run, (0, 1, 0))
     assert first == again and first != second
 
 
 def test_play_step_gives_a_task_met_twice_other_numbers_each_time(url, model):
     run = started(url, config(model, filter="none", tasks_per_step=3, group_size=4))
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     (tokens,) = plays_of(run, (0,))
     groups = [tokens[i:i + 4] for i in (0, 4, 8)]
     assert groups[0] != groups[1] != groups[2] != groups[0]
@@ -234,7 +242,7 @@ def test_play_step_gives_every_wave_numbers_and_tasks_of_its_own(url, model, mon
     assert len(tokens) == 4 * 2 * 2                         # no group is varied: all four waves
     tasks = [t.task_id for t in train.play_step(run, 2)[0]][::2]
     assert len({tuple(tasks[i:i + 2]) for i in (0, 2, 4, 6)}) == 4
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     (tokens,) = plays_of(run, (0,))
     waves = [tokens[i:i + 4] for i in (0, 4, 8, 12)]
     assert all(a != b for i, a in enumerate(waves) for b in waves[:i])
@@ -244,7 +252,7 @@ def test_play_step_depends_on_the_seed(url, model):
     tokens = []
     for seed in (0, 1):
         run = started(url, config(model, filter="none", seed=seed))
-        run.tasks = [7]
+        run.tasks = dict.fromkeys(run.worlds, [7])
         tokens += plays_of(run, (0,))
     assert tokens[0] != tokens[1]
 
@@ -274,14 +282,15 @@ def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, mon
         asked.append(policy) or collect(policy, *arguments, **named)))
     mine, other = run.policy, parallel.load(model, "cpu")
     metrics.sampled_and_greedy(run, other)
-    assert asked == [other, other] and run.policy is mine and run.agent.temperature == HEAT
+    assert asked == [other, other] and run.policy is mine
+    assert [world.agent.temperature for world in run.worlds] == [HEAT]
     metrics.sampled_and_greedy(run)
     assert asked[2:] == [mine, mine]
 
 
 def test_held_out_counts_successes_and_goals_never_trained_on(url, model, monkeypatch):
     run = started(url, config(model, eval_tasks=0))
-    played = [Trajectory(task, success=task in (41, 55, 56)) for task in TEST_IDS]
+    played = [Trajectory(task, env="toy", success=task in (41, 55, 56)) for task in TEST_IDS]
     monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (played, Stats()))
     rate = metrics.held_out(run, 1.0)
     assert (rate["n"], rate["unseen_n"]) == (20, 5)                 # unseen: tasks 55 to 59
@@ -685,18 +694,19 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
     run, asked = started(url, config(model)), []
     ranks(monkeypatch, 1, 3)
 
-    def collect(policy, agent, client, tasks, group_size, horizon, key, places, **rest):
+    def collect(policy, tasks, group_size, horizon, key, places, **rest):
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
-                for task, place in zip(tasks, places)], Stats()
+                for (_, task), place in zip(tasks, places)], Stats()
     monkeypatch.setattr(parallel, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
     monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
-    tasks = [54, 53, 52, 51, 50]
-    played, stats = parallel.play_tasks(run, run.policy, run.agent, tasks, 1, 2, (9,))
-    assert asked == [([53, 50], [1, 4], (9,))]
-    assert [t.task_id for t in played] == tasks and stats.dropped == 3
+    (world,) = run.worlds
+    tasks = [(world, task) for task in (54, 53, 52, 51, 50)]
+    played, stats = parallel.play_tasks(run, run.policy, tasks, 1, 2, (9,))
+    assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))]
+    assert [t.task_id for t in played] == [54, 53, 52, 51, 50] and stats.dropped == 3
 
 
 # ---- resuming -----------------------------------------------------------------------------------
@@ -706,8 +716,8 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     run = started(url, cfg)
     run.step, run.skipped_in_a_row = 2, 3
     rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
-    run.notes = metrics.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
-                              players=dict(random=(0.5, 0.1), expert=(1.0, 0.0)),
+    run.notes = parallel.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
+                              players=dict(random=(0.5, 0.1, dict(toy=0.5)), expert=(1.0, 0.0, {})),
                               warnings=[(0, "entropy", "it fell")])
     with open("runs/memory/metrics.jsonl", "w") as file:
         file.writelines(json.dumps(dict(step=s, seconds=2.0 + s)) + "\n" for s in range(5))
@@ -735,7 +745,7 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
 def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
     recorded_main(url, model, steps=1, name="once", save_every=1)
     again = recorded_main(url, model, "--resume", steps=2, name="once")
-    assert [(p.step, p.agent.temperature) for p in again.evaluations()] == [(2, 1.0), (2, 0.0)]
+    assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(2, 1.0), (2, 0.0)]
     assert [p.step for p in again.training()] == [1]
 
 

@@ -22,10 +22,10 @@ import rollout
 from client import EnvError, ServerAway
 from engine import Engine
 from envs import textcraft_small
-from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, token_logprobs,
-                   twins)
+from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
+                   token_logprobs, twins)
 from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Sampler, Scheduler, Slot, Slots,
-                     Stats, Trajectory, Turn, collect, last, make_engine, play, text_hash, to_batch)
+                     Stats, Trajectory, Turn, last, make_engine, text_hash, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -105,7 +105,7 @@ def test_trajectory_lists_stay_parallel():
 
 def test_trajectory_text_marks_exactly_the_trained_tokens():
     tok = tokenizer()
-    t = Trajectory(3, score=0.5, truncated="horizon")
+    t = Trajectory(3, env="maze", score=0.5, truncated="horizon")
     t.begin_context(tok.encode("<|user|>hi<|end|><|assistant|>"))
     t.add_action(tok.encode("go<|end|>"), [-1.0] * 3)
     t.turns[0].reward = 0.5
@@ -116,7 +116,7 @@ def test_trajectory_text_marks_exactly_the_trained_tokens():
     assert t.text(tok) == (
         "<|user|>hi<|end|><|assistant|>⟦go<|end|>⟧ (reward 0.5)<|user|>ok<|end|><|assistant|>"
         "⟦so⟧ (reward 0, not understood)<|end|>\n"
-        "[task 3: return 0.5, score 0.5, truncated: horizon]")
+        "[maze 3: return 0.5, score 0.5, truncated: horizon]")
     t.turns[1].valid = None                                # an original does not say
     assert "not understood" not in t.text(tok)
 
@@ -755,9 +755,9 @@ def test_collect_does_not_spin_while_it_waits():
         if len(seen) == 2:
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
-    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0) for member in range(2)]
     client = LocalClient(batched=False, before=before)
-    scheduler = Scheduler(slots, make_engine(policy(), who, 2), who, client, 0)
+    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0, client) for member in range(2)]
+    scheduler = Scheduler(slots, make_engine(policy(), who, 2), group_size=2, retries=0)
     real = scheduler.sampler.prefill
 
     def prefill():
@@ -1196,7 +1196,7 @@ def sampler_with(prompts, pages, page_size=8):
     """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
     who, slots = agent(), []
     for member, text in enumerate(prompts):
-        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), group=member))
+        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), member, None))
         slots[-1].episode.observe(text)
     engine = Engine(policy(), len(slots), pages, page_size)
     sampler = Sampler(engine, who, Slots(slots), Stats())

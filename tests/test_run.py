@@ -348,17 +348,17 @@ def test_play_tasks_ends_every_rank_when_one_ranks_servers_are_gone(mine, url, m
         monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
     monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
     with pytest.raises(ServersGone, match="no server has answered for 60 s"):
-        parallel.play_tasks(run, run.policy, run.agent, [3, 5], 1, 2, (0,))
+        parallel.play_tasks(run, run.policy, [(run.worlds[0], n) for n in (3, 5)], 1, 2, (0,))
 
 
 def gone_at(step, monkeypatch):
     """From this step on no environment answers."""
     collect = parallel.collect
 
-    def gone(policy, agent, client, tasks, group_size, horizon, key, *rest, **more):
+    def gone(policy, tasks, group_size, horizon, key, *rest, **more):
         if key[1] == step:
             raise ServersGone("no server has answered for 60 s")
-        return collect(policy, agent, client, tasks, group_size, horizon, key, *rest, **more)
+        return collect(policy, tasks, group_size, horizon, key, *rest, **more)
     monkeypatch.setattr(parallel, "collect", gone)
 
 
