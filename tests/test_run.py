@@ -321,7 +321,8 @@ def test_a_step_without_a_sampled_token_teaches_nothing_and_is_recorded(flags, u
 
 def test_a_run_whose_prompts_have_grown_too_long_says_so(url, model):
     run = started(url, config(model))
-    run.step, run.agent = 1, replace(run.agent, max_context=10)
+    run.step, (world,) = 1, run.worlds
+    world.agent = replace(world.agent, max_context=10)
     with pytest.raises(ValueError, match="^no prompt fits: the shortest has"):
         train.play_step(run, 2)
 
@@ -392,7 +393,7 @@ def test_main_hands_the_patience_to_the_client(url, model, monkeypatch):
     monkeypatch.setattr(train, "connected", connected)
     with pytest.raises(SystemExit, match="enough"):
         train.main(command(model, url, env_patience=7.5))
-    assert asked[0][5] == 7.5
+    assert asked[0][4] == 7.5
 
 
 @pytest.mark.parametrize("device, backend, where", [
