@@ -119,9 +119,11 @@ class Toy:
 
 class LocalClient:
     """EnvClient's interface around environments in this process. before(session, kind, argument)
-    is called first, in the client's thread; it may wait, raise, or return an EnvError to answer."""
+    is called first, in the client's thread; it may wait, raise, or return an EnvError to answer.
+    name: what its sessions begin with."""
 
-    def __init__(self, make_env=Toy, batched=True, connections=8, before=None):
+    def __init__(self, make_env=Toy, batched=True, connections=8, before=None, name="here"):
+        self.name = name
         self.make_env, self.batched, self.connections = make_env, batched, connections
         self.before, self.numbers, self.lock = before, itertools.count(), threading.Lock()
         self.open, self.opened, self.asked = {}, 0, []
@@ -137,7 +139,7 @@ class LocalClient:
         if trouble:
             return trouble
         if session is None:
-            session = ("here", next(self.numbers))
+            session = (self.name, next(self.numbers))
             self.open[session] = self.make_env()
             self.opened += 1
         if kind == "step":
