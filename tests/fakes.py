@@ -202,54 +202,54 @@ def toy():
     return module
 
 
-class LongEnv:
-    """Won by a reply that is more than `task % 3` letters longer than all before it."""
+class SumsEnv:
+    """Won by a reply whose letters' numbers add up to the task's, modulo 3."""
 
     def reset(self, task_id, stream=None):
-        self.task_id, self.longest = task_id, 0
-        return f"Longer than {task_id % 3}"
+        self.task_id = task_id
+        return f"Sum {task_id % 3}"
 
     def step(self, action):
-        won = len(action) > self.longest + self.task_id % 3
-        self.longest = max(self.longest, len(action))
-        return f"so far {self.longest}", 2.0 if won else -0.25 * len(action), won, {
-            "success": won, "valid": True, "score": float(won)}
+        number = sum(map(ord, action)) % 3
+        won = number == self.task_id % 3
+        return f"No, {number}", 2.0 if won else -0.25 * number, won, {
+            "success": won, "valid": len(action) < 3, "score": float(won)}
 
     def expert(self):
-        return "I write more.", "a" * (self.longest + self.task_id % 3 + 1)
+        return "I add.", "cab"[self.task_id % 3]            # 99, 97 and 98
 
     def random_action(self, rng):
-        return "a" * rng.randint(0, 3)
+        return rng.choice("abc")
 
     def close(self):
         pass
 
 
-def long():
+def sums():
     """Another: other ids, families, rewards and fewer turns than the toy."""
-    module = types.ModuleType("envs.long")
+    module = types.ModuleType("envs.sums")
     module.__dict__.update(
-        NAME="long", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(0, 9),
-        PROMPT="Write.", FAMILIES=("zero", "one", "two"),
-        family=lambda task: ("zero", "one", "two")[task % 3], Env=LongEnv)
+        NAME="sums", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(60, 69),
+        PROMPT="Add.", FAMILIES=("zero", "one", "two"), family=lambda task: ("zero", "one", "two")[task % 3],
+        Env=SumsEnv)
     return module
 
 
 def make_known():
     """Let both be found as files of envs/ are."""
-    sys.modules.update({"envs.toy": toy(), "envs.long": long()})
+    sys.modules.update({"envs.toy": toy(), "envs.sums": sums()})
 
 
 @contextlib.contextmanager
 def served():
     """The address of a server of both, which runs in this process."""
     make_known()
-    with HttpServer(["toy", "long"]) as server:
+    with HttpServer(["toy", "sums"]) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-    del sys.modules["envs.toy"], sys.modules["envs.long"]
+    del sys.modules["envs.toy"], sys.modules["envs.sums"]
 
 
 def save_policy(folder):

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import statistics
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ import metrics
 import parallel
 import train
 from fakes import SMALL, Env, config, flags_of, save_policy, served, started, trained
-from rollout import Stats, Trajectory, Turn
+from rollout import Agent, Stats, Trajectory, Turn, World
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -132,6 +133,15 @@ def grpo(url, model):
     """A recorded run of GRPO, evaluated after every step, whose gradients are not clipped."""
     return recorded_main(url, model, algo="grpo", steps=2, eval_every=1, name="plain",
                          max_grad_norm=1e9)
+
+
+@pytest.fixture(scope="module")
+def both(url, model):
+    """A recorded run of GRPO on two environments: of 8 tasks a step 6 of the toy and 2 of sums, 5
+    and 4 of 9 held-out ones."""
+    return recorded_main(url, model, env="toy,sums", shares=(3, 1), tasks_per_step=8, steps=4,
+                         eval_tasks=9, eval_every=2, switch_every=(2,), sample_every=1,
+                         filter="none", name="both")
 
 
 def tokens_of(play):
@@ -323,6 +333,151 @@ def trajectory(reward):
     made.add_action([2], [-1.0])
     made.turns[0].reward = float(reward)
     return made
+
+
+# ---- two environments ---------------------------------------------------------------------------
+
+def envs_of(play):
+    return [agent.module.NAME for agent in play.agents]
+
+
+def test_train_deals_the_tasks_of_a_step_by_shares(both):
+    """6 a step of the toy's 40 tasks, 2 of the 30 of sums; none twice in an epoch."""
+    dealt = {"toy": [], "sums": []}
+    for play in both.training():
+        assert envs_of(play) == ["toy"] * 6 + ["sums"] * 2
+        for name, task in zip(envs_of(play), play.tasks):
+            dealt[name].append(task)
+        assert [(t.env, t.task_id) for t in play.trajectories] == [
+            pair for pair in zip(envs_of(play), play.tasks) for _ in range(4)]
+    assert {name: len(set(tasks)) for name, tasks in dealt.items()} == dict(toy=24, sums=8)
+    assert set(dealt["toy"]) <= set(TRAIN_IDS) and set(dealt["sums"]) <= set(range(100, 130))
+
+
+def test_train_deals_as_many_of_each_where_no_shares_are_given(url, model, monkeypatch):
+    run, asked = started(url, config(model, env="sums,toy", tasks_per_step=5)), []
+    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_, **__: (
+        asked.extend(tasks) or [trajectory(0)] * 4, Stats()))
+    train.play_step(run, 2)
+    assert [world.module.NAME for world, _ in asked] == ["sums"] * 3 + ["toy"] * 2
+
+
+def test_each_environment_is_played_by_its_own_rules_and_no_longer_than_it_allows(both):
+    """Of the horizons 2 and 3 sums plays 2: its HORIZON."""
+    assert [play.horizon for play in both.training()] == [2, 2, 3, 3]
+    assert {agent.module.NAME: agent.prompt for play in both.plays for agent in play.agents} == {
+        "toy": "Reply.", "sums": "Add."}
+    turns = {name: max(len(t.turns) for play in both.plays for t in play.trajectories
+                       if t.env == name) for name in ("toy", "sums")}
+    assert turns == dict(toy=3, sums=2)
+
+
+def test_held_out_plays_test_tasks_of_both_always_the_same(both):
+    for play in both.evaluations():
+        assert envs_of(play) == ["toy"] * 5 + ["sums"] * 4
+        assert play.tasks == both.evaluations()[0].tasks
+    toys, others = play.tasks[:5], play.tasks[5:]
+    assert len({*toys}) == 5 and {*toys} <= {*TEST_IDS} and len({*others}) == 4
+    assert {*others} <= {*range(60, 69)}
+
+
+def test_metrics_of_each_environment_are_what_its_episodes_say(both):
+    for play, line in zip(both.training(), both.run.history, strict=True):
+        toys, others = play.trajectories[:24], play.trajectories[24:]     # 6 and 2 groups of 4
+        assert len(others) == 8
+        for name, played in (("toy", toys), ("sums", others)):
+            assert line[f"success_{name}"] == statistics.fmean(t.success for t in played)
+            assert line[f"reward_{name}"] == pytest.approx(
+                statistics.fmean(sum(turn.reward for turn in t.turns) for t in played))
+        assert line["success"] == pytest.approx(
+            0.75 * line["success_toy"] + 0.25 * line["success_sums"])
+    assert len({line["reward_sums"] for line in both.run.history}) > 1
+    assert {line["reward_sums"] != line["reward_toy"] for line in both.run.history} == {True}
+
+
+def test_metrics_of_a_single_environment_have_no_second_name(grpo):
+    assert not any("toy" in key for line in grpo.run.history for key in line)
+
+
+def test_the_random_players_line_weighs_the_environments_by_their_episodes(both):
+    toy, sums = (world.module for world in both.run.worlds)
+
+    def rate(module, horizon):
+        return metrics.builtin_rate(module, "random", module.TRAIN, horizon)[0]
+    want = [0.75 * rate(toy, horizon) + 0.25 * rate(sums, 2) for horizon in (2, 2, 3, 3)]
+    assert [line["random"] for line in both.run.history] == pytest.approx(want)
+
+
+def test_held_out_tells_the_success_in_each_environment(both):
+    notes, plays = both.run.notes, both.evaluations()
+    rates = [notes.before["sampled"], notes.before["greedy"],
+             notes.after["sampled"], notes.after["greedy"]]
+    for rate, play in zip(rates, plays[:2] + plays[-2:]):
+        assert rate["envs"] == {
+            "toy": statistics.fmean(t.success for t in play.trajectories[:5]),
+            "sums": statistics.fmean(t.success for t in play.trajectories[5:])}
+        assert rate["success"] == pytest.approx((5 * rate["envs"]["toy"]
+                                                 + 4 * rate["envs"]["sums"]) / 9)
+        # 55 to 59 of the toy; none of sums, though its ids are above 55
+        assert rate["unseen_n"] == sum(task >= 55 for task in play.tasks[:5])
+
+
+def test_the_tables_players_are_weighed_by_the_tasks_of_each_environment(both):
+    toy, sums = (world.module for world in both.run.worlds)
+    ids = both.evaluations()[0].tasks
+    result = json.load(open("runs/both/result.json"))
+    for who in ("random", "expert"):
+        (a, a_error), (b, b_error) = (
+            metrics.builtin_rate(toy, who, ids[:5], 3), metrics.builtin_rate(sums, who, ids[5:], 2))
+        rate, error, envs = both.run.notes.players[who]
+        assert result[who] == rate == pytest.approx((5 * a + 4 * b) / 9)
+        assert error == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
+        assert envs == dict(toy=a, sums=b)
+    assert result["expert"] == 1 > result["random"] > 0
+
+
+def test_player_rate_by_hand(monkeypatch):
+    """Three tasks of one at 0.5 +- 0.1, one of the other at 1 +- 0.2: 0.625 +- 0.0901, root of
+    (3/4 * 0.1)^2 + (1/4 * 0.2)^2."""
+    asked = []
+
+    def builtin_rate(module, player, tasks, horizon):
+        asked.append((module.NAME, player, tasks, horizon))
+        return {"toy": (0.5, 0.1), "sums": (1.0, 0.2)}[module.NAME]
+    monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
+    toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
+                   for name, most in (("toy", math.inf), ("sums", 2)))
+    rate, error, envs = metrics.player_rate(
+        "random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
+    assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
+    assert (rate, error) == (pytest.approx(0.625), pytest.approx(0.0901388))
+    assert envs == dict(toy=0.5, sums=1.0)
+
+
+def test_samples_name_the_environment_of_each_episode(both):
+    text = open("runs/both/samples.txt").read()
+    assert "[toy " in text and text.count("---- step ") == 8
+
+
+@pytest.mark.parametrize("families, train_ids, test_ids", [
+    ("", (range(40), range(100, 130)), (range(40, 60), range(60, 69))),
+    ("odd", (range(1, 40, 2), range(100, 130)), (range(41, 60, 2), range(60, 69))),
+    ("odd,two", (range(1, 40, 2), range(101, 130, 3)), (range(41, 60, 2), (62, 65, 68)))])
+def test_both_splits_takes_from_each_environment_its_families(families, train_ids, test_ids, url,
+                                                              model):
+    """Of an environment of which none is named: all."""
+    run = started(url, config(model, env="toy,sums", families=families, eval_tasks=0))
+    assert [run.tasks[world] for world in run.worlds] == [*map(list, train_ids)]
+    assert run.eval_tasks == [(world, task) for world, ids in zip(run.worlds, test_ids)
+                              for task in ids]
+
+
+def test_both_splits_keeps_to_what_a_server_knows(url):
+    toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]), known=known)
+                    for name, known in (("toy", {3, 5, 41}), ("sums", None)))
+    assert train.both_splits([toys, others], ["", "two"], 6) == (
+        {toys: [3, 5], others: [*range(101, 130, 3)]},
+        [(toys, 41), (others, 62), (others, 65), (others, 68)])
 
 
 # ---- the learning rate --------------------------------------------------------------------------

@@ -365,6 +365,7 @@ RUNS = {
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
     "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
     "adaptive horizons": dict(STAGED, curriculum="adaptive"),
+    "two environments": dict(STAGED, env="toy,sums", shares=(1, 3)),
 }
 
 
@@ -508,7 +509,7 @@ def test_resume_takes_the_runs_own_flags(url, model):
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
 SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance="mask",
-                       importance_cap=2.0, importance_low=0.5),
+                       importance_cap=2.0, importance_low=0.5, env="toy,sums", shares=(3, 1)),
           "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
 
 
@@ -1013,6 +1014,16 @@ MISTAKES = [
     ("--model ./absent", "./absent: no such folder"),
     ("--model EMPTY", "no weights in this folder"),
     ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
+    ("--env maze,nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
+    ("--env maze,", "unknown environment ''; there are: .*textcraft"),
+    ("--env maze,maze", r"env=maze,maze, shares=\(\): expected each environment once"),
+    ("--env maze,wordle --shares 1", r"shares=\(1,\): .* as many shares, or none for equal ones"),
+    ("--shares 1,2", "env=textcraft_small, .* as many shares"),
+    ("--env maze,wordle --shares 99,1", "32 tasks by shares .*: some environment gets none"),
+    ("--env maze,wordle --tasks-per-step 1", "1 tasks by shares .*: some environment gets none"),
+    ("--env maze,wordle --shares 0,0", r"shares \(0, 0\): expected numbers above 0"),
+    ("--env maze,wordle --shares=2,-1", r"shares \(2, -1\): expected numbers above 0"),
+    ("--env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
 ]
 
 
@@ -1053,7 +1064,7 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
-    ("--env wordle --env-url URL", "serves toy, long, not wordle"),
+    ("--env wordle --env-url URL", "serves toy, sums, not wordle"),
     ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd"),
     ("--env toy --env-url URL --max-turn-tokens 0 --model MODEL", "max_turn_tokens=0")])
 def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
