@@ -230,8 +230,8 @@ def sums():
     module = types.ModuleType("envs.sums")
     module.__dict__.update(
         NAME="sums", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(60, 69),
-        PROMPT="Add.", FAMILIES=("zero", "one", "two"), family=lambda task: ("zero", "one", "two")[task % 3],
-        Env=SumsEnv)
+        PROMPT="Add.", FAMILIES=("zero", "one", "two"), Env=SumsEnv,
+        family=lambda task: ("zero", "one", "two")[task % 3])
     return module
 
 

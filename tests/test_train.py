@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
+import agentevol
 import algos
 import curriculum
 import eval as evaluation
@@ -34,8 +36,9 @@ import parallel
 import train
 from agentevol import Clone, make_policy
 from client import EnvClient, EnvError
-from curriculum import choose_tasks
+from curriculum import choose_tasks, families_of
 from engine import load_policy
+from env_server import load_env
 from envs import maze
 from eval import model_defaults
 from fakes import SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained
@@ -606,6 +609,49 @@ def test_an_environment_says_what_its_tiny_policy_needs(model):
     assert (tiny.horizons, tiny.max_context, tiny.clone_width) == ((3, 6), 2048, 96)
     assert (chat.horizons, chat.families) == (Config.horizons, "")
     assert flags_chosen("--env babyai --horizons 4").horizons == (4,)
+
+
+ASKED = {       # by three environments; of the defaults lr is 0.5, the context "full", all others 8
+    "a": dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=4, form="long",
+              context="window"),
+    "b": dict(lr=0.75, clone_lr=1.0, horizons=(5, 7), width=6, form="long"),
+    "c": {}}
+
+
+@pytest.mark.parametrize("names, settings", [
+    ("a", ASKED["a"]), ("c", {}),                           # of one: as it asks
+    ("a,b", dict(families="x,y", lr=0.25, clone_lr=1.0, horizons=(3, 9), width=6, form="long")),
+    ("b,c", dict(lr=0.5, clone_lr=1.0, horizons=(5, 8), width=8)),
+    ("c,a", dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=8))])
+def test_tiny_settings_of_several_environments_suit_them_all(names, settings, monkeypatch):
+    """The lower rates, the horizons that end later, of other numbers the larger, texts where all
+    agree; who asks for nothing stands for the default."""
+    defaults = dict(families="", lr=0.5, clone_lr=8.0, horizons=(5, 8), width=8, form="short",
+                    context="full")
+    monkeypatch.setattr(agentevol, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
+    assert agentevol.tiny_settings(names, defaults) == settings
+
+
+def test_tiny_settings_of_any_two_environments_make_a_run():
+    names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))
+    assert len(names) > 8
+    for chosen in [*itertools.combinations(names, 2), names]:
+        cfg = flags_chosen(f"--env {','.join(chosen)}")
+        train.check(cfg)
+        modules = [load_env(name) for name in chosen]
+        for module, own in zip(modules, families_of(modules, cfg.families)):
+            asked = getattr(module, "TINY", {})
+            assert set(asked.get("families", "").split(",")) <= set(own.split(","))
+            assert cfg.max_context >= asked.get("max_context", 0)
+            assert cfg.horizons[-1] >= max(asked.get("horizons", (0,)))
+
+
+def test_open_worlds_keeps_several_environments_to_their_own_horizons(url, model):
+    pair = started(url, config(model, env="toy,sums", name="pair")).worlds
+    assert [(world.module.NAME, world.most_turns) for world in pair] == [("toy", 4), ("sums", 2)]
+    assert [world.agent.prompt for world in pair] == ["Reply.", "Add."]
+    (alone,) = started(url, config(model, env="sums", name="alone")).worlds
+    assert alone.most_turns == math.inf
 
 
 def test_without_a_kl_there_is_no_reference(url, model):
