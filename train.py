@@ -601,6 +601,7 @@ def check(cfg):
         raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected each environment once, and "
                          "as many shares, or none for equal ones")
     shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(names))
+    shares_of(cfg.eval_tasks or len(names), [1] * len(names))
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="

@@ -23,10 +23,12 @@ from curriculum import choose_tasks
 from engine import load_policy
 from env_server import HttpServer, open_env
 from envs import frozenlake, maze, textcraft_small, wordle
-from eval import (Config, Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive,
-                  Share, agent_for, checked, model_defaults, parse_flags, run, summarise)
+from eval import Config, model_defaults, open_worlds, run, summarise
+from fakes import collect
 from metrics import builtin_rate, mean_and_error, play_builtin
-from rollout import Agent, collect
+from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
+                      checked, parse_flags)
+from rollout import Agent
 from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent
@@ -205,9 +207,9 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
     """The fake original is won by any reply; of maze it has the double T alone, 11 tasks of TEST,
     of wordle the first 50, every fifth of them in TEST."""
     monkeypatch.setattr(env, "ORIGINAL", range(26 if env is maze else 50), raising=False)
-    prompts = []
-    monkeypatch.setattr(evaluation, "collect", lambda policy, agent, *rest, **more: prompts.append(
-        agent.prompt) or collect(policy, agent, *rest, **more))
+    prompts, play = [], evaluation.collect
+    monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
+        tasks[0][0].agent.prompt) or play(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
     with serving(server) as address:
         figures = run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
@@ -225,12 +227,13 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
 
 
 def test_run_speaks_as_the_flags_say(url, model, monkeypatch):
-    used = []
+    used, play = [], evaluation.collect
 
-    def noting(policy, agent, client, tasks, k, horizon, key, **rest):
+    def noting(policy, tasks, k, horizon, key, **rest):
+        agent = tasks[0][0].agent
         used.append((agent.prompt, agent.format, agent.context, agent.max_turn_tokens,
                      agent.max_context, agent.temperature, key))
-        return collect(policy, agent, client, tasks, k, horizon, key, **rest)
+        return play(policy, tasks, k, horizon, key, **rest)
     monkeypatch.setattr(evaluation, "collect", noting)
     run(Config(env="maze", model=model, n=1, horizon=2, env_url=url, format="react", seed=9,
                context="window", max_turn_tokens=4, max_context=900, temperature=0.7))
@@ -294,11 +297,12 @@ def broken(model, tmp_path_factory):
     return folders
 
 
-def test_load_policy_asks_for_an_embedding_of_every_token(broken):
+def test_load_policy_asks_for_an_embedding_of_every_token(broken, url):
     with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
         load_policy(broken["few"])
-    agent = agent_for(load_policy(broken["just"]), broken["just"], maze.PROMPT,
-                      Config(max_turn_tokens=5, temperature=0.5))
+    (world,) = open_worlds(load_policy(broken["just"]), broken["just"], [maze],
+                           [EnvClient(url, "maze")], Config(max_turn_tokens=5, temperature=0.5))
+    agent = world.agent
     assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
 
 

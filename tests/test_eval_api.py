@@ -19,8 +19,9 @@ import client
 import eval as evaluation
 import rollout
 from client import EnvError
-from eval import Config, checked, read_completion, run
+from eval import Config, read_completion, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
+from parallel import checked
 from rollout import FORMATS, HISTORY
 
 KEY = "sk-Top/Secret+0123456789"
