@@ -422,12 +422,11 @@ def cloned(cfg, device):
         given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
                              if name.startswith("clone_")}        # clone_steps, not RL's steps
         settings = Clone(**{f.name: given[f.name] for f in fields(Clone) if f.name in given})
-        if parallel.rank() == 0:
-            seconds = seconds_per_step(settings, cfg.max_context // 4)
-            minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
-                cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate
-            parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
-                         f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
+        seconds = seconds_per_step(settings, cfg.max_context // 4)
+        minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
+            cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
+        parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
+                     f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
         clone(settings, out, device)
     return out
 
