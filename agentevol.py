@@ -28,12 +28,12 @@ import algos
 import metrics
 import parallel
 from client import EnvError, connected
-from curriculum import choose_tasks, families_of, sample_tasks
+from curriculum import choose_tasks, families_of, sample_tasks, shares_of
 from engine import check_heads, check_model, from_pretrained, make_policy
 from env_server import load_env, open_env
 from envs import demonstrations
 from envs._agentgym import TRAJECTORIES, read_trajectories, write_trajectories
-from eval import CHAT_MODEL, open_worlds
+from eval import model_defaults, open_worlds
 from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
                       Seed, Share, Vocabulary, both_splits, parse_flags, tiny_settings)
 from rollout import (ContextMode, FormatName, History, Stats, Thinking, progress, to_batch,
@@ -114,7 +114,7 @@ class Evolve(Clone):
 
     @property
     def folder(self):
-        return self.out
+        return os.path.normpath(self.out)
 
     @property
     def horizons(self):
@@ -162,9 +162,9 @@ def explore(run):
         played, counted = parallel.play_tasks(run, run.policy, tasks, each, cfg.horizon,
                                               (cfg.seed, run.step, wave))
         explored, stats, budget = explored + played, stats + counted, budget - each * len(tasks)
-        settled = {(t.env, t.task_id) for t in played if not t.turns or t.score > threshold(t.env)}
-        tasks = [(world, task) for world, task in tasks
-                 if (world.module.NAME, task) not in settled]
+        failed = {(t.env, t.task_id) for t in played if t.turns} - {
+            (t.env, t.task_id) for t in successes(played, cfg.dedupe)}
+        tasks = [(world, task) for world, task in tasks if (world.module.NAME, task) in failed]
 
 
 def threshold(env):
@@ -325,11 +325,11 @@ def setup(cfg, modules, clients):
     worlds = open_worlds(policy, base, modules, clients, cfg)
     tasks, eval_tasks = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
                                     {(t.env, t.task_id) for t in base_set})
-    run = Run(cfg, worlds, tasks, eval_tasks, base, policy,
-              torch.optim.AdamW(policy.parameters()))
+    run = Run(cfg, worlds, tasks, eval_tasks, base, policy, torch.optim.AdamW(policy.parameters()))
     if last:
         parallel.restore(run, last)
         run.history = metrics.history_until(cfg.folder, run.step)
+        parallel.prepare_folder(cfg)        # what may change has perhaps changed
     metrics.describe(run)
     return run, base_set
 
@@ -343,32 +343,44 @@ MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_u
 
 def preset(kind, given):
     """What flags leave open: what a resumed run was begun with; what the environments ask of a tiny
-    policy, as far as it concerns cloning; how a chat model speaks. ValueError."""
+    policy, as far as it concerns cloning; how a model speaks. ValueError."""
     if given.get("resume"):
         return parallel.begun(kind, kind(**given).folder, given,
                               [f.name for f in fields(kind) if f.name not in MAY_CHANGE])
-    if given.get("model"):
-        return CHAT_MODEL | {name: 1e-5 for name in ("lr", "learn_lr") if hasattr(kind, name)}
+    model = given.get("model", "")
+    speaks = model_defaults(model) if model else {}
+    if model and not parallel.cloned_settings(model):
+        return speaks | {name: 1e-5 for name in ("lr", "learn_lr") if hasattr(kind, name)}
     asked = tiny_settings(given.get("env", kind.env), {
         f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(kind)})
     own = {"clone_n", "clone_skill"} if kind is Evolve else set()
     return {name.removeprefix("clone_"): value for name, value in asked.items()
-            if name in SHARED or name.startswith("clone_") and name not in own}
+            if name in SHARED or name.startswith("clone_") and name not in own} | speaks
 
 
 def check(cfg):
     """Refuse in one sentence, before anything is made, what cannot work. ValueError."""
+    names, evolving = cfg.env.split(","), type(cfg) is Evolve
+    if len({*names}) < len(names):
+        raise ValueError(f"env={cfg.env}: expected each environment once")
+    families_of([load_env(name) for name in names], cfg.families)
+    if evolving:
+        shares_of(cfg.eval_tasks or len(names), [1] * len(names))
     if cfg.model:
         check_model(cfg.model)
     else:
         check_heads(cfg.width, cfg.heads)
-        if cfg.format == "tool" or not (cfg.demos or cfg.n):
-            raise ValueError(f"format={cfg.format}, n={cfg.n}: a tiny policy has no tools, and "
-                             "all it knows is from demonstrations")
+    if cfg.format == "tool":
+        raise ValueError("format='tool': demonstrations hold no tool calls; use another format")
+    if not (cfg.demos or cfg.n) and (not cfg.model or evolving and cfg.control):
+        raise ValueError("n=0: a tiny policy and --control learn from demonstrations; give --n 1 "
+                         "or more, or --demos")
     if cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"demos={cfg.demos!r}, format={cfg.format}, context={cfg.context}: replies"
                          " of a file are thought and action; use --format react or agentgym and "
                          "--context full")
+    if cfg.demos:
+        read_trajectories(cfg.demos, names)
 
 
 def main():

@@ -155,7 +155,8 @@ def record_iteration(run, explored, kept, stats, seconds):
     line = dict(
         step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
-        random=player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
+        random=run.history[-1]["random"] if run.history else
+        player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
         held_out=held["success"], held_out_stderr=held["stderr"],
         **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
     run.history.append(line)
@@ -163,7 +164,7 @@ def record_iteration(run, explored, kept, stats, seconds):
     write_samples(run, explored)
     parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
                  f"{line['success']:.0%} | kept {len(kept)}"
-                 f"{'' if kept else ': it learns from the demonstrations alone'} | held out "
+                 f"{'' if kept else ': no success among them'} | held out "
                  f"{held['success']:.1%} ± {held['stderr']:.1%} | {seconds:.0f} s | dropped "
                  f"{stats.dropped}")
     return held

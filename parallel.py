@@ -397,7 +397,7 @@ def logprobs_under(run, model, batch):
 def claimed(folder):
     """Within, no other process can claim this run's folder: rank 0 holds a lock, which ends with
     its process however that ends. ValueError if another run holds it."""
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
     with open(f"{folder}.lock", "a") as file:
         try:
             if os.environ.get("RANK", "0") == "0":

@@ -8,6 +8,7 @@
 each token. `collect` plays many at once on the engine's pages and must give the very same tokens.
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
+import copy
 import hashlib
 import itertools
 import json
@@ -717,9 +718,21 @@ def reply(agent, turn, number=0, notes=None):
         FORMATS[agent.format].compose(thought, action, number, notes)
 
 
+def quoting(agent, demo):
+    """The agent; in the format agentgym, for a demonstration of a file, one that opens with the
+    file's words and takes every reply. Other formats state the rules in their own way."""
+    if not agent.manner or "opening" not in demo:
+        return agent
+    quoting = copy.copy(agent)
+    rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
+    quoting.manner = Manner(rules, lambda text: (text, ""), agreed=agreed)
+    return quoting
+
+
 def texts_of(agent, demo):
     """What a tiny policy reads and writes in a demonstration; the rules only if its template does
     not leave them out (rollout.TINY_TEMPLATE)."""
+    agent = quoting(agent, demo)
     texts = [m["content"] for m in agent.start() if m["role"] != "system"]
     for i, turn in enumerate(demo["turns"]):
         texts += [turn[0] if i else agent.first(turn[0]), reply(agent, turn, i)]
@@ -728,10 +741,8 @@ def texts_of(agent, demo):
 
 def imitated(agent, demo):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
-    because the same Episode writes it. A file's words are unchanged in the format agentgym; others
-    state the rules in their own way. Of its replies those are trained on that it marks."""
-    if agent.manner and demo.get("rules") is not None:
-        agent.manner = Manner(demo["rules"], lambda text: (text, ""), agreed=demo["agreed"])
+    because the same Episode writes it. Of a file's replies those are trained on that it marks."""
+    agent = quoting(agent, demo)
     episode = Episode(agent, demo["task_id"], (0,), len(demo["turns"]))
     trajectory, turns = episode.trajectory, demo["turns"]
     episode.observe(turns[0][0])

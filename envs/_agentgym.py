@@ -320,8 +320,9 @@ TRAJECTORIES = {
 
 def read_trajectories(path, names):
     """The trajectories of these environments in a file, as successes in the form of `envs.record`,
-    with "rules", "agreed" and "trained", a bool for each turn; a turn's thought is None, its action
-    the whole reply. ValueError: the item and the field that are wrong, and what was expected."""
+    with "opening", the rules and the consent if it has them, and "trained", a bool for each turn; a
+    turn's thought is None, its action the whole reply. ValueError: the item and the field that are
+    wrong, and what was expected."""
     try:
         with open(path) as file:
             items = json.load(file)
@@ -329,7 +330,7 @@ def read_trajectories(path, names):
         raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
                          "AgentTraj-L") from None
     if type(items) is not list or not items:
-        raise ValueError(f"{path}: {type(items).__name__}; expected a list of one item or more")
+        raise ValueError(f"{path}: {reprlib.repr(items)}; expected a list of one item or more")
     demos = [read_item(item, f"{path}: item {i}") for i, item in enumerate(items)]
     if not {demo["env"] for demo in demos} & {*names}:
         raise ValueError(f"{path}: only {', '.join(sorted({d['env'] for d in demos}))}, nothing of "
@@ -356,17 +357,18 @@ def read_item(item, where):
         expect(fields.get("from") == who, f"{at}.from", fields.get("from"),
                f'"{who}": human and gpt speak by turns')
         expect(type(fields.get("value")) is str, f"{at}.value", fields.get("value"), "a text")
-        expect(fields.get("loss") in (None, True, False), f"{at}.loss", fields.get("loss"),
-               "true, false or null")
+        loss = fields.get("loss")
+        expect(loss is None or loss is False or loss is True and who == "gpt", f"{at}.loss", loss,
+               "false or null" + ", or true" * (who == "gpt"))
     said, trained = [m["value"] for m in messages], [m.get("loss") is True for m in messages[1::2]]
-    expect(any(trained), "conversations", f"{len(trained)} replies", "one with loss true or more")
+    expect(any(trained), "conversations", messages, "at least one reply with loss true")
     opening = 0 if trained[0] else 2            # the rules, and the consent
     turns = [[said[i], None, said[i + 1], 0.0, False, dict(success=False, valid=True, score=0.0)]
              for i in range(opening, len(said) - 1, 2)]
     turns[-1][3:] = 1.0, True, dict(success=True, valid=True, score=1.0)
     env, _, number = name.rpartition("_")
     return dict(env=re.sub("^(lmrlgym|tool)_", "", env), task_id=int(number), turns=turns,
-                rules=said[0] if opening else None, agreed=said[1], success=True,
+                opening=said[:opening], success=True,
                 last=said[-1] if len(said) % 2 else "", trained=trained[opening // 2:])
 
 
