@@ -92,6 +92,7 @@ class Evolve(Clone):
     iterations: Natural = 4       # M
     samples: Counts = (1,)        # K, tries at a task, or its schedule over the iterations: 4,1,1
     explore: Natural = 0          # tasks explored in each iteration and env; 0: all
+    unexplored: str = ""          # environments, with commas: cloned and evaluated, not explored
     temperature: NonNegative = 1.0     # of exploration
     adaptive: bool = False        # more tries where success is rare, no second where it is there
     dedupe: bool = True           # keep the first success of each task; no: all
@@ -152,8 +153,9 @@ def explore(run):
     the same number of tries goes, after one for each task, to those that have not succeeded yet."""
     cfg, explored, stats = run.cfg, [], Stats()
     samples = cfg.samples[min(run.step, len(cfg.samples) - 1)]
-    tasks = [(world.heated(cfg.temperature), task) for world in run.worlds for task in sample_tasks(
-        run.tasks[world], cfg.explore or len(run.tasks[world]), run.step, cfg.seed)]
+    tasks = [(world.heated(cfg.temperature), task) for world in run.worlds
+             if world.module.NAME not in cfg.unexplored.split(",") for task in sample_tasks(
+                 run.tasks[world], cfg.explore or len(run.tasks[world]), run.step, cfg.seed)]
     each, budget = 1 if cfg.adaptive else samples, samples * len(tasks)
     for wave in itertools.count():
         tasks = tasks[:budget // each]
