@@ -50,7 +50,6 @@ class Demos:
     n: Natural = 300              # demonstrations of each env, as far as there are training tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     seed: Seed = 0                # of everything random
-
     skill, demos = 1.0, ""        # no flags here
 
 
@@ -270,15 +269,12 @@ def clone(cfg, out, device="cpu", say=parallel.say):
     return trajectories
 
 
-# ---- demonstrations -----------------------------------------------------------------------------
-
 def lesson(cfg, say=parallel.say):
     """What is to be imitated, in the form of `envs.record`: of the experts, or of the file
     cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
-    names, demos = cfg.env.split(","), []
-    modules = [open_env(name, cfg.recipes) for name in names]
+    modules, demos = [open_env(name, cfg.recipes) for name in cfg.env.split(",")], []
     if cfg.demos:
-        demos = read_trajectories(cfg.demos, names)
+        demos = read_trajectories(cfg.demos, cfg.env.split(","))
         say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
     for module, families in zip(modules, families_of(modules, cfg.families)):
@@ -321,13 +317,12 @@ def setup(cfg, modules, clients):
         parallel.prepare_folder(cfg)
         base_set = clone(cfg, base, device)
     else:
-        tokenizer = from_pretrained(AutoTokenizer, base)
-        base_set = trajectories_of(lesson(cfg, lambda text: None), tokenizer, cfg)
+        base_set = trajectories_of(lesson(cfg), from_pretrained(AutoTokenizer, base), cfg)
     policy = load(last or base, cfg, device)
     worlds = open_worlds(policy, base, modules, clients, cfg)
-    tasks, eval_tasks = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
-                                    {(t.env, t.task_id) for t in base_set})
-    run = Run(cfg, worlds, tasks, eval_tasks, base, policy, torch.optim.AdamW(policy.parameters()))
+    run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
+                                        {(t.env, t.task_id) for t in base_set}),
+              base, policy, torch.optim.AdamW(policy.parameters()))
     if last:
         parallel.restore(run, last)
         run.history = metrics.history_until(cfg.folder, run.step)
@@ -362,25 +357,19 @@ def preset(kind, given):
 
 def check(cfg):
     """Refuse in one sentence, before anything is made, what cannot work. ValueError."""
-    names, evolving = cfg.env.split(","), type(cfg) is Evolve
-    if len({*names}) < len(names):
-        raise ValueError(f"env={cfg.env}: expected each environment once")
+    names = cfg.env.split(",")
     families_of([load_env(name) for name in names], cfg.families)
-    if evolving:
+    if type(cfg) is Evolve:
         shares_of(cfg.eval_tasks or len(names), [1] * len(names))
-    if cfg.model:
-        check_model(cfg.model)
-    else:
-        check_heads(cfg.width, cfg.heads)
-    if cfg.format == "tool":
-        raise ValueError("format='tool': demonstrations hold no tool calls; use another format")
-    if not (cfg.demos or cfg.n) and (not cfg.model or evolving and cfg.control):
-        raise ValueError("n=0: a tiny policy and --control learn from demonstrations; give --n 1 "
-                         "or more, or --demos")
-    if cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
-        raise ValueError(f"demos={cfg.demos!r}, format={cfg.format}, context={cfg.context}: replies"
-                         " of a file are thought and action; use --format react or agentgym and "
-                         "--context full")
+        if not {*filter(None, cfg.unexplored.split(","))} < {*names}:
+            raise ValueError(f"unexplored={cfg.unexplored!r}: expected some of {cfg.env}, not all")
+    check_model(cfg.model) if cfg.model else check_heads(cfg.width, cfg.heads)
+    if not (cfg.demos or cfg.n) and (not cfg.model or getattr(cfg, "control", False)):
+        raise ValueError("n=0: a tiny policy and --control learn from demonstrations; give --n 1")
+    if cfg.format == "tool" or \
+            cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
+        raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
+                         "; those of a file need --format react or agentgym and --context full")
     if cfg.demos:
         read_trajectories(cfg.demos, names)
 
@@ -394,8 +383,7 @@ def main():
             raise ValueError("expected: agentevol.py evolve, clone or demos, then flags")
         cfg = parse_flags(kind, sys.argv[2:], __doc__, kind is not Demos and partial(preset, kind))
         if kind is Demos:
-            number = write_trajectories(cfg.out, lesson(cfg), cfg.seed)
-            return print(f"{number} successes in {cfg.out}")
+            return print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
         check(cfg)
         if kind is Evolve:
             return run_all(cfg)

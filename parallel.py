@@ -168,8 +168,11 @@ def checked(kind, values):
                                  f"{', '.join(filter(None, get_args(f.type)))}")
         elif type(value) not in (base, int if base is float else base) or not fits(value):
             raise ValueError(f"{f.name}={value!r}: expected {expected}")
+    names = values.get("env", getattr(kind, "env", "")).split(",")
+    if len({*names}) < len(names):
+        raise ValueError(f"env={','.join(names)!r}: expected each environment once")
     if values.get("format") == "agentgym":
-        for name in values.get("env", kind.env).split(","):
+        for name in names:
             manner_of(name)
     return kind(**values)
 

@@ -596,9 +596,9 @@ def check(cfg):
         check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
     names = cfg.env.split(",")
-    if len(cfg.shares) not in (0, len(names)) or len({*names}) < len(names):
-        raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected each environment once, and "
-                         "as many shares, or none for equal ones")
+    if len(cfg.shares) not in (0, len(names)):
+        raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected as many shares, or "
+                         "none for equal ones")
     shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(names))
     shares_of(cfg.eval_tasks or len(names), [1] * len(names))
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")

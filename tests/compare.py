@@ -48,7 +48,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-CLONE = """agentevol.py clone --out policy --env frozenlake --families= --episodes 400 --skill 0.8
+CLONE = """agentevol.py clone --out policy --env frozenlake --families= --n 400 --skill 0.8
     --format act --context full --steps 60 --batch 8 --lr 1e-2 --vocabulary 600 --width 48
     --layers 2 --heads 4 --seed 0 """
 TRAIN = """train.py --env frozenlake --families= --model ../../old/clone/policy --name run --seed 1

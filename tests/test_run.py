@@ -25,12 +25,11 @@ from test_train import (  # noqa: F401  here, model and url are fixtures
     SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained, url,
     weights_of)
 
-import agentevol
 import metrics
 import parallel
 import train
 from client import EnvError, ServersGone
-from engine import load_policy
+from engine import load_policy, make_policy
 from rollout import Stats, Trajectory, Turn
 from train import Config
 
@@ -110,7 +109,7 @@ def test_resume_refuses_what_would_be_another_run(url, model):
             train.main(["--resume", "--name=x", *flags_of(**{name: value})])
         assert str(error.value) == (
             f"train.py: --resume: {name}={new!r}, but runs/x was begun with {name}={old!r}; "
-            "leave it out, or start another run with --name")
+            "leave it out, or start another run")
         assert contents("runs") == before
     with pytest.raises(SystemExit, match="^train.py: --resume: no runs/y/config.json; start with"):
         train.main(["--resume", "--name=y"])
@@ -121,7 +120,7 @@ def test_resume_refuses_what_would_be_another_run(url, model):
     ("--advantage gae --critic own", "advantage='gae', but runs/x was begun with advantage='gr")])
 def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(flags, sentence, url, model, tmp_path):
     """Both ended in the middle of loading, config.json overwritten; then plain --resume failed."""
-    agentevol.make_policy(265, 16, 1, 2, seed=0).save_pretrained("other")
+    make_policy(265, 16, 1, 2, seed=0).save_pretrained("other")
     shutil.copytree(model, "other", dirs_exist_ok=True, ignore=shutil.ignore_patterns("c*", "m*"))
     other = str(tmp_path / "other")
     trained(url, config(model, name="x", env_url=url))

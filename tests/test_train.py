@@ -27,17 +27,16 @@ from safetensors.torch import load_file, save_file
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
-import agentevol
 import algos
 import curriculum
 import eval as evaluation
 import metrics
 import parallel
 import train
-from agentevol import Clone, make_policy
+from agentevol import Clone, Demos, Evolve
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of
-from engine import load_policy
+from engine import load_policy, make_policy
 from env_server import load_env
 from envs import maze
 from eval import model_defaults
@@ -628,8 +627,8 @@ def test_tiny_settings_of_several_environments_suit_them_all(names, settings, mo
     agree; who asks for nothing stands for the default."""
     defaults = dict(families="", lr=0.5, clone_lr=8.0, horizons=(5, 8), width=8, form="short",
                     context="full")
-    monkeypatch.setattr(agentevol, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
-    assert agentevol.tiny_settings(names, defaults) == settings
+    monkeypatch.setattr(parallel, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
+    assert parallel.tiny_settings(names, defaults) == settings
 
 
 def test_tiny_settings_of_any_two_environments_make_a_run():
@@ -965,7 +964,7 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
 
 def test_main_clones_trains_and_reports(url, capsys):
     flags = {k: v for k, v in SMALL.items() if k != "control"}
-    flags |= dict(eval_every=1, name="all", clone_steps=12, clone_episodes=20, clone_width=32,
+    flags |= dict(eval_every=1, name="all", clone_steps=12, clone_n=20, clone_width=32,
                   env_url=url, probe_every=1)
     train.main(["--control", *flags_of(**flags)])
     result = json.load(open("runs/all/result.json"))
@@ -973,7 +972,7 @@ def test_main_clones_trains_and_reports(url, capsys):
                              "control", "random", "expert", "unseen_goals"}
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
     for key in ("before", "after", "control"):
-        assert result[key].keys() == {"sampled", "greedy", "stderr", "n"}
+        assert result[key].keys() == {"sampled", "greedy", "stderr", "n", "envs"}
         assert 0 <= result[key]["sampled"] <= 1 and result[key]["n"] == 8
     unseen = sum(task >= 55 for task in choose_tasks(sys.modules["envs.toy"], "test", 8))
     assert {figures["n"] for figures in result["unseen_goals"].values()} == {unseen}
@@ -1062,7 +1061,7 @@ MISTAKES = [
     ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
     ("--env maze,nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
     ("--env maze,", "unknown environment ''; there are: .*textcraft"),
-    ("--env maze,maze", r"env=maze,maze, shares=\(\): expected each environment once"),
+    ("--env maze,maze", "env='maze,maze': expected each environment once"),
     ("--env maze,wordle --shares 1", r"shares=\(1,\): .* as many shares, or none for equal ones"),
     ("--shares 1,2", "env=textcraft_small, .* as many shares"),
     ("--env maze,wordle --shares 99,1", "32 tasks by shares .*: some environment gets none"),
@@ -1175,7 +1174,7 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
         cloned.append((folder, seconds)) or load_policy(folder)))
     flags = {k: v for k, v in SMALL.items() if k != "control"}
     train.main(["--control", *flags_of(**flags | dict(
-        name="c", clone_steps=3, clone_episodes=20, clone_width=32, env_url=url))])
+        name="c", clone_steps=3, clone_n=20, clone_width=32, env_url=url))])
     assert reports[0] is None and reports[1]["sampled"]["n"] == 8
     lines = lines_of_all("runs/c")
     assert cloned == [("runs/c/clone", pytest.approx(sum(line["seconds"] for line in lines)))]
@@ -1183,7 +1182,8 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     assert result["control"]["sampled"] == result["before"]["sampled"]     # the very same policy
 
 
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone], ids=lambda k: k.__module__)
+@pytest.mark.parametrize("kind", [Config, evaluation.Config, Demos, Clone, Evolve],
+                         ids=lambda k: f"{k.__module__}-{k.__name__}")
 def test_every_number_is_refused_out_of_its_range(kind):
     for field in fields(kind):
         base = getattr(field.type, "__origin__", field.type)        # int of Annotated[int, ...]
@@ -1208,7 +1208,8 @@ def test_what_config_json_says_loads_again_to_the_same_config(command):
     assert flags_chosen("--resume --name kept") == replace(cfg, resume=True)
 
 
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone], ids=lambda k: k.__module__)
+@pytest.mark.parametrize("kind", [Config, evaluation.Config, Demos, Clone, Evolve],
+                         ids=lambda k: f"{k.__module__}-{k.__name__}")
 def test_every_flag_has_a_help_line(kind, capsys):
     with pytest.raises(SystemExit):
         train.parse_flags(kind, ["--help"])

@@ -892,7 +892,7 @@ def two_steps(file):
     import eval as evaluation
     import train
     name = Path(file).stem if file.startswith("envs/") and "/_" not in file else "textcraft_small"
-    sys.argv = ["agentevol.py", "clone", "--env", name, "--out", "clone", "--episodes", "12",
+    sys.argv = ["agentevol.py", "clone", "--env", name, "--out", "clone", "--n", "12",
                 "--steps", "4", "--batch", "4", "--width", "32"]
     agentevol.main()
     common = ["--env", name, "--model", "clone", "--steps", "2", "--tasks-per-step", "4",

@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentevol import make_tokenizer
 from client import EnvClient, EnvError, Reply
 from curriculum import choose_tasks
 from env_server import load_env, local_server
-from rollout import Agent, Episode, Scheduler, Slot, World, collect, make_engine
+from rollout import (Agent, Episode, Scheduler, Slot, World, collect, make_engine,
+                     make_tokenizer)
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
