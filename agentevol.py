@@ -107,7 +107,7 @@ class Evolve(Clone):
     max_concurrent: Count = 256   # episodes in play at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     env_workers: Count = 1        # processes of the local server
-    resume: bool = False          # go on after the last finished iteration of --out
+    resume: bool = False          # go on after the last finished iteration
 
     algo = "AgentEvol"              # no flags: for the table and the curve
     labels = "explored tasks", "iterations of AgentEvol"
@@ -138,9 +138,9 @@ def evolve(run, base_set):
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
             run.policy = load(run.start_model, cfg, run.device)
-        if any(weights):                                    # max of the sum of r(tau) log pi(tau)
-            run.optimizer = learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
-                                  cfg.seed + 1 + run.step)
+        steps = cfg.learn_steps if any(weights) else 0      # max of the sum of r(tau) log pi(tau)
+        run.optimizer = learn(run.policy, data, weights, steps, cfg.learn_lr, cfg,
+                              cfg.seed + 1 + run.step)
         held = metrics.record_iteration(run, explored, kept, stats, time.perf_counter() - began)
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))

@@ -1,23 +1,42 @@
-"""pytest tests/test_agentevol.py: demonstrations, their mask, the tokenizer, the cloned folder."""
+"""pytest tests/test_agentevol.py: demonstrations, their mask, the tokenizer, the cloned folder;
+then AgentEvol: what is explored, filtered, merged and learned, resumed runs, ranks, flags.
+
+Played are the two toys of fakes.py, on a server in this process. The files of trajectories are
+tested in test_agenttraj.py.
+"""
 import copy
 import json
+import os
 import random
+import re
 import sys
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch.distributed as dist
+from torch.multiprocessing import spawn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import agentevol
-from agentevol import (Clone, check_heads, clone, continue_cloning, demonstrations, imitate,
-                       imitated, lesson, make_policy, make_tokenizer, record, trajectories_of)
-from engine import load_policy
-from envs import bandit, maze, textcraft, textcraft_small
-from fakes import token_logprobs
-from rollout import FORMATS, Agent, to_batch
+import envs
+import metrics
+import parallel
+import train
+from agentevol import (Clone, Evolve, clone, evolve, explore, learn, learn_step, lesson,
+                       prefixes_of_failures, reward, successes)
+from client import EnvClient
+from engine import check_heads, load_policy, make_policy
+from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
+from eval import CHAT_MODEL
+from fakes import make_known, save_policy, served, token_logprobs
+from rollout import (FORMATS, Agent, Stats, Trajectory, World, imitated, make_tokenizer, to_batch,
+                     tokenizer_of, trajectories_of)
+from train import continue_cloning
 
-SMALL = Clone(env="textcraft_small", episodes=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
+SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
               vocabulary=300, lr=1e-2)
 
 
@@ -38,7 +57,7 @@ def tokenizer(demos):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, str(out), quiet)
+    clone(SMALL, str(out), say=quiet)
     return str(out)
 
 
@@ -95,53 +114,38 @@ def test_skill_is_the_share_of_the_experts_actions():
 def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
     serial = demonstrations("maze", range(12), 0.6, seed=1)
     assert [demo["task_id"] for demo in serial] == list(range(12))
-    monkeypatch.setattr(agentevol, "PATIENCE", 0)
+    monkeypatch.setattr(envs, "PATIENCE", 0)
     assert demonstrations("maze", range(12), 0.6, seed=1, processes=1) == serial
 
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(env="nowhere"), "unknown environment 'nowhere'; there are: .*maze"),
-    (dict(families="depth 9"), r"no families \['depth 9'\]; known: depth 1")])
+    (dict(families="depth 9"), r"no families \['depth 9'\]; known: textcraft_small: depth 1")])
 def test_lesson_says_what_is_wrong(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         lesson(Clone(**{**vars(SMALL), **change}), quiet)
 
 
 def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
-    demos, texts = lesson(replace(SMALL, families="depth 2", episodes=5), quiet)
+    demos = lesson(replace(SMALL, families="depth 2", n=5), quiet)
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
     assert [demo["task_id"] for demo in demos] == wanted[:5]
-    assert texts[0] == demos[0]["turns"][0][0] and texts[1] == demos[0]["turns"][0][2]
-    demos, _ = lesson(replace(SMALL, env="bandit", families="plain", episodes=10**6), quiet)
+    assert demos == demonstrations("textcraft_small", wanted[:5], SMALL.skill, SMALL.seed)
+    demos = lesson(replace(SMALL, env="bandit", families="plain", n=10**6), quiet)
     assert [demo["task_id"] for demo in demos] == [         # as many as there are
         t for t in bandit.TRAIN if bandit.family(t) == "plain"]
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    ("", "expected: python agentevol.py clone --env NAME"),
-    ("evolve", "expected: python agentevol.py clone --env NAME"),
-    ("clone --env nowhere", "unknown environment 'nowhere'"),
-    ("clone --format speech", "format='speech'; known: act, react"),
-    ("clone --episodes 0", "episodes=0: expected 1 or more"),
-    ("clone --batch 0", "batch=0: expected 1 or more"),
-    ("clone --steps 0", "steps=0: expected 1 or more"),
-    ("clone --layers 0", "layers=0: expected 1 or more"),
-    ("clone --skill 2", "skill=2.0: expected from 0 to 1"),
-    ("clone --lr nan", "lr=nan: expected above 0"),
-    ("clone --vocabulary 258", "vocabulary=258: expected 259 or more"),
-    ("clone --heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
-    ("clone --heads 8 --width 24", "8 heads in a width of 24: .* a multiple of twice that number"),
-    ("clone --out clone.json", "out='clone.json': expected a folder"),
-    ("clone --out=", "out='': expected a folder")])
-def test_main_refuses_before_a_demonstration_is_played(arguments, sentence, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "clone.json").write_text("mine")
-    monkeypatch.setattr(agentevol, "demonstrations", None)
-    monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
-    with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
-        agentevol.main()
-    assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
-    assert (tmp_path / "clone.json").read_text() == "mine"
+def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has():
+    """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
+    said = []
+    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=1.0)
+    counts = Counter(demo["env"] for demo in lesson(cfg, said.append))
+    assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
+    assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations (500 wanted) of a player"
+                              f" of skill 1, {len(wordle.TRAIN)} succeed")
+    counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze"), quiet))
+    assert counts == dict(maze=215)
 
 
 @pytest.mark.parametrize("width, heads", [(2, 1), (64, 1), (8, 2), (64, 4), (96, 6), (16, 8)])
@@ -235,8 +239,10 @@ def test_the_tokenizer_keeps_to_its_size(demos):
 def test_the_tokenizer_is_the_same_after_a_save(folder, tmp_path):
     """Beside a config.json that says qwen2 AutoTokenizer once put Qwen's own splitting."""
     cfg = Clone(**json.load(open(f"{folder}/clone.json")))
-    _, texts = lesson(cfg, quiet)
-    made, loaded = make_tokenizer(texts, cfg.vocabulary), AutoTokenizer.from_pretrained(folder)
+    demos = lesson(cfg, quiet)
+    texts = [text for demo in demos for turn in demo["turns"] for text in (turn[0], turn[2])]
+    made, loaded = tokenizer_of(demos, cfg), AutoTokenizer.from_pretrained(folder)
+    assert made.get_vocab() == make_tokenizer(texts, cfg.vocabulary).get_vocab()
     assert loaded.get_vocab() == made.get_vocab()
     rng = random.Random(1)
     for text in WORDS + texts[:50] + [unicode_text(rng) for _ in range(200)]:
@@ -294,20 +300,32 @@ def loss_of(policy, trajectories):
     return (-logprobs.sum() / batch.response_mask.sum()).item()
 
 
-def test_imitate_lowers_the_loss_and_repeats_itself(demos, tokenizer):
+def imitate(policy, trajectories, steps, batch, lr, seed, **more):
+    """`learn` of demonstrations that all weigh 1."""
+    cfg = replace(SMALL, batch=batch)
+    return learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
+                 **dict(say=quiet) | more)
+
+
+def steps_of(optimizer):
+    """How many steps an AdamW has made."""
+    return {int(state["step"]) for state in optimizer.state.values()}
+
+
+def test_learn_lowers_the_loss_and_repeats_itself(demos, tokenizer):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     fresh = make_policy(len(tokenizer), 32, 1, 4, seed=0)
     policies = []
     for _ in range(2):
         policies.append(copy.deepcopy(fresh))
-        assert imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0, say=quiet) == 25
+        assert steps_of(imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0)) == {25}
     before, after = loss_of(fresh, trajectories), loss_of(policies[0], trajectories)
     # at first nothing is known: log 300 = 5.7 nats a token
     assert before == pytest.approx(5.7, abs=0.3) and after < 0.6 * before
     assert all(torch.equal(a, b) for a, b in zip(*(p.parameters() for p in policies)))
 
 
-def test_imitate_counts_the_replies_tokens_and_no_others(demos, folder):
+def test_learn_counts_the_replies_tokens_and_no_others(demos, folder):
     """The first loss it prints, against transformers' own forward, one episode after the other."""
     trajectories = trajectories_of(demos[:4], AutoTokenizer.from_pretrained(folder), SMALL)
     stock, said = AutoModelForCausalLM.from_pretrained(folder), []
@@ -340,12 +358,12 @@ def watched(monkeypatch, policy, trajectories, *arguments):
     with monkeypatch.context() as patch:
         patch.setattr(agentevol, "to_batch", noting_rows)
         patch.setattr(torch.optim.AdamW, "step", noting_step)
-        imitate(policy, trajectories, *arguments, say=quiet)
+        imitate(policy, trajectories, *arguments)
     return steps
 
 
-def test_imitate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(demos, tokenizer,
-                                                                       monkeypatch):
+def test_learn_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(demos, tokenizer,
+                                                                     monkeypatch):
     trajectories = trajectories_of(demos[:4], tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
     rates = [rate for rate, *_ in watched(monkeypatch, policy, trajectories, 40, 1, 0.02, 0)]
@@ -357,7 +375,7 @@ def test_imitate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(demos, t
     assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
 
 
-def test_imitate_reads_every_demonstration_once_before_any_twice(demos, tokenizer, monkeypatch):
+def test_learn_reads_every_trajectory_once_before_any_twice(demos, tokenizer, monkeypatch):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     orders = []
     for seed in (0, 1):
@@ -368,7 +386,7 @@ def test_imitate_reads_every_demonstration_once_before_any_twice(demos, tokenize
     assert len(set(map(tuple, orders))) == 4        # shuffled anew each time, by the seed
 
 
-def test_imitate_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeypatch):
+def test_learn_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeypatch):
     """Each step's gradient against one computed afresh at the same weights, clipped to norm 1."""
     trajectories = trajectories_of(demos[:4], tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
@@ -386,30 +404,31 @@ def test_imitate_follows_the_gradient_of_this_step_alone(demos, tokenizer, monke
             torch.testing.assert_close(grad, own[name] / norm, atol=1e-5, rtol=1e-3)
 
 
-def test_imitate_ends_when_its_seconds_are_over(demos, tokenizer):
+def test_learn_ends_when_its_seconds_are_over(demos, tokenizer):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    steps = imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=0.3, say=quiet)
+    (steps,) = steps_of(imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=0.3))
     assert 0 < steps < 1000
 
 
 def test_continue_cloning_goes_on_from_the_folder(folder):
-    trajectories = trajectories_of(lesson(SMALL, quiet)[0], AutoTokenizer.from_pretrained(folder),
+    trajectories = trajectories_of(lesson(SMALL, quiet), AutoTokenizer.from_pretrained(folder),
                                    SMALL)
     before = loss_of(load_policy(folder), trajectories)
     assert before < 4                   # nats a token; 5.7 in a folder whose policy learned nothing
-    policy = continue_cloning(folder, 0.5, quiet)
+    policy = continue_cloning(folder, 0.5)
     assert not policy.training and loss_of(policy, trajectories) < before
 
 
 def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
-    monkeypatch.setattr(agentevol, "imitate", lambda policy, trajectories, *rest: calls.append(
+    monkeypatch.setattr(train, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
-    continue_cloning(folder, 7.5, quiet)
-    ((tasks, _, batch, lr, seed, seconds, _),) = calls
-    assert tasks == list(textcraft_small.TRAIN[:24]) and (batch, seconds) == (8, 7.5)
+    continue_cloning(folder, 7.5)
+    ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
+    assert tasks == list(textcraft_small.TRAIN[:24]) and weights == [1.0] * 24
+    assert (cfg.batch, seconds) == (8, 7.5)
     assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
 
 
@@ -418,4 +437,643 @@ def test_continue_cloning_checks_the_settings_it_reads(folder, tmp_path):
                                (dict(speed=3), "no such flags: speed")):
         (tmp_path / "clone.json").write_text(json.dumps(vars(SMALL) | settings))
         with pytest.raises(ValueError, match=sentence):
-            continue_cloning(str(tmp_path), 1, quiet)
+            continue_cloning(str(tmp_path), 1)
+
+
+# ---- a weighted step ----------------------------------------------------------------------------
+
+def spoken(*pieces, task_id=0, **more):
+    """A trajectory of hand-made tokens: observation, reply, observation, reply, ..."""
+    trajectory = Trajectory(task_id, **more)
+    trajectory.begin_context(list(pieces[0]))
+    for i, piece in enumerate(pieces[1:]):
+        if i % 2:
+            trajectory.add_observation(list(piece))
+        else:
+            trajectory.add_action(list(piece), [0.0] * len(piece))
+    return trajectory
+
+
+WEIGHED = [(spoken([1, 7], [8, 9, 0], [3], [5, 0]), 0.5), (spoken([2, 4, 6], [4]), 2.0),
+           (spoken([5], [6, 6, 2, 0]), 0.25)]               # of 5, 1 and 4 sampled tokens
+# the factor of each trajectory's log pi: its weight over 10 tokens; over 5 * 0.5 + 2 + 4 * 0.25
+FACTORS = {"tokens": (0.05, 0.2, 0.025), "weight": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
+
+
+def toy_policy():
+    """Its gradient is small enough that none is clipped."""
+    return make_policy(12, 8, 1, 2, seed=3)
+
+
+def one_step(trajectories, weights, **settings):
+    """`learn_step` on these -> (its loss, the gradients that the optimizer was given)."""
+    policy, grads = toy_policy(), {}
+    optimizer = SimpleNamespace(zero_grad=policy.zero_grad, step=lambda: grads.update(
+        (name, w.grad.clone()) for name, w in policy.named_parameters()))
+    cfg = Evolve(**settings)
+    return learn_step(policy, optimizer, trajectories, weights, cfg), grads
+
+
+def by_hand(factors):
+    """The same by a plain loop over WEIGHED and its tokens, a forward pass for each trajectory."""
+    ours, loss = toy_policy(), torch.zeros(())
+    policy = AutoModelForCausalLM.from_config(LlamaConfig(**ours.config.to_dict()))     # stock
+    policy.load_state_dict(ours.state_dict())
+    for (t, _), factor in zip(WEIGHED, factors):
+        logprobs = policy(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
+        for turn in t.turns:
+            for at in range(turn.start, turn.end):
+                loss = loss - factor * logprobs[at - 1, t.token_ids[at]]
+    loss.backward()
+    return loss.item(), {name: w.grad for name, w in policy.named_parameters()}
+
+
+@pytest.mark.parametrize("normalise", FACTORS)
+@pytest.mark.parametrize("micro_tokens", [1, 9, 8192])
+def test_learn_step_follows_the_weighted_log_likelihood(normalise, micro_tokens):
+    loss, grads = one_step(*zip(*WEIGHED), normalise=normalise, micro_tokens=micro_tokens)
+    expected, own = by_hand(FACTORS[normalise])
+    norm = sum(g.square().sum() for g in own.values()).sqrt().item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for name, grad in grads.items():        # a gradient longer than 1 is cut to length 1
+        torch.testing.assert_close(grad, own[name] / max(norm, 1), atol=1e-6, rtol=1e-4)
+
+
+def test_learn_step_takes_nothing_from_what_weighs_nothing():
+    (first, w), (second, _), _ = WEIGHED
+    alone, with_others = one_step([first], [w]), one_step([first, second], [w, 0.0])
+    assert with_others[0] == pytest.approx(alone[0], rel=1e-5)
+    for name, grad in alone[1].items():
+        torch.testing.assert_close(with_others[1][name], grad, atol=1e-6, rtol=1e-5)
+    # by tokens the second's single token still counts among the 5 + 1
+    shrunk, _ = one_step([first, second], [w, 0.0], normalise="tokens")
+    assert shrunk == pytest.approx(one_step([first], [w], normalise="tokens")[0] * 5 / 6, rel=1e-5)
+    for normalise in FACTORS:
+        loss, grads = one_step([first, second], [0.0, 0.0], normalise=normalise)
+        assert loss == 0 and not any(g.any() for g in grads.values())
+
+
+def test_learn_gives_each_trajectory_its_own_weight(monkeypatch):
+    steps = []
+    monkeypatch.setattr(agentevol, "learn_step", lambda policy, optimizer, trajectories, weights,
+                        cfg: steps.append([*zip((t.task_id for t in trajectories), weights)]) or 0.)
+    trajectories = [spoken([1], [2], task_id=i) for i in range(7)]
+    learn(toy_policy(), trajectories, [i / 10 for i in range(7)], 4, 1e-3, Evolve(batch=3), 0,
+          say=quiet)
+    assert [len(step) for step in steps] == [3] * 4
+    assert all(weight == task / 10 for step in steps for task, weight in step)
+
+
+# ---- the filter ---------------------------------------------------------------------------------
+
+def won(env, task_id, score, valid=(True,)):
+    """A trajectory with a turn of two tokens for each of `valid`, behind an observation of one."""
+    pieces = [[1]] + [[i + 2] * 2 if i % 2 == 0 else [1] for i in range(2 * len(valid) - 1)]
+    trajectory = spoken(*pieces, task_id=task_id, env=env, score=score)
+    for turn, understood in zip(trajectory.turns, valid):
+        turn.valid = understood
+    return trajectory
+
+
+@pytest.mark.parametrize("env, score, kept", [
+    ("sciworld", 99.0, False), ("sciworld", 99.5, True), ("sciworld", 100.0, True),
+    ("babyai", 0.0, False), ("babyai", 0.1, True),
+    ("maze", 0.99, False), ("maze", 1.0, True), ("maze", -1.0, False),
+    ("wordle", 0.9, False), ("textcraft", 1.0, True)])
+def test_successes_are_above_their_environments_threshold(env, score, kept):
+    trajectory = won(env, 3, score)
+    assert successes([trajectory], True) == [trajectory] * kept
+    assert prefixes_of_failures([trajectory]) == [trajectory] * (not kept)      # all the others
+
+
+def test_successes_are_the_first_of_each_task_or_all():
+    a, b, c, d, e, f = (won("maze", 1, 0.0), won("maze", 1, 1.0), won("maze", 1, 1.0),
+                        won("wordle", 1, 1.0), won("maze", 0, 1.0), won("maze", 1, 1.0))
+    unplayed = Trajectory(7, env="babyai", score=1.0)           # its prompt did not fit
+    explored = [unplayed, a, b, c, d, e, f]
+    assert [*map(id, successes(explored, True))] == [*map(id, (b, d, e))]
+    assert [*map(id, successes(explored, False))] == [*map(id, (b, c, d, e, f))]
+
+
+@pytest.mark.parametrize("env, score, expected", [
+    ("sciworld", 100.0, 1.0), ("sciworld", 99.5, 0.995), ("sciworld", -100.0, 0.0),
+    ("babyai", 0.55, 0.55), ("maze", 1.0, 1.0), ("maze", -1.0, 0.0), ("textcraft", 0.0, 0.0)])
+def test_reward_is_a_share_of_the_best_score(env, score, expected):
+    assert reward(won(env, 0, score)) == pytest.approx(expected)
+
+
+def test_prefixes_of_failures_end_before_the_first_turn_not_understood():
+    explored = [won("maze", 0, 0.0, (True, True, False, True)),
+                won("maze", 1, 0.0, (False, True)),             # no turn is left
+                won("maze", 2, 0.5, (True, None)),              # None: it does not say
+                won("maze", 3, 1.0, (True, False)),             # a success
+                Trajectory(4, env="maze")]                      # never played
+    cut, whole = prefixes_of_failures(explored)
+    # per turn an observation of one token and a reply of two: two turns are six tokens
+    assert (cut.task_id, cut.token_ids, cut.response_mask) == (
+        0, explored[0].token_ids[:6], [0, 1, 1, 0, 1, 1])
+    assert [(turn.start, turn.end) for turn in cut.turns] == [(1, 3), (4, 6)]
+    assert len(cut.old_logprobs) == 6 and cut.contexts == [0]
+    assert whole == explored[2] and len(explored[0].turns) == 4     # which is left as it was
+
+
+# ---- the loop, with every part but `evolve` itself in our hands ----------------------------------
+
+class Played:
+    """A run whose exploration brings what the test says, and what `evolve` then did."""
+
+    def __init__(self, monkeypatch, explored, **settings):
+        self.learned, self.loaded, self.saved = [], [], []
+        cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
+                     | settings)
+        self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
+                                   start_model="base", notes=parallel.Notes())
+        monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
+        monkeypatch.setattr(agentevol, "load", lambda path, *_: self.loaded.append(path) or "fresh")
+        monkeypatch.setattr(agentevol, "learn", self.learn)
+        monkeypatch.setattr(metrics, "record_iteration", lambda *_: dict(success=0.5, envs={}))
+        monkeypatch.setattr(parallel, "save", lambda run: self.saved.append(run.step))
+
+    def learn(self, policy, data, weights, *rest):
+        self.learned.append((policy, data, weights, rest))
+        return "optimizer"
+
+
+BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
+FOUND = [won("maze", 8, 0.0, (True, False)), won("babyai", 9, 0.4), won("maze", 8, 1.0),
+         won("maze", 8, 1.0)]
+
+
+@pytest.mark.parametrize("settings, data, weights", [
+    (dict(), [*BASE, FOUND[1], FOUND[2]], [1.0, 0.55, 0.0, 0.4, 1.0]),
+    (dict(dedupe=False), [*BASE, *FOUND[1:]], [1.0, 0.55, 0.0, 0.4, 1.0, 1.0]),
+    (dict(weight="filter"), [*BASE, FOUND[1], FOUND[2]], [1.0] * 5),
+    (dict(failures=0.3), [*BASE, FOUND[1], FOUND[2], FOUND[0].up_to_turn(1)],
+     [1.0, 0.55, 0.0, 0.4, 1.0, 0.3])])
+def test_evolve_merges_what_succeeded_with_the_base_set(settings, data, weights, monkeypatch):
+    """The base set first; weights are scores from 0 to 1, or 1 for what the filter lets through."""
+    played = Played(monkeypatch, [FOUND, FOUND[:1]], **settings)
+    base = [*BASE]
+    evolve(played.run, base)
+    (_, got, w, _), (_, again, *_) = played.learned
+    assert got == data and w == pytest.approx(weights)
+    assert base == BASE                                 # and no iteration's finds stay in it
+    assert again == BASE + [FOUND[0].up_to_turn(1)] * ("failures" in settings)
+
+
+@pytest.mark.parametrize("start, policies", [("base", ["fresh", "fresh"]),
+                                             ("last", ["last", "last"])])
+def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, policies, monkeypatch):
+    played = Played(monkeypatch, [FOUND, FOUND], start=start)
+    evolve(played.run, BASE)
+    assert [policy for policy, *_ in played.learned] == policies
+    assert played.loaded == ["base"] * policies.count("fresh")
+    for m, (*_, (steps, lr, cfg, seed)) in enumerate(played.learned):
+        assert (steps, lr, cfg, seed) == (7, 0.5, played.run.cfg, 31 + m)   # another order each
+    assert played.saved == [1, 2] and played.run.step == 2
+    assert played.run.notes.curve == [(1, 0.5, {}), (2, 0.5, {})]
+
+
+def test_evolve_of_no_iterations_does_nothing(monkeypatch):
+    played = Played(monkeypatch, [])
+    evolve(played.run, BASE)
+    assert not (played.learned or played.loaded or played.saved) and played.run.policy == "last"
+
+
+def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
+    """No success, and no demonstration or none that weighs anything: the next one explores."""
+    for base in ([], [BASE[2]]):
+        played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
+        evolve(played.run, base)
+        (_, first, _, (none, *_)), (_, data, _, (steps, *_)) = played.learned
+        assert (first, none) == (base, 0) and steps == 7
+        assert data == base + [FOUND[1], FOUND[2]] and played.saved == [1, 2]
+
+
+# ---- exploration --------------------------------------------------------------------------------
+
+def explorer(monkeypatch, outcome, tasks=range(6), envs=("toy",), **settings):
+    """-> (run, what `play_tasks` was asked: (tasks, K, horizon, key)). outcome(env, task, tries
+    before) -> a score; None: its prompt does not fit; "lost": its environment failed."""
+    asked, tries = [], Counter()
+    worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in envs]
+    run = SimpleNamespace(cfg=Evolve(**dict(horizon=9, seed=4) | settings), step=0, policy="policy",
+                          worlds=worlds, tasks={world: [*tasks] for world in worlds})
+
+    def play_tasks(run, policy, tasks, group_size, horizon, key):
+        played, names = [], [(w.module.NAME, t, w.agent.temperature) for w, t in tasks]
+        asked.append((names, group_size, horizon, key))
+        for world, task in tasks:
+            for _ in range(group_size):
+                name = world.module.NAME
+                score = outcome(name, task, tries[name, task])
+                tries[name, task] += 1
+                if score != "lost":
+                    played.append(Trajectory(task, env=name) if score is None
+                                  else won(name, task, score))
+        return played, Stats(dropped=1)
+    monkeypatch.setattr(parallel, "play_tasks", play_tasks)
+    return run, asked
+
+
+def test_explore_plays_every_task_so_often_at_its_temperature(monkeypatch):
+    run, asked = explorer(monkeypatch, lambda *_: 0.0, envs=("toy", "sums"), samples=(3,),
+                          temperature=1.2)
+    explored, stats = explore(run)
+    (((tasks, group_size, horizon, key)),) = asked
+    assert sorted(tasks) == sorted((name, t, 1.2) for name in ("toy", "sums") for t in range(6))
+    assert (group_size, horizon, key) == (3, 9, (4, 0, 0))
+    assert len(explored) == 36 and stats.dropped == 1
+
+
+def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch):
+    run, asked = explorer(monkeypatch, lambda *_: 0.0, samples=(4, 1, 2), seed=5)
+    for run.step in range(5):
+        explore(run)
+    assert [group_size for _, group_size, *_ in asked] == [4, 1, 2, 2, 2]
+    assert [key for *_, key in asked] == [(5, m, 0) for m in range(5)]
+
+
+def test_explore_of_some_tasks_takes_others_in_the_next_iteration(monkeypatch):
+    run, asked = explorer(monkeypatch, lambda *_: 0.0, explore=2)
+    for run.step in range(3):
+        explore(run)
+    seen = [task for tasks, *_ in asked for _, task, _ in tasks]
+    assert [len(tasks) for tasks, *_ in asked] == [2, 2, 2] and sorted(seen) == [*range(6)]
+
+
+def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
+    run, asked = explorer(monkeypatch, lambda *_: 0.0, envs=("toy", "sums", "maze"),
+                          unexplored="sums")
+    explore(run)
+    assert {name for name, *_ in asked[0][0]} == {"toy", "maze"}
+
+
+def test_explore_adapts_tries_to_how_rare_success_is(monkeypatch):
+    """Task 0 succeeds at once, 1 at its third try, 2 never, 3 has no room, 4 is lost, 5 at its
+    second. K = 3 of 6 tasks is 18 tries; after 6, 3 and 2 the rest goes to task 2."""
+    rule = {0: lambda tries: 1.0, 1: lambda tries: float(tries == 2), 2: lambda tries: 0.0,
+            3: lambda tries: None, 4: lambda tries: "lost", 5: lambda tries: float(tries == 1)}
+    run, asked = explorer(monkeypatch, lambda name, task, tries: rule[task](tries), samples=(3,),
+                          adaptive=True)
+    explored, stats = explore(run)
+    waves = [sorted(task for _, task, _ in tasks) for tasks, *_ in asked]
+    assert waves == [[*range(6)], [1, 2, 5], [1, 2]] + [[2]] * 7
+    assert sum(map(len, waves)) == 18 and {group_size for _, group_size, *_ in asked} == {1}
+    assert [key for *_, key in asked] == [(4, 0, wave) for wave in range(10)]   # new random numbers
+    assert len(explored) == 17 and stats.dropped == 10
+    assert {t.task_id for t in successes(explored, True)} == {0, 1, 5}
+
+
+def test_explore_adaptively_keeps_to_its_budget_within_a_wave(monkeypatch):
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(tries > 0), samples=(1,),
+                          adaptive=True)
+    explore(run)
+    assert [len(tasks) for tasks, *_ in asked] == [6]           # K = 1: there is no second wave
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < 2), tasks=range(5),
+                          samples=(2,), adaptive=True)
+    explore(run)
+    assert [len(tasks) for tasks, *_ in asked] == [5, 3, 2]     # 10 tries
+
+
+# ---- whole runs ---------------------------------------------------------------------------------
+
+TINY = dict(env="toy", n=8, steps=2, batch=4, iterations=2, learn_steps=3, learn_lr=3e-3, horizon=3,
+            eval_tasks=8, max_turn_tokens=4, max_context=200, device="cpu", lr=1e-3, explore=12,
+            width=16, layers=1, heads=2, vocabulary=280, format="act")
+
+
+@pytest.fixture(scope="module")
+def url():
+    with served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """Runs are written to a folder of their own, without a picture, which takes longest."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(metrics, "draw", lambda *_: None)
+
+
+def begun(url, **flags):
+    """(Run, base set) of a run that is ready to evolve."""
+    cfg = Evolve(**TINY | flags)
+    names = cfg.env.split(",")
+    return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
+                           [EnvClient(url, name) for name in names])
+
+
+def script(monkeypatch, url, command="evolve", *more, **flags):
+    """`python agentevol.py evolve ...`."""
+    flags = {k: ",".join(map(str, v)) if type(v) is tuple else v for k, v in flags.items()}
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", command, f"--env-url={url}", *more] + [
+        f"--{k.replace('_', '-')}={v}" for k, v in flags.items()])
+    agentevol.main()
+
+
+def lines_of(folder):
+    """metrics.jsonl but for what a clock measured."""
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in open(os.path.join(folder, "metrics.jsonl"))]
+
+
+def weights_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_setup_explores_beyond_the_demonstrations_or_all_again(url, model, here):
+    run, base_set = begun(url, model=model, n=8)
+    assert [t.task_id for t in base_set] == [*range(8)]
+    assert [*run.tasks.values()] == [[*range(8, 40)]]
+    assert all(task >= 40 for _, task in run.eval_tasks)
+    run, _ = begun(url, model=model, n=99, env="toy,sums")
+    assert [*run.tasks.values()] == [[*range(40)], [*range(100, 130)]]
+    run, _ = begun(url, model=model, n=35, env="toy,sums")      # of sums there are but 30
+    assert [*run.tasks.values()] == [[*range(35, 40)], [*range(100, 130)]]
+
+
+def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
+    """From nothing, with the control and the picture: the folder of a run like train.py's."""
+    monkeypatch.chdir(tmp_path)
+    script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
+    assert sorted(os.listdir()) == ["e", "e.lock"]
+    assert sorted(os.listdir("e")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
+                                       "result.json", "samples.txt", "step_1", "step_2"]
+    lines, result = lines_of("e"), json.load(open("e/result.json"))
+    assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
+    assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
+    assert result["after"]["sampled"] == lines[-1]["held_out"]          # the same random numbers
+    assert result["control"]["n"] == 8 and result["expert"] == 1
+    assert all(line["random"] == result["random"] for line in lines)
+    out = capsys.readouterr().out
+    assert "toy: 8 demonstrations (8 wanted) of a player of skill 1, 8 succeed" in out
+    for row in ("before", "after AgentEvol", "control: more", "random player", "expert player"):
+        assert re.search(rf"^{row}", out, re.MULTILINE)
+    kept = json.load(open("e/step_2/clone.json"))           # a policy that our cloning made
+    assert kept == json.load(open("e/clone/clone.json")) and kept["n"] == 8
+
+
+def test_main_of_no_iterations_is_the_base_policy_alone(url, here, monkeypatch):
+    script(monkeypatch, url, out="e", **TINY | dict(iterations=0))
+    result = json.load(open("e/result.json"))
+    assert result["before"] == result["after"] and result["steps"] == 0
+    assert "step_0" not in os.listdir("e") and "clone" in os.listdir("e")
+
+
+def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, here, monkeypatch):
+    calls, real = [], agentevol.learn
+
+    def noting(policy, data, weights, steps, lr, *rest, **more):
+        calls.append(([t.task_id for t in data], weights, steps, lr))
+        return real(policy, data, weights, min(steps, 1), lr, *rest, **more)
+    monkeypatch.setattr(agentevol, "learn", noting)
+    script(monkeypatch, url, "evolve", "--control", out="e", model=model, **TINY)
+    assert len(calls) == 4                                  # cloning, two iterations, the control
+    assert calls[0] == ([*range(8)], [1.0] * 8, 2, 1e-3)
+    assert all(tasks[:8] == [*range(8)] and (steps, lr) == (3, 3e-3)
+               for tasks, _, steps, lr in calls[1:3])
+    assert calls[3] == ([*range(8)], [1.0] * 8, 2 * 3, 3e-3)
+
+
+@pytest.mark.parametrize("n", [0, 8])
+def test_an_iteration_without_a_success_is_survived_and_said(n, url, model, here, monkeypatch,
+                                                             capsys):
+    monkeypatch.setattr(agentevol, "threshold", lambda env: 2.0)        # nothing is above it
+    script(monkeypatch, url, out="e", model=model, **TINY | dict(n=n))
+    assert [(line["step"], line["kept"]) for line in lines_of("e")] == [(0, 0), (1, 0)]
+    said = capsys.readouterr().out
+    assert re.findall(r"^iteration (\d) .*kept 0: no success among them \|", said,
+                      re.MULTILINE) == ["1", "2"]
+    mine, base = weights_of("e/step_2"), weights_of("e/clone")
+    changed = any(not torch.equal(mine[key], base[key]) for key in base)
+    assert changed == (n > 0)               # it learns from the demonstrations, or not at all
+    monkeypatch.setattr(agentevol, "threshold", lambda env: 0.99)
+    script(monkeypatch, url, "evolve", "--resume", out="e", iterations=3)       # and goes on
+    assert lines_of("e")[2]["kept"] > 0
+    assert json.load(open("e/config.json"))["iterations"] == 3
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("start, where, sessions", [
+    ("base", (agentevol, "explore"), 1), ("last", (agentevol, "learn_step"), 1),
+    ("last", (parallel, "save"), 1), ("base", (metrics, "report"), 2)],
+    ids=["between", "learning", "saving", "reporting"])
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, where, sessions, url, model, here,
+                                                      monkeypatch):
+    flags = dict(model=model, start=start, failures=0.5, **TINY | dict(iterations=3))
+    script(monkeypatch, url, out="whole", **flags)
+    owner, name = where
+    real, calls = getattr(owner, name), []
+
+    def killing(run, *rest, **more):
+        calls.append(run)
+        if name == "learn_step":        # 2 steps of cloning, 3 of the first iteration, 1 more
+            if len(calls) == 2 + 3 + 2:
+                raise Killed
+        elif run.step == (3 if name == "report" else 2):
+            raise Killed
+        return real(run, *rest, **more)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killing)
+        with pytest.raises(Killed):
+            script(monkeypatch, url, out="e", **flags)
+    script(monkeypatch, url, "evolve", "--resume", out="e")
+    mine, its = weights_of("e/step_3"), weights_of("whole/step_3")
+    assert all(torch.equal(mine[key], its[key]) for key in its)
+    assert not all(torch.equal(its[key], x) for key, x in weights_of("whole/clone").items())
+    assert lines_of("e") == lines_of("whole") and len(lines_of("e")) == 3
+    assert open("e/samples.txt").read() == open("whole/samples.txt").read()
+    results = [json.load(open(f"{out}/result.json")) for out in ("e", "whole")]
+    for result in results:
+        assert result.pop("seconds") > 0 and result.pop("rl_seconds") > 0
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name, value", [("samples", (2,)), ("seed", 1), ("weight", "filter"),
+                                         ("learn_lr", 0.5), ("unexplored", "maze")])
+def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkeypatch):
+    cfg = Evolve(**TINY, out="e")
+    os.mkdir("e")
+    parallel.write_json("e/config.json", vars(cfg))
+    with pytest.raises(SystemExit) as error:
+        script(monkeypatch, url, "evolve", "--resume", out="e", **{name: value})
+    assert str(error.value) == (
+        f"agentevol.py: --resume: {name}={value!r}, but e was begun with {name}="
+        f"{getattr(cfg, name)!r}; leave it out, or start another run")
+
+
+def test_every_field_is_the_same_on_resume_or_may_change():
+    """What may change moves no number of a run; whoever adds a flag decides."""
+    assert {f.name for f in fields(Evolve)} >= {*agentevol.MAY_CHANGE}
+    assert not {"env", "samples", "temperature", "seed", "start", "n", "demos", "model",
+                "learn_steps", "eval_tasks", "horizon"} & {*agentevol.MAY_CHANGE}
+
+
+# ---- two ranks ----------------------------------------------------------------------------------
+
+RANKS = TINY | dict(env="toy,sums", micro_tokens=60, lr=3e-4, learn_lr=3e-4, eval_tasks=6,
+                    explore=6, samples=(2,), failures=0.3)
+
+
+def a_rank(rank, url, model, port):
+    """What one of two processes does: cloning, AgentEvol, and train.py without a model."""
+    make_known()
+    torch.set_num_threads(1)
+    metrics.draw = lambda *_: None
+    metrics.rates = lambda *_: (1e11, 1e10)
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    evolve(*begun(url, out="e2", model=model, **RANKS))
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port + 1)
+    train.main([f"--env-url={url}", *(f"--{k.replace('_', '-')}={v}" for k, v in dict(
+        env="toy", name="t2", clone_steps=3, clone_n=8, clone_width=16, steps=1, tasks_per_step=4,
+        group_size=2, mini_batches=1, horizons="2", max_turn_tokens=4, max_context=200,
+        eval_every=0, eval_tasks=4, probe_every=0, device="cpu", filter="none").items())])
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one(url, model, here, capfd):
+    """Over gloo: cloning and two iterations give the weights of one process to 1e-5; train.py
+    without a model clones once, together."""
+    spawn(a_rank, (url, model, 29_150 + os.getpid() % 300), nprocs=2)
+    out = capfd.readouterr().out
+    evolve(*begun(url, out="e1", model=model, **RANKS))
+    for alone, together in zip(lines_of("e1"), lines_of("e2"), strict=True):
+        assert alone["explored"] == 24 and alone["kept"] > 0
+        assert together == pytest.approx(alone, abs=1e-5)
+    for part in ("clone", "step_1", "step_2"):
+        alone, together = weights_of(f"e1/{part}"), weights_of(f"e2/{part}")
+        assert alone.keys() == together.keys()
+        for key in alone:
+            torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
+    before = weights_of(model)
+    assert any((alone[key] - before[key]).abs().max() > 1e-4 for key in alone)
+    assert len(re.findall("no --model: a tiny policy is cloned", out)) == 1
+    assert len(re.findall("random weights, 2", out)) == 1
+    assert os.path.exists("runs/t2/clone/clone.json") and os.path.exists("runs/t2/result.json")
+
+
+# ---- several environments -----------------------------------------------------------------------
+
+def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
+    cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
+                vocabulary=700, context="window")
+    base_set = clone(cfg, str(tmp_path / "both"), say=quiet)
+    assert [(t.env, t.task_id) for t in base_set] == [
+        (m.NAME, t) for m in (maze, textcraft_small) for t in m.TRAIN[:4]]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
+    for word in (" wall", "craft"):
+        assert len(tokenizer.encode(word)) == 1
+    for name in ("maze", "textcraft_small"):            # each trajectory as it would be by itself
+        alone = replace(cfg, env=name)
+        own = trajectories_of(lesson(alone, quiet), tokenizer, alone)
+        assert own == [t for t in base_set if t.env == name]
+    assert json.load(open(tmp_path / "both/clone.json"))["env"] == "maze,textcraft_small"
+
+
+ASKED = {"toy": dict(clone_lr=2e-3, clone_n=50, clone_steps=90, max_context=300, horizons=(3, 9)),
+         "sums": dict(clone_lr=1e-3, clone_skill=0.9, lr=0.5, families="zero,one", format="think")}
+
+
+def flags_of(monkeypatch, command, kind):
+    return parallel.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(kind,
+                                                                                          given))
+
+
+def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
+    """Of several the lower rate, else the larger number; what they ask of RL is not cloning's."""
+    for name, tiny in ASKED.items():
+        monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
+    one = flags_of(monkeypatch, "--env sums", Clone)
+    assert (one.lr, one.skill, one.families, one.format) == (1e-3, 0.9, "zero,one", "think")
+    assert (one.n, one.steps, one.max_context) == (8000, 800, 512)
+    both = flags_of(monkeypatch, "--env toy,sums", Clone)
+    assert (both.lr, both.skill, both.families) == (1e-3, 0.9, "zero,one")
+    assert (both.n, both.steps, both.max_context) == (8000, 800, 512)
+    # AgentEvol's demonstrations are its own: few, of the expert
+    both = flags_of(monkeypatch, "--env toy,sums --batch 3", Evolve)
+    assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 1e-3, 3, 1e-3)
+    assert flags_of(monkeypatch, "--env toy --steps 5", Clone).steps == 5
+
+
+def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
+    chat = flags_of(monkeypatch, f"--env toy --model {model}", Evolve)
+    assert {name: getattr(chat, name) for name in CHAT_MODEL} == CHAT_MODEL
+    assert (chat.lr, chat.learn_lr) == (1e-5, 1e-5)
+    parallel.write_json(str(tmp_path / "clone.json"), vars(Clone(
+        format="think", context="window", max_turn_tokens=99, max_context=700)))
+    own = flags_of(monkeypatch, f"--env toy --model {tmp_path}", Evolve)      # of our own cloning
+    assert (own.format, own.context, own.max_turn_tokens, own.max_context) == (
+        "think", "window", 99, 700)
+    assert (own.lr, own.learn_lr) == (Evolve.lr, Evolve.learn_lr)
+
+
+# ---- flags --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ("", "expected: agentevol.py evolve, clone or demos, then flags"),
+    ("--help", "expected: agentevol.py evolve, clone or demos, then flags"),
+    ("clone --env nowhere", "unknown environment 'nowhere'"),
+    ("evolve --env maze,nowhere", "unknown environment 'nowhere'"),
+    ("evolve --env maze,maze", "env='maze,maze': expected each environment once"),
+    ("demos --env maze,maze", "env='maze,maze': expected each environment once"),
+    ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
+    ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
+    ("demos --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
+    ("demos --set agentgym", "set='agentgym'; known: agenttraj, agenttraj_l"),
+    ("demos --out no/such/x.json", "out='no/such/x.json': expected a file in a folder that exists"),
+    ("clone --format speech", "format='speech'; known: act, react"),
+    ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
+    ("clone --n 0", "n=0: a tiny policy and --control learn from demonstrations"),
+    ("evolve --n=-1", "n=-1: expected 0 or more"),
+    ("evolve --samples 0", r"samples=\(0,\): expected numbers of 1 or more, comma-separated"),
+    ("evolve --failures 2", "failures=2.0: expected from 0 to 1"),
+    ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
+    ("evolve --weight score", "weight='score'; known: reward, filter"),
+    ("evolve --start again", "start='again'; known: base, last"),
+    ("evolve --normalise rows", "normalise='rows'; known: tokens, weight"),
+    ("evolve --learn-steps 0", "learn_steps=0: expected 1 or more"),
+    ("evolve --env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
+    ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
+    ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
+    ("evolve --resume", "--resume: no runs/evolve/config.json"),
+    ("evolve --model ./absent", "./absent: no such folder"),
+    ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
+    ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
+    ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),
+    ("clone --demos clone.json --format react", "clone.json: no JSON file"),
+    ("clone --batch 0", "batch=0: expected 1 or more"),
+    ("clone --steps 0", "steps=0: expected 1 or more"),
+    ("clone --layers 0", "layers=0: expected 1 or more"),
+    ("clone --skill 2", "skill=2.0: expected from 0 to 1"),
+    ("clone --lr nan", "lr=nan: expected above 0"),
+    ("clone --vocabulary 258", "vocabulary=258: expected 259 or more"),
+    ("clone --heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
+    ("evolve --heads 8 --width 24", "8 heads in a width of 24: .* a multiple of twice that number"),
+    ("clone --out clone.json", "out='clone.json': expected a folder"),
+    ("clone --out=", "out='': expected a folder")])
+def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clone.json").write_text("mine")
+    monkeypatch.setattr(agentevol, "demonstrations", None)
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
+    with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
+        agentevol.main()
+    assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
+    assert (tmp_path / "clone.json").read_text() == "mine"
+
+
+def test_main_refuses_a_control_without_demonstrations(url, model, here, monkeypatch):
+    with pytest.raises(SystemExit, match="^agentevol.py: n=0: .*--control learn from demonstrat"):
+        script(monkeypatch, url, "evolve", "--control", model=model, **TINY | dict(n=0))
+    assert os.listdir() == []
