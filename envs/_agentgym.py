@@ -330,7 +330,7 @@ def read_trajectories(path, names):
         raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
                          "AgentTraj-L") from None
     if type(items) is not list or not items:
-        raise ValueError(f"{path}: {reprlib.repr(items)}; expected a list of one item or more")
+        raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
     demos = [read_item(item, f"{path}: item {i}") for i, item in enumerate(items)]
     if not {demo["env"] for demo in demos} & {*names}:
         raise ValueError(f"{path}: only {', '.join(sorted({d['env'] for d in demos}))}, nothing of "
@@ -361,7 +361,7 @@ def read_item(item, where):
         expect(loss is None or loss is False or loss is True and who == "gpt", f"{at}.loss", loss,
                "false or null" + ", or true" * (who == "gpt"))
     said, trained = [m["value"] for m in messages], [m.get("loss") is True for m in messages[1::2]]
-    expect(any(trained), "conversations", messages, "at least one reply with loss true")
+    expect(any(trained), "loss of gpt's", [m.get("loss") for m in messages[1::2]], "a true")
     opening = 0 if trained[0] else 2            # the rules, and the consent
     turns = [[said[i], None, said[i + 1], 0.0, False, dict(success=False, valid=True, score=0.0)]
              for i in range(opening, len(said) - 1, 2)]

@@ -1,0 +1,364 @@
+"""pytest tests/test_agenttraj.py: files of trajectories in AgentGym's form: what is written, read,
+trained on, refused.
+
+The form is that of AgentTraj-L on the hub: a list of {"item_id": "<environment>_<number>",
+"conversations": [{"from": "human" | "gpt", "loss": null | false | true, "value": text}, ...]}, in
+which the rules and the model's consent come first.
+"""
+import copy
+import importlib
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import agentevol
+from agentevol import Clone, lesson, reward, successes
+from envs import _agentgym, demonstrations, maze, textcraft, textcraft_small
+from envs._agentgym import MANNERS, read_trajectories, write_trajectories
+from fakes import chat_tokenizer
+from rollout import ASK_REACT, Agent, Episode, agents_of, imitated, tokenizer_of, trajectories_of
+
+AGREED = "OK. I'll follow your instructions and try my best to solve the task."
+SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full")
+
+
+def conversation(*texts, losses=None):
+    """human, gpt, human, ...: the first reply is the consent; losses: of each reply."""
+    losses = losses or [False] + [True] * len(texts)
+    return [{"from": ("human", "gpt")[i % 2], "loss": losses[i // 2] if i % 2 else None,
+             "value": text} for i, text in enumerate(texts)]
+
+
+ITEM = dict(item_id="maze_3", conversations=conversation(
+    "the rules", "Yes.", "first", "Action:\na", "second", "Action:\nb", "third"))
+
+
+def read(items, tmp_path, *names):
+    (tmp_path / "f.json").write_text(items if type(items) is str else json.dumps(items))
+    return read_trajectories(str(tmp_path / "f.json"), names or ("maze",))
+
+
+def imitate(items, tmp_path, env="maze", tokenizer=None, **settings):
+    """The items of a file as Trajectories, and the tokenizer."""
+    tokenizer = tokenizer or chat_tokenizer("chatml")
+    cfg = SimpleNamespace(**SPOKEN | dict(env=env) | settings)
+    return trajectories_of(read(items, tmp_path, env), tokenizer, cfg), tokenizer
+
+
+def trained(trajectory, tokenizer):
+    """The texts that are trained on, each with its stop token."""
+    pieces, before = [], 0
+    for token, sampled in zip(trajectory.token_ids, trajectory.response_mask):
+        if sampled and not before:
+            pieces.append([])
+        if sampled:
+            pieces[-1].append(token)
+        before = sampled
+    return [tokenizer.decode(ids) for ids in pieces]
+
+
+# ---- what is written ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small"])
+def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
+    module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", "demos", "--env", name, "--n", "9",
+                                      "--out", out])
+    agentevol.main()
+    items, played = json.load(open(out)), demonstrations(name, module.TRAIN[:9], 1.0, 0)
+    assert [item["item_id"] for item in items] == [
+        f"{name}_{demo['task_id']}" for demo in played if demo["success"]] and len(items) > 4
+    assert f"successes written: {len(items)}" in capsys.readouterr().out
+    manner = MANNERS.get(name)
+    for item, demo in zip(items, (demo for demo in played if demo["success"])):
+        assert item.keys() == {"item_id", "conversations"}
+        messages = item["conversations"]
+        assert len(messages) == 2 + 2 * len(demo["turns"])
+        for i, message in enumerate(messages):
+            assert message.keys() == {"from", "loss", "value"} and type(message["value"]) is str
+            assert message["from"] == ("human", "gpt")[i % 2]
+            assert message["loss"] is (None if i % 2 == 0 else i > 1)
+        rules, agreed, *said = [message["value"] for message in messages]
+        assert agreed == AGREED
+        assert rules == manner.rules if manner else rules.startswith(module.PROMPT)
+        for i, turn in enumerate(demo["turns"]):
+            seen = manner.first(turn[0], module.PROMPT) if manner and not i else turn[0]
+            assert said[2 * i] == seen
+            reply = said[2 * i + 1]
+            thought, action = re.fullmatch(r"(?s)Thought:\n(.*)\n\nAction:\n(.*)", reply).groups()
+            assert turn[1] in thought and action == turn[2]
+            if manner and name != "textcraft":          # its reader drops the dots of a name
+                assert manner.read(reply) == (turn[2], "")
+
+
+def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
+    demos = demonstrations("maze", maze.TRAIN[:20], 1.0, 0)
+    path = str(tmp_path / "f.json")
+    assert write_trajectories(path, demos, seed=0) == 20
+    frames, first = set(), open(path).read()
+    for item, demo in zip(json.loads(first), demos):
+        for message, turn in zip(item["conversations"][3::2], demo["turns"]):
+            thought = message["value"].removeprefix("Thought:\n").partition("\n\nAction:\n")[0]
+            frames.add(thought.replace(turn[1], "..."))
+    assert len(frames) >= 4 and "..." in frames
+    write_trajectories(path, demos, seed=0)
+    assert open(path).read() == first                   # a function of the seed
+    write_trajectories(path, demos, seed=1)
+    assert open(path).read() != first
+
+
+def test_write_trajectories_leaves_failures_out(tmp_path):
+    demos = demonstrations("textcraft_small", range(40), 0.4, 0)
+    won = [demo["task_id"] for demo in demos if demo["success"]]
+    assert 0 < len(won) < 40
+    assert write_trajectories(str(tmp_path / "f.json"), demos, 0) == len(won)
+    items = json.load(open(tmp_path / "f.json"))
+    assert [item["item_id"] for item in items] == [f"textcraft_small_{task}" for task in won]
+
+
+def test_a_file_read_and_written_again_says_the_same(tmp_path):
+    """Of two environments in one file: every text comes back where it stood."""
+    demos = demonstrations("maze", maze.TRAIN[:3], 1.0, 0) + \
+        demonstrations("textcraft_small", range(3), 1.0, 0)
+    path = str(tmp_path / "f.json")
+    write_trajectories(path, demos, 0)
+    items, got = json.load(open(path)), read_trajectories(path, ("textcraft_small", "maze"))
+    assert [(d["env"], d["task_id"]) for d in got] == [(d["env"], d["task_id"]) for d in demos]
+    for item, demo, own in zip(items, got, demos):
+        said = [message["value"] for message in item["conversations"]]
+        texts = [text for turn in demo["turns"] for text in (turn[0], turn[2])]
+        assert [*demo["opening"], *texts] == said
+        assert [turn[3:5] for turn in demo["turns"]] == [turn[3:5] for turn in own["turns"]]
+        assert demo["success"] and demo["turns"][-1][5]["success"] and demo["last"] == ""
+        assert demo["trained"] == [True] * len(own["turns"])
+    assert [turn[0] for turn in got[3]["turns"]] == [turn[0] for turn in demos[3]["turns"]]
+
+
+# ---- what is read -------------------------------------------------------------------------------
+
+def test_read_trajectories_takes_the_names_of_agentgyms_files(tmp_path):
+    """Its prefixes are those of the data set's folders; the number is behind the last _."""
+    items = [ITEM | dict(item_id=name) for name in (
+        "lmrlgym_maze_3", "maze_4", "tool_weather_7", "textcraft_small_12", "lmrlgym_wordle_0")]
+    got = read(items, tmp_path, "maze", "weather", "textcraft_small", "wordle")
+    assert [(d["env"], d["task_id"]) for d in got] == [
+        ("maze", 3), ("maze", 4), ("weather", 7), ("textcraft_small", 12), ("wordle", 0)]
+
+
+def test_read_trajectories_leaves_other_environments_out(tmp_path):
+    items = [ITEM | dict(item_id=name) for name in ("bird_1", "maze_3", "webshop_2")]
+    assert [d["task_id"] for d in read(items, tmp_path)] == [3]
+    with pytest.raises(ValueError, match="^[^\n]*f.json: only bird, maze, webshop, nothing of wordl"
+                                         "e, sciworld; give --env$"):
+        read(items, tmp_path, "wordle", "sciworld")
+
+
+def changed(change):
+    """[ITEM, ITEM with a change at its place], written out."""
+    item = copy.deepcopy(ITEM)
+    change(item, item["conversations"])
+    return [ITEM, item]
+
+
+TURNS = '"(human|gpt)": human and gpt speak by turns'
+
+
+@pytest.mark.parametrize("items, sentence", [
+    ([ITEM, "maze_3"], "item 1: it is 'maze_3'; expected an object with item_id and conversations"),
+    ([ITEM, None], "item 1: it is None; expected an object with item_id and conversations"),
+    (changed(lambda item, c: item.pop("item_id")),
+     'item 1: item_id is None; expected "<environment>_<number>"'),
+    (changed(lambda item, c: item.update(item_id=7)), "item 1: item_id is 7; expected"),
+    (changed(lambda item, c: item.update(item_id="maze")), "item 1: item_id is 'maze'; expected"),
+    (changed(lambda item, c: item.update(item_id="maze_x")), "item_id is 'maze_x'; expected"),
+    (changed(lambda item, c: item.update(conversations=None)),
+     r"item 1 \(maze_3\): conversations is None; expected a list of two messages or more"),
+    (changed(lambda item, c: c.clear()), r"conversations is \[\]; expected a list of two"),
+    (changed(lambda item, c: item.update(conversations={})), "conversations is {}; expected a"),
+    (changed(lambda item, c: item.update(conversations="hi")), "conversations is 'hi'; expected"),
+    (changed(lambda item, c: c.insert(2, "hi")),
+     r"item 1 \(maze_3\): conversations\[2\] is 'hi'; expected an object with from, value, loss"),
+    (changed(lambda item, c: c.pop(3)),
+     rf"conversations\[3\].from is 'human'; expected {TURNS}"),
+    (changed(lambda item, c: c.pop(0)), rf"conversations\[0\].from is 'gpt'; expected {TURNS}"),
+    (changed(lambda item, c: c[4].update({"from": "user"})),
+     rf"conversations\[4\].from is 'user'; expected {TURNS}"),
+    (changed(lambda item, c: c[4].pop("from")), rf"conversations\[4\].from is None; exp.*{TURNS}"),
+    (changed(lambda item, c: c[3].pop("value")),
+     r"conversations\[3\].value is None; expected a text"),
+    (changed(lambda item, c: c[2].update(value=["first"])),
+     r"conversations\[2\].value is \['first'\]; expected a text"),
+    (changed(lambda item, c: c[3].update(loss="yes")),
+     r"conversations\[3\].loss is 'yes'; expected false or null, or true"),
+    (changed(lambda item, c: c[3].update(loss=1)), r"conversations\[3\].loss is 1; expected"),
+    (changed(lambda item, c: c[5].update(loss=0.0)), r"conversations\[5\].loss is 0.0; expected"),
+    (changed(lambda item, c: c[2].update(loss=True)),
+     r"conversations\[2\].loss is True; expected false or null$"),
+    (changed(lambda item, c: [m.update(loss=False) for m in c]),
+     r"item 1 \(maze_3\): loss of gpt's is \[False, False, False\]; expected a true"),
+    (changed(lambda item, c: [m.pop("loss") for m in c]), "loss of gpt.s is .None, None, None.;"),
+    (ITEM, r"f.json: {'item_id': 'maze_3', .*; expected a list of one item or more"),
+    ([], r"f.json: \[\]; expected a list of one item or more"),
+    ("", "f.json: no JSON file: .*; expected a list of trajectories as in AgentTraj-L"),
+    ('[{"item_id": "maze_3"', "f.json: no JSON file: .*; expected a list of trajectories"),
+    ('{"item_id": "maze_3"}\n{"item_id": "maze_4"}', "f.json: no JSON file: Extra data: line 2"),
+    ("[" * 100_000, "f.json: no JSON file: .*recursion"),
+])
+def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$") as error:
+        read(items, tmp_path)
+    assert "f.json: " in str(error.value) and len(str(error.value)) < 400
+    for command in ("clone", "evolve"):                 # and before anything is made
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["agentevol.py", command, "--env=maze", "--demos=f.json",
+                                          "--format=agentgym"])
+        with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
+            agentevol.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_read_trajectories_takes_no_folder_for_a_file(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ValueError, match="^[^\n]*: no JSON file: [^\n]*; expected a list of t"):
+            read_trajectories(str(path), ("maze",))
+
+
+# ---- what is trained on -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("losses, expected", [
+    ([False, True, True], ["Action:\na", "Action:\nb"]),
+    ([None, True, True], ["Action:\na", "Action:\nb"]),
+    ([False, False, True], ["Action:\nb"]), ([False, True, None], ["Action:\na"])])
+@pytest.mark.parametrize("style", ["agentgym", "react"])
+def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, tmp_path):
+    """All else, the consent too, stays in view."""
+    texts = [message["value"] for message in ITEM["conversations"]]
+    item = ITEM | dict(conversations=conversation(*texts, losses=[*losses, None]))
+    (trajectory,), tokenizer = imitate([item], tmp_path, format=style)
+    assert trained(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
+    assert [tokenizer.decode(trajectory.token_ids[turn.start:turn.end])
+            for turn in trajectory.turns] == [f"{text}<|im_end|>" for text in expected]
+    shown = tokenizer.decode(trajectory.token_ids)
+    assert all(text in shown for text in ("first", "Action:\na", "second", "Action:\nb"))
+    assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
+
+
+@pytest.mark.parametrize("kind", ["chatml", "headed", "tiny"])
+def test_imitated_of_a_file_is_the_templates_own_rendering(kind, tmp_path):
+    tokenizer = chat_tokenizer(kind)
+    (trajectory,), _ = imitate([ITEM], tmp_path, tokenizer=tokenizer)
+    messages = [dict(role=("user", "assistant")[i % 2], content=message["value"])
+                for i, message in enumerate(ITEM["conversations"][:6])]
+    shown = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert shown.startswith(tokenizer.decode(trajectory.token_ids))
+    assert tokenizer.decode(trajectory.token_ids).endswith("Action:\nb" + tokenizer.decode([0]))
+
+
+def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
+    """Without an opening the environment's own; nothing of one item is left for the next."""
+    words = [message["value"] for message in ITEM["conversations"]]
+    bare = ITEM | dict(conversations=conversation(*words[2:], losses=[True, True, True]))
+    other = ITEM | dict(conversations=conversation("other rules", "Aye.", *words[2:]))
+    trajectories, tokenizer = imitate([ITEM, bare, other, bare], tmp_path)
+    begins = [tokenizer.decode(t.token_ids).partition("first")[0] for t in trajectories]
+    assert "the rules" in begins[0] and "Yes." in begins[0] and AGREED not in begins[0]
+    assert "other rules" in begins[2] and "Aye." in begins[2]
+    assert begins[1] == begins[3] and MANNERS["maze"].rules in begins[1] and AGREED in begins[1]
+    assert _agentgym.MAZE not in begins[1]              # the file's first observation has it or not
+    assert trained(trajectories[1], tokenizer) == ["Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
+
+
+def test_imitated_of_a_file_in_react_states_the_formats_own_rules(tmp_path):
+    (trajectory,), tokenizer = imitate([ITEM], tmp_path, format="react")
+    assert tokenizer.decode(trajectory.token_ids).startswith(
+        f"<|im_start|>system\n{maze.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
+        "<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\nAction:\na<|im_end|>\n")
+
+
+def played(module, task_id, replies, tokenizer):
+    """An episode of `--format agentgym` in which the policy gives these replies -> Episode."""
+    agent = Agent(tokenizer, module.PROMPT, "agentgym", max_turn_tokens=1, max_context=10**9,
+                  module=module)
+    episode, env = Episode(agent, task_id, (0,), len(replies)), module.Env()
+    episode.observe(env.reset(task_id))
+    for reply in replies:
+        ids = tokenizer.encode(reply, add_special_tokens=False) + [agent.chat.stop_id]
+        episode.reply(ids, [0.0] * len(ids))
+        episode.observe(*env.step(episode.request[1]))
+    return episode
+
+
+@pytest.mark.parametrize("module", [maze, textcraft], ids=lambda module: module.NAME)
+@pytest.mark.parametrize("kind", ["chatml", "tiny"])
+def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_path):
+    """Token for token: written by `demos`, and with a reply that AgentGym's client refuses."""
+    tokenizer, path = chat_tokenizer(kind), str(tmp_path / "own.json")
+    demos = demonstrations(module.NAME, module.TRAIN[:4], 1.0, 0)
+    write_trajectories(path, demos, 0)
+    items = json.load(open(path))
+    for item in items:
+        task_id = int(item["item_id"].rpartition("_")[2])
+        replies = [message["value"] for message in item["conversations"][3::2]]
+        (got,), _ = imitate([item], tmp_path, module.NAME, tokenizer)
+        want = played(module, task_id, replies, tokenizer).trajectory
+        assert (got.token_ids, got.response_mask) == (want.token_ids, want.response_mask)
+        assert got.success and want.success and [(t.start, t.end) for t in got.turns] == [
+            (t.start, t.end) for t in want.turns]
+    # an episode that begins badly, as a file in which that reply is not learned
+    task_id = int(items[0]["item_id"].rpartition("_")[2])
+    bad = ["Action:\na\nAction:\nb", *(m["value"] for m in items[0]["conversations"][3::2])]
+    want = played(module, task_id, bad, tokenizer)
+    texts = [message["content"] for message in want.messages]
+    item = dict(item_id=items[0]["item_id"], conversations=conversation(
+        *texts, losses=[False, False] + [True] * len(texts)))
+    (got,), _ = imitate([item], tmp_path, module.NAME, tokenizer)
+    assert got.token_ids == want.trajectory.token_ids
+    first = want.trajectory.turns[0]
+    assert got.response_mask == [int(x and i >= first.end)
+                                 for i, x in enumerate(want.trajectory.response_mask)]
+
+
+@pytest.mark.parametrize("env", ["maze", "babyai", "sciworld", "alfworld"])
+def test_a_files_trajectories_count_as_successes_of_full_reward(env, tmp_path):
+    cfg = SimpleNamespace(env=env, **SPOKEN)
+    demos = read([ITEM | dict(item_id=f"{env}_3")], tmp_path, env)
+    (trajectory,) = trajectories_of(demos, chat_tokenizer("chatml"), cfg)
+    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
+    assert trajectory.success and trajectory.done and (trajectory.env, trajectory.task_id) == (env,
+                                                                                               3)
+
+
+# ---- cloning ------------------------------------------------------------------------------------
+
+def test_tokenizer_of_a_file_knows_the_files_words(tmp_path):
+    item = ITEM | dict(conversations=conversation(
+        "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
+    cfg = Clone(env="maze", format="agentgym", vocabulary=400)
+    demos = read([item], tmp_path)
+    tokenizer = tokenizer_of(demos, cfg)
+    for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
+        assert len(tokenizer.encode(word)) == 1
+    assert len(tokenizer.encode(MANNERS["maze"].rules)) > 20            # which the file has not
+    agent = agents_of(cfg, tokenizer)["maze"]
+    assert imitated(agent, demos[0]).token_ids == \
+        trajectories_of(demos, tokenizer, cfg)[0].token_ids
+
+
+@pytest.mark.parametrize("style", ["agentgym", "react"])
+def test_clone_trains_on_a_file(style, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    demos = demonstrations("maze", maze.TRAIN[:5], 1.0, 0) + \
+        demonstrations("textcraft_small", textcraft_small.TRAIN[:2], 1.0, 0)
+    write_trajectories("mine.json", demos, 0)
+    monkeypatch.setattr(sys, "argv", [
+        "agentevol.py", "clone", "--env", "maze", "--demos", "mine.json", "--format", style,
+        "--out", "policy", "--steps", "2", "--batch", "2", "--width", "16", "--heads", "2"])
+    agentevol.main()
+    assert "mine.json: 5 demonstrations of maze" in capsys.readouterr().out
+    settings = json.load(open("policy/clone.json"))
+    assert (settings["demos"], settings["format"]) == ("mine.json", style)
+    again = lesson(Clone(**settings), lambda text: None)
+    assert [demo["task_id"] for demo in again] == [*maze.TRAIN[:5]]
