@@ -434,6 +434,28 @@ def test_constant_weights_by_hand():
     same(algos.constant_weights(RAGGED, 10), RAGGED / 2 / 10)
 
 
+REWARDED = tensor([0, 1, 1], [1, 0, 0]), tensor(0.5, 1)     # three tokens, of two trajectories
+
+
+def test_reward_token_weights_by_hand():
+    same(algos.reward_token_weights(*REWARDED), [[0, 1 / 6, 1 / 6], [1 / 3, 0, 0]])
+
+
+def test_reward_mean_weights_by_hand():
+    # the tokens' own weights are 0.5, 0.5 and 1: 2 in all
+    same(algos.reward_mean_weights(*REWARDED), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
+    mask, weights = REWARDED
+    same(algos.reward_mean_weights(mask, 7 * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
+
+
+@pytest.mark.parametrize("weigh", [algos.reward_token_weights, algos.reward_mean_weights])
+def test_reward_weights_of_nothing_are_zero(weigh):
+    mask, _ = REWARDED
+    assert torch.equal(weigh(mask, torch.zeros(2)), torch.zeros(2, 3))
+    same(weigh(mask, tensor(1, 1)), mask / 3)           # all alike: one over the tokens
+    same(weigh(mask.bool(), tensor(1, 1)), mask / 3)
+
+
 def test_weights_of_an_empty_mask_are_zero():
     zeros = torch.zeros(2, 3)
     for got in (algos.token_weights(zeros), algos.sequence_weights(zeros),

@@ -981,7 +981,8 @@ def test_main_clones_trains_and_reports(url, capsys):
                                               "result.json", "samples.txt", "step_2"]
     assert json.load(open("runs/all/config.json"))["clone_width"] == 32
     out = capsys.readouterr().out
-    for row in ("before RL", "after grpo", "control: ", "random player", "expert player", "held out"):
+    for row in ("before RL", "after grpo", "control: ", "random player", "expert player",
+                "held out"):
         assert row in out
     assert re.search(r"^about \d+\.\d minutes on this machine", out, re.MULTILINE)
     assert re.search(r"before RL: .*; 8 held-out tasks; RL takes about \d+\.\d minutes", out)
