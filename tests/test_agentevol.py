@@ -568,7 +568,9 @@ def test_prefixes_of_failures_end_before_the_first_turn_not_understood():
                 won("maze", 2, 0.5, (True, None)),              # None: it does not say
                 won("maze", 3, 1.0, (True, False)),             # a success
                 Trajectory(4, env="maze")]                      # never played
-    cut, whole = prefixes_of_failures(explored)
+    prefixes = prefixes_of_failures(explored)
+    assert [t.task_id for t in prefixes] == [0, 2]
+    cut, whole = prefixes
     # per turn an observation of one token and a reply of two: two turns are six tokens
     assert (cut.task_id, cut.token_ids, cut.response_mask) == (
         0, explored[0].token_ids[:6], [0, 1, 1, 0, 1, 1])
@@ -998,8 +1000,12 @@ def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
     assert (both.lr, both.skill, both.families) == (1e-3, 0.9, "zero,one")
     assert (both.n, both.steps, both.max_context) == (8000, 800, 512)
     # AgentEvol's demonstrations are its own: few, of the expert
+    assert flags_of(monkeypatch, "--env toy", Evolve).n == 300
+    assert flags_of(monkeypatch, "--env sums", Evolve).skill == 1.0
     both = flags_of(monkeypatch, "--env toy,sums --batch 3", Evolve)
     assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 1e-3, 3, 1e-3)
+    toy = flags_of(monkeypatch, "--env toy", Clone)
+    assert (toy.n, toy.steps, toy.max_context) == (50, 90, 300)
     assert flags_of(monkeypatch, "--env toy --steps 5", Clone).steps == 5
 
 
@@ -1062,7 +1068,10 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
 def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clone.json").write_text("mine")
-    monkeypatch.setattr(agentevol, "demonstrations", None)
+
+    def demonstrations(*_):
+        raise AssertionError("it was not refused")
+    monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
     monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
         agentevol.main()
