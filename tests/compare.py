@@ -97,6 +97,7 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "micro_tokens": TRAIN + "--micro-tokens 300 --max-concurrent 5",
     "checkpointing": TRAIN + "--checkpointing",
     "workers": TRAIN + "--env-workers 2",
+    "several": TRAIN + "--env frozenlake,bandit --shares 2,1 --filter none",
     "unbatched": TRAIN + """--no-env-batched --filter none --tasks-per-step 2
         --max-concurrent 1""",      # the answers to several would come in the order of the clock
     "temperature": TRAIN + "--temperature 0.7",
