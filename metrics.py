@@ -388,7 +388,7 @@ def report(run):
                      f"{len(run.eval_tasks):4d}")
     names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
     for env in names:
-        rates = [(title, rate["sampled"]["envs"][env]) for title, rate in rows.values()]
+        rates = [(title, rate["sampled"]["envs"].get(env, math.nan)) for title, rate in rows.values()]
         rates += [(who, envs[env]) for who, (*_, envs) in notes.players.items()]
         lines.append(f"{env}, T=1: " + ", ".join(f"{who} {rate:.1%}" for who, rate in rates))
     if parallel.rank() == 0:
@@ -420,7 +420,8 @@ def draw(run, result):
     axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
               label="held-out tasks, T=1")
     for env in after["envs"] if len(run.worlds) > 1 else ():
-        axes.plot([x for x, *_ in curve], [envs[env] for *_, envs in curve], lw=1, label=env)
+        axes.plot([x for x, *_ in curve], [envs.get(env) for *_, envs in curve], lw=1,
+                  label=env)
     axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
               label="held-out tasks, greedy")
     if "control" in result:
