@@ -388,9 +388,10 @@ def report(run):
                      f"{len(run.eval_tasks):4d}")
     names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
     for env in names:
-        rates = [(title, rate["sampled"]["envs"].get(env, math.nan)) for title, rate in rows.values()]
-        rates += [(who, envs[env]) for who, (*_, envs) in notes.players.items()]
-        lines.append(f"{env}, T=1: " + ", ".join(f"{who} {rate:.1%}" for who, rate in rates))
+        rates = [(title, rate["sampled"]["envs"]) for title, rate in rows.values()] + [
+            (who, envs) for who, (*_, envs) in notes.players.items()]
+        lines.append(f"{env}, T=1: " + ", ".join(
+            f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
