@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -89,8 +89,7 @@ def open_envs(cfg):
     asked, modules, missing = dict(SUITES.get(cfg.suite, {})), [], {}
     for name in sorted(asked or {*cfg.env.split(",")}):
         try:
-            recipes = cfg.recipes if name == "textcraft" or not cfg.suite else ""
-            modules.append(open_env(name, recipes))
+            modules.append(open_env(name, cfg.recipes * (name == "textcraft" or not cfg.suite)))
         except (ValueError, ImportError) as error:
             if not cfg.suite:
                 raise
@@ -134,9 +133,8 @@ def open_worlds(policy, path, modules, clients, cfg):
 
 def load(cfg):
     """The policy of cfg.model, None of an API; how it speaks is said."""
-    device = cfg.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = auto if cfg.device == "auto" else cfg.device
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     history = "kept by the API" if cfg.api_base else f"{cfg.history}: {HISTORY[cfg.history]}"
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
@@ -158,16 +156,17 @@ def play(cfg, policy, tasks, plays):
                 file.write("".join(json.dumps(play) + "\n" for play in new))
 
     def finished(episodes):
-        keep([play_of(e.trajectory, member, api.told[e] if api else {
-            "completion": sum(e.trajectory.response_mask)},
-            e.messages if api else e.trajectory.text(e.agent.tokenizer))
-            for member, e in enumerate(episodes)])
+        keep([play_of(e.trajectory, e.messages, member, api.told[e]) if api else
+              play_of(e.trajectory, e.trajectory.text(e.agent.tokenizer), member,
+                      {"completion": sum(e.trajectory.response_mask)})
+              for member, e in enumerate(episodes)])
 
     if cfg.policy:
         for world, task in progress([tasks[i] for i in left], f"{cfg.policy} player"):
-            games = [play_builtin(world.module, cfg.policy, task, world.most_turns, (cfg.seed, i),
-                                  i or None) for i in range(cfg.k)]
-            keep([play_of(t, member, {}, messages) for member, (t, messages) in enumerate(games)])
+            with suppress(RuntimeError):        # of the engine: the task counts as dropped
+                keep([play_of(*play_builtin(
+                    world.module, cfg.policy, task, world.most_turns, (cfg.seed, member),
+                    member or None), member) for member in range(cfg.k)])
         return
     try:
         collect(policy, [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left, api,
@@ -177,15 +176,14 @@ def play(cfg, policy, tasks, plays):
             raise
 
 
-def play_of(trajectory, member, tokens, conversation):
-    """A line of trajectories.jsonl. member: which of the task's k episodes; tokens: {"completion":
-    sampled}, what an API told, or {}; conversation: text, or an API's or built-in player's messages
-    """
-    valid = [turn.valid for turn in trajectory.turns]       # None: the server does not say
-    return dict(env=trajectory.env, task_id=trajectory.task_id, member=member,
-                success=trajectory.success, score=trajectory.score, reward=trajectory.reward,
-                turns=len(valid), valid=None if None in valid else sum(valid), tokens=tokens,
-                conversation=conversation)
+def play_of(t, conversation, member, tokens=None):
+    """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's or a built-in
+    player's messages; member: which of its task's k; tokens: {"completion": sampled}, what an API
+    told, or None."""
+    valid = [turn.valid for turn in t.turns]        # None: the server does not say
+    return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
+                reward=t.reward, turns=len(valid), valid=None if None in valid else sum(valid),
+                tokens=tokens or {}, conversation=conversation)
 
 
 def start_folder(cfg, digest):
@@ -256,18 +254,18 @@ def rows_of(cfg, worlds, plays, missing):
         whose = ", our local game" * bool(world.client and world.client.original)
         for player in ("random", "expert"):
             rate, error = (every["success"], every["stderr"]) if player == cfg.policy and \
-                not exact else builtin_rate(module, player, tasks, turns, cfg.seed)
+                not exact else builtin_rate(module, player, progress(
+                    tasks, f"{player} player, {env}"), turns, cfg.seed)
             rows.append(dict(env=env, row=f"{player} player", n=len(tasks), success=rate,
                              title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
     rows += [dict(env=env, row="missing", title=f"{env}: {why}")
              for env, why in sorted(missing.items())]
     rates, errors = zip(*((row["success"], row["stderr"]) for row in rows if row["row"] == "all"))
-    every, n = figures["mean", "tasks"], len(rates)
-    for of, n, rate, error in (
-            ("environments", n, sum(rates) / n, math.hypot(*errors) / n),
-            ("tasks", every["n"], every["success"], every["stderr"])) if n > 1 else ():
-        rows.append(dict(env="mean", row=of, title=f"mean over {of}", n=n, success=rate,
-                         stderr=error))
+    if (count := len(rates)) > 1:
+        rows.append(dict(env="mean", row="environments", title="mean over environments", n=count,
+                         success=sum(rates) / count, stderr=math.hypot(*errors) / count))
+        rows.append({x: figures["mean", "tasks"][x] for x in ("n", "success", "stderr")}
+                    | dict(env="mean", row="tasks", title="mean over tasks"))
     return rows
 
 
@@ -287,26 +285,21 @@ def table(rows, k):
 
 def draw(path, rows):
     """Success by environment with error bars, the random player and the expert beside it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    names = list(dict.fromkeys(row["env"] for row in rows if row["env"] != "mean"))
-    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.35 * len(names)), dpi=120, layout="tight")
-    marks = {"random player": ("C3", "v"), "expert player": ("C2", "D")}
-    for row in rows:
-        if row["row"] == "all":
-            axes.barh(row["env"], row["success"], xerr=row["stderr"], color="C0")
-        elif row["row"] == "missing":
-            axes.barh(row["env"], 0)
+    from matplotlib.figure import Figure
+    shown = [row for row in rows if row["row"] in ("all", "missing")]
+    figure = Figure((7, 1.2 + 0.35 * len(shown)), dpi=120, layout="tight")
+    axes = figure.subplots()
+    for row in shown:
+        axes.barh(row["env"], row.get("success", 0), xerr=row.get("stderr"), color="C0")
+        if row["row"] == "missing":
             axes.text(0.01, row["env"], row["title"].partition(": ")[2][:80], va="center", size=8)
-        elif row["row"] in marks:
-            color, marker = marks[row["row"]]
-            axes.plot(row["success"], row["env"], marker, color=color)
-    axes.legend([plt.Line2D([], [], color=c, marker=m, ls="") for c, m in marks.values()], marks)
+    for player, mark in (("random player", "vC3"), ("expert player", "DC2")):
+        own = [row for row in rows if row["row"] == player]
+        axes.plot([row["success"] for row in own], [row["env"] for row in own], mark, label=player)
     axes.set(xlabel="success", xlim=(0, 1.04))
     axes.invert_yaxis()
+    axes.legend(fontsize=8)
     figure.savefig(path)
-    plt.close(figure)
 
 
 def check(cfg):
@@ -348,6 +341,8 @@ def run(cfg):
         digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
         plays = start_folder(cfg, digest) if cfg.folder else []
         play(cfg, policy, tasks, plays)
+    if not plays:
+        raise EnvError(f"{cfg.suite or cfg.env}: no task could be played; {missing}")
     plays.sort(key=lambda p: (p["env"], p["task_id"], p["member"]))
     rows = rows_of(cfg, worlds, plays, missing)
     notes += notes_on(cfg, plays, len(tasks) - len(plays) // cfg.k)

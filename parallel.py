@@ -355,7 +355,7 @@ def claimed(folder):
 
 
 def prepare_folder(cfg, **more):
-    """runs/<name>, with the config and `more`. An earlier run's folder is moved aside, never lost."""
+    """runs/<name>, with the config and more. An earlier run's folder is moved aside, never lost."""
     if rank() == 0:
         if os.path.exists(cfg.folder) and not cfg.resume:
             number = next(n for n in itertools.count(1)
