@@ -296,7 +296,7 @@ def draw(path, rows):
     for player, mark in (("random player", "vC3"), ("expert player", "DC2")):
         own = [row for row in rows if row["row"] == player]
         axes.plot([row["success"] for row in own], [row["env"] for row in own], mark, label=player)
-    axes.set(xlabel="success", xlim=(0, 1.04))
+    axes.set(xlabel="success", xlim=(-0.02, 1.04))
     axes.invert_yaxis()
     axes.legend(fontsize=8)
     figure.savefig(path)
@@ -342,7 +342,8 @@ def run(cfg):
         plays = start_folder(cfg, digest) if cfg.folder else []
         play(cfg, policy, tasks, plays)
     if not plays:
-        raise EnvError(f"{cfg.suite or cfg.env}: no task could be played; {missing}")
+        raise EnvError("; ".join([f"{cfg.suite or cfg.env}: no task could be played",
+                                  *(f"{env}: {why}" for env, why in missing.items())]))
     plays.sort(key=lambda p: (p["env"], p["task_id"], p["member"]))
     rows = rows_of(cfg, worlds, plays, missing)
     notes += notes_on(cfg, plays, len(tasks) - len(plays) // cfg.k)

@@ -1,6 +1,10 @@
 """pytest tests/test_eval.py: arithmetic on literals, the whole script on small worlds."""
+import hashlib
+import itertools
 import json
 import math
+import os
+import random
 import re
 import statistics
 import subprocess
@@ -18,11 +22,12 @@ from transformers import AutoTokenizer
 import eval as evaluation
 import metrics
 from agentevol import make_policy, make_tokenizer
-from client import EnvClient
+from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy
-from env_server import HttpServer, open_env
-from envs import frozenlake, maze, textcraft_small, wordle
+from env_server import HttpServer, load_env, open_env
+from envs import frozenlake, maze, textcraft, textcraft_small, wordle
+from envs._suites import COMPOSITION, SUITES, suite_tasks
 from eval import Config, interleaved, model_defaults, open_worlds, rows_of, run, summarise, table
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
@@ -395,6 +400,220 @@ def test_run_says_that_prompts_are_too_long(url, model, capsys):
             "exceed --max-context 30 tokens") in capsys.readouterr().out
     run(replace(cfg, max_context=1024))
     assert "no turn" not in capsys.readouterr().out
+
+
+# ---- suites, and what the folder keeps ----
+
+def test_suites_count_as_in_the_papers():
+    counts = {name: sum(n for n, _ in suite.values()) for name, suite in SUITES.items()}
+    assert counts == {"agenteval": 1160, "agentgym_rl": 840}
+    assert SUITES["agenteval"]["bird"] == (200, 1) and len(SUITES["agenteval"]) == 14
+    assert SUITES["agentgym_rl"]["searchqa"] == (400, 4) and len(SUITES["agentgym_rl"]) == 5
+    for suite in SUITES.values():
+        for name, parts in COMPOSITION.items():
+            assert sum(parts.values()) == suite.get(name, (sum(parts.values()), 0))[0]
+
+
+@pytest.mark.parametrize("name, groups", [
+    ("textcraft", {"depth 1": 31, "depth 2": 41, "depth 3": 25, "depth 4": 3}),
+    ("babyai", {"GoTo": 55, "Pickup": 15, "ActionObjDoor": 5, "FindObjS7": 5, "OneRoomS20": 5,
+                "SynthLoc": 5}),
+    ("sciworld", {"use-thermometer": 18, "measure-": 35, "test-conductivity": 83, "find-": 44,
+                  "chemistry-mix": 5, "lifespan-": 15})])
+def test_suite_tasks_are_composed_as_the_papers_percentages(name, groups):
+    module = load_env(name)
+    tasks = suite_tasks(module, sum(groups.values()))
+    families = [module.family(task) for task in tasks]
+    assert len({*tasks}) == len(tasks) == sum(groups.values()) and {*tasks} <= {*module.TEST}
+    assert {start: sum(f.startswith(start) for f in families) for start in groups} == groups
+    for start in groups:            # a group's families differ by at most one task
+        sizes = [families.count(f) for f in {*families} if f.startswith(start)]
+        assert max(sizes) - min(sizes) <= 1
+    assert len({*families} & {"Pickup", "PickupLoc", "PickupAbove"}) == 3 * (name == "babyai")
+
+
+def test_suite_tasks_takes_all_where_there_are_fewer():
+    even = [task for task in textcraft.TEST if textcraft.family(task) == "depth 1"][:7]
+    odd = [task for task in textcraft.TEST if textcraft.family(task) == "depth 2"][:50]
+    tasks = suite_tasks(textcraft, 100, {*even, *odd})         # a server knows only these
+    assert {*even} < {*tasks} and len(tasks) == 7 + 41
+    assert len(suite_tasks(wordle, 25)) == 25 and len(suite_tasks(wordle, 999)) == len(wordle.TEST)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """A suite of textcraft, whose engine is here, wordle, whose is not, and one to be written."""
+    monkeypatch.setitem(SUITES, "small", {
+        "wordle": (25, 8), "textcraft": (100, 3), "nowhere": (20, 5), "bandit": (300, 1)})
+
+    def no_engine(*_):
+        raise RuntimeError("wordle needs its engine: pip install words")
+    monkeypatch.setattr(wordle, "Env", no_engine)
+
+
+def test_run_of_a_suite_has_a_row_for_what_is_missing(suite, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    results = run(Config(suite="small", policy="expert"))
+    rows = rows_by(results)
+    assert {env for env, row in rows if row == "all"} == {"bandit", "textcraft"}
+    assert [rows[env, "missing"]["title"] for env in ("wordle", "nowhere")] == [
+        "wordle: wordle needs its engine: pip install words",
+        "nowhere: no such environment here yet"]
+    assert [rows["textcraft", f"depth {d}"]["n"] for d in (1, 2, 3, 4)] == [31, 41, 25, 3]
+    assert rows["bandit", "all"]["n"] == 200
+    assert results["notes"] == ["bandit: 200 tasks, all there are of the 300 asked for"]
+    assert rows["mean", "tasks"]["n"] == 300
+    # within its three turns the expert plays those that take no more
+    assert rows["textcraft", "all"]["turns"] <= 3 and rows["textcraft", "depth 4"]["success"] == 0
+    out = capsys.readouterr().out
+    for words in ("small, test split, expert", *results["notes"], "\nnowhere: no such environment"):
+        assert words in out
+    assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
+        "config.json", "trajectories.jsonl", "results.json", "success.png"}
+
+
+def test_run_of_several_environments_limits_turns_to_each_ones_own():
+    rows = rows_by(run(Config(env="maze,textcraft_small", policy="random", n=5, horizon=12)))
+    assert [rows[env, "all"]["title"] for env in ("maze", "textcraft_small")] == [
+        "maze, 12 turns", "textcraft_small, 10 turns"]
+    (row, *_) = run(Config(env="textcraft_small", policy="random", n=5, horizon=12))["rows"]
+    assert row["title"] == "textcraft_small, 12 turns"
+
+
+def test_the_list_of_tasks_is_sorted_and_its_hash_is_of_lines():
+    results = run(Config(env="textcraft_small,maze", policy="expert", n=2))
+    tasks = choose_tasks(maze, "test", 2), choose_tasks(textcraft_small, "test", 2)
+    lines = "".join(f"{env} {task}\n" for env, own in zip(("maze", "textcraft_small"), tasks)
+                    for task in sorted(own))
+    assert results["tasks"] == hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def without_seconds(folder):
+    results = json.loads((folder / "results.json").read_text())
+    assert results.pop("seconds") > 0
+    return results
+
+
+@pytest.fixture(scope="module")
+def both_url():
+    with HttpServer(["maze", "textcraft_small"]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_the_same_seed_gives_the_same_table_in_any_order(both_url, model, tmp_path, monkeypatch,
+                                                         capsys):
+    """Two environments at once: again, backwards, and a few at a time; another seed differs."""
+    cfg = Config(env="textcraft_small,maze", model=model, n=8, k=2, horizon=4, env_url=both_url,
+                 max_turn_tokens=4, out=f"{tmp_path}/0")
+    run(cfg)
+    text = capsys.readouterr().out.partition("textcraft_small,maze, test")[2]
+    first = without_seconds(tmp_path / "0")
+    assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 16
+    run(replace(cfg, out=f"{tmp_path}/1"))
+    assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
+    run(replace(cfg, out=f"{tmp_path}/2", max_concurrent=5))
+    monkeypatch.setattr(evaluation, "interleaved", lambda tasks: range(len(tasks))[::-1])
+    run(replace(cfg, out=f"{tmp_path}/3"))
+    assert [without_seconds(tmp_path / str(i)) for i in (1, 2, 3)] == [first] * 3
+    run(replace(cfg, out=f"{tmp_path}/4", seed=1))
+    assert without_seconds(tmp_path / "4")["rows"] != first["rows"]
+    plays = [sorted((tmp_path / str(i) / "trajectories.jsonl").read_text().splitlines())
+             for i in range(4)]
+    assert plays[0] == plays[1] == plays[2] == plays[3] and len(plays[0]) == 32
+
+
+def test_an_evaluation_that_was_killed_is_resumed(both_url, model, tmp_path, monkeypatch):
+    """It ends at a random task, its last line is cut at a random place; what was whole is not
+    played again."""
+    cfg = Config(env="textcraft_small,maze", model=model, n=6, k=2, horizon=3, env_url=both_url,
+                 max_turn_tokens=4, out=f"{tmp_path}/whole")
+    run(cfg)
+    rng, whole = random.Random(5), without_seconds(tmp_path / "whole")
+    for trial in range(3):
+        folder = tmp_path / str(trial)
+        cfg, kills = replace(cfg, out=str(folder), resume=False), rng.randrange(1, 12)
+
+        def killed(*arguments, finished, kills=kills, **more):
+            calls = itertools.count()
+
+            def counting(episodes):
+                if next(calls) == kills:
+                    raise KeyboardInterrupt
+                finished(episodes)
+            return collect(*arguments, finished=counting, **more)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(evaluation, "collect", killed)
+            run(cfg)
+        path = folder / "trajectories.jsonl"
+        assert len(path.read_text().splitlines()) == 2 * kills
+        assert not (folder / "results.json").exists()
+        size = path.stat().st_size
+        os.truncate(path, size - rng.randrange(size // (2 * kills)) if trial else size)
+        left = path.read_text().count("\n") // 2 * 2
+        asked = []
+
+        def noting(policy, tasks, *rest, asked=asked, **more):
+            asked += tasks
+            return collect(policy, tasks, *rest, **more)
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluation, "collect", noting)
+            run(replace(cfg, resume=True, max_concurrent=7))
+        assert len(asked) == 12 - left // 2
+        assert without_seconds(folder) == whole
+        plays = [sorted((tmp_path / name / "trajectories.jsonl").read_text().splitlines())
+                 for name in ("whole", str(trial))]
+        assert plays[0] == plays[1]
+
+
+@pytest.mark.parametrize("flags, words", [
+    (dict(seed=1), "seed=0, not 1"), (dict(k=3), "k=2, not 3"), (dict(n=9), "n=8, not 9"),
+    (dict(policy="expert"), "policy='random', not 'expert'")])
+def test_resume_refuses_other_settings(flags, words, tmp_path):
+    cfg = Config(env="textcraft_small", policy="random", n=8, k=2, out=f"{tmp_path}/x")
+    run(cfg)
+    before = (tmp_path / "x/trajectories.jsonl").read_text()
+    with pytest.raises(ValueError, match=f"^--resume: {tmp_path}/x was begun with {words}; give "):
+        run(replace(cfg, resume=True, **flags))
+    assert (tmp_path / "x/trajectories.jsonl").read_text() == before
+
+
+def test_resume_refuses_another_list_of_tasks(suite, tmp_path, monkeypatch):
+    cfg = Config(suite="small", policy="expert", out=f"{tmp_path}/x")
+    run(cfg)
+    monkeypatch.undo()                                      # wordle's engine was installed
+    monkeypatch.setitem(SUITES, "small", {"wordle": (25, 8), "textcraft": (100, 3)})
+    with pytest.raises(ValueError, match="was begun with tasks='[0-9a-f]{12}', not '[0-9a-f]{12}'"):
+        run(replace(cfg, resume=True))
+
+
+def test_a_folder_that_is_there_is_moved_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = Config(env="bandit", policy="expert", n=3, out="x")
+    for _ in range(2):
+        run(cfg)
+    assert without_seconds(Path("x")) == without_seconds(Path("x.old1"))
+
+
+def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, capsys):
+    real = evaluation.play_builtin
+    tasks = choose_tasks(textcraft_small, "test", 8)
+
+    def play(module, player, task, *rest):
+        if task == tasks[3]:
+            raise RuntimeError("the engine broke")
+        return real(module, player, task, *rest)
+    monkeypatch.setattr(evaluation, "play_builtin", play)
+    (row, *_) = run(Config(env="textcraft_small", policy="expert", n=8))["rows"]
+    assert (row["n"], row["success"]) == (7, 1)
+    assert "1 tasks could not be played and are left out" in capsys.readouterr().out
+    tasks[3] = None
+    monkeypatch.setattr(evaluation, "play_builtin", lambda module, player, task, *rest: play(
+        module, player, None))
+    with pytest.raises(EnvError, match="textcraft_small: no task could be played"):
+        run(Config(env="textcraft_small", policy="expert", n=8))
 
 
 @pytest.fixture(scope="module")
