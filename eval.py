@@ -255,7 +255,7 @@ def rows_of(cfg, worlds, plays, missing):
         for player in ("random", "expert"):
             rate, error = (every["success"], every["stderr"]) if player == cfg.policy and \
                 not exact else builtin_rate(module, player, progress(
-                    tasks, f"{player} player, {env}"), turns, cfg.seed)
+                    tasks, f"{player} player, {env}"), turns, (cfg.seed, 0))
             rows.append(dict(env=env, row=f"{player} player", n=len(tasks), success=rate,
                              title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
     rows += [dict(env=env, row="missing", title=f"{env}: {why}")

@@ -142,7 +142,7 @@ def world_of(**more):
 def test_rows_of_two_environments_by_hand(monkeypatch):
     """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 0, 0; c: none could be played."""
     monkeypatch.setattr(evaluation, "builtin_rate", lambda module, player, tasks, turns, seed: (
-        len(list(tasks)) / 10, turns / 100 if player == "random" else seed / 100))
+        len(list(tasks)) / 10, turns / 100 if player == "random" else seed[0] / 100))
     plays = plays_of((0, True, 1.0, 1), (1, False, 0.0, 1), (2, True, 1.0, 1), env="a") + \
         plays_of((0, False, 0.0, 1), (2, False, 0.5, 1), env="b")
     worlds = [world_of(NAME=name) for name in "abc"]
@@ -470,6 +470,17 @@ def test_run_of_a_suite_has_a_row_for_what_is_missing(suite, tmp_path, monkeypat
         assert words in out
     assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
         "config.json", "trajectories.jsonl", "results.json", "success.png"}
+
+
+def test_the_random_players_row_is_what_the_random_player_gets():
+    cfg = Config(env="textcraft_small", n=60, seed=4)
+    random_rows, expert_rows = (rows_by(run(replace(cfg, policy=player)))
+                                for player in ("random", "expert"))
+    every = random_rows["textcraft_small", "all"]
+    assert 0 < every["success"] < 1 and every["success"] == every["passed"]
+    assert random_rows["textcraft_small", "random player"]["success"] == every["success"]
+    assert expert_rows["textcraft_small", "random player"] == random_rows[
+        "textcraft_small", "random player"]
 
 
 def test_run_of_several_environments_limits_turns_to_each_ones_own():
