@@ -1,284 +1,396 @@
-"""Learning from demonstrations: behavioural cloning, the start of every tiny policy.
+"""AgentEvol: clone, explore, filter, learn, repeat (AgentGym, arXiv:2406.04151).
 
-    python agentevol.py clone --env textcraft_small --out runs/clone
+    python agentevol.py evolve --env textcraft_small,maze --iterations 4 --samples 1
+    python agentevol.py clone --env textcraft_small --out runs/clone       its first part alone
+    python agentevol.py clone --demos AgentTraj-L.json --env maze --format agentgym --model FOLDER
+    python agentevol.py demos --env maze --set agenttraj --out maze.json   AgentGym's own JSON
 
-plays the environment's own expert (or a player of mixed skill: `--skill 0.6` takes the expert's
-action with that probability, else a random one), makes a tokenizer from what was said and a small
-Llama with random weights, and imitates. Out comes an ordinary Hugging Face folder, which train.py
-and eval.py take like any other: `--model runs/clone`.
+The loop is `evolve`, below; the authors' released code has cloning alone. A base policy imitates
+demonstrations, an expert's or a file's. It plays tasks beyond them; what succeeds is learned beside
+them. Without --model it is a small Llama with random weights. Every policy is an ordinary Hugging
+Face folder, which train.py and eval.py take: `--model runs/clone`.
 """
+import itertools
 import math
-import multiprocessing
 import os
 import random
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
+import algos
+import metrics
 import parallel
-from curriculum import choose_tasks
-from engine import from_pretrained, load_policy, prepare
+from client import EnvError, connected
+from curriculum import choose_tasks, families_of, sample_tasks
+from engine import check_heads, check_model, from_pretrained, make_policy
 from env_server import load_env, open_env
-from parallel import Count, Positive, Seed, Share, checked, parse_flags
-from rollout import (FORMATS, TINY_TEMPLATE, Agent, ContextMode, Episode, FormatName, Trajectory,
-                     progress, to_batch)
-
-Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
-    map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
-Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
+from envs import demonstrations
+from envs._agentgym import TRAJECTORIES, read_trajectories, write_trajectories
+from eval import CHAT_MODEL, open_worlds
+from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
+                      Seed, Share, Vocabulary, both_splits, parse_flags, tiny_settings)
+from rollout import (ContextMode, FormatName, History, Stats, Thinking, progress, to_batch,
+                     tokenizer_of, trajectories_of)
 
 
 @dataclass
-class Clone:
-    """Settings of behavioural cloning."""
-    out: Folder = "runs/clone"    # the policy's folder
-    env: str = "textcraft_small"  # a file of envs/
+class Demos:
+    """Settings of a file of demonstrations."""
+    out: NewFile = "demos.json"   # the file
+    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
-    families: str = ""            # task families to imitate, comma-separated; empty: all
-    episodes: Count = 8000        # demonstrations, as far as there are training tasks
+    families: str = ""            # task families, comma-separated; empty: all
+    n: Natural = 300              # demonstrations of each env, as far as there are training tasks
+    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
+    seed: Seed = 0                # of everything random
+
+    skill, demos = 1.0, ""        # no flags here
+
+
+@dataclass
+class Clone(Demos):
+    """Settings of behavioural cloning."""
+    out: Folder = "runs/clone"    # the policy's folder; of evolve: the run's
+    n: Natural = 8000
+    demos: str = ""               # a file of demonstrations; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
+    model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     format: FormatName = "act"    # form of the replies
     context: ContextMode = "full"      # what stays in view
+    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
+    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
     max_turn_tokens: Count = 24   # kept for playing, not used in cloning: a longer reply is cut
     max_context: Count = 512      # kept for playing, not used in cloning: tokens in view
     steps: Count = 800            # optimizer steps
     batch: Count = 32             # episodes per step
     lr: Positive = 4e-3           # at its peak, after 5% of the steps; falls to a tenth by a cosine
     vocabulary: Vocabulary = 600  # tokens, the 256 bytes and 3 marks of the chat included
-    width: Count = 64             # of the model: hidden size
-    layers: Count = 2             # of the model: decoder layers
+    width: Count = 64             # of the tiny model: hidden size
+    layers: Count = 2             # of the tiny model: decoder layers
     heads: Count = 4              # query heads; half as many for keys and values
-    seed: Seed = 0                # of the demonstrations, the weights and the order of episodes
+    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
+    checkpointing: bool = False   # recompute activations in the backward pass
+    device: Device = "auto"       # auto: cuda if there is one
+    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+
+    normalise = "weight"          # no flag: here all weights are 1
+
+
+@dataclass
+class Evolve(Clone):
+    """Settings of AgentEvol; those of Clone are of the base policy."""
+    out: Folder = "runs/evolve"
+    n: Natural = 300
+    skill: Share = 1.0
+    iterations: Natural = 4       # M
+    samples: Counts = (1,)        # K, tries at a task, or its schedule over the iterations: 4,1,1
+    explore: Natural = 0          # tasks explored in each iteration and env; 0: all
+    temperature: NonNegative = 1.0     # of exploration
+    adaptive: bool = False        # more tries where success is rare, no second where it is there
+    dedupe: bool = True           # keep the first success of each task; no: all
+    failures: Share = 0.0         # weight of a failure's turns before the first invalid; 0: none
+    weight: Literal["reward", "filter"] = "reward"  # of a kept trajectory: its score, or 1
+    normalise: Literal["tokens", "weight"] = "weight"   # the loss is divided by the sum of these
+    start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
+    learn_steps: Count = 400      # optimizer steps of an iteration
+    learn_lr: Positive = 1e-3     # at its peak
+    horizon: Natural = 0          # most turns; 0: each environment's own
+    eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
+    control: bool = False         # afterwards clone on for as many steps, as a comparison
+    max_concurrent: Count = 256   # episodes in play at a time
+    env_url: str = ""             # servers, comma-separated; empty: a local one is started
+    env_workers: Count = 1        # processes of the local server
+    resume: bool = False          # go on after the last finished iteration of --out
+
+    algo = "AgentEvol"              # no flags: for the table and the curve
+    labels = "explored tasks", "iterations of AgentEvol"
+
+    @property
+    def folder(self):
+        return self.out
+
+    @property
+    def horizons(self):
+        return (self.horizon,)
+
+
+# ---- the algorithm ------------------------------------------------------------------------------
+
+def evolve(run, base_set):
+    """AgentEvol (arXiv:2406.04151, Algorithm 1); `run` is changed in place. base_set: what the base
+    policy has imitated, as Trajectories."""
+    cfg = run.cfg
+    while run.step < cfg.iterations:
+        began = time.perf_counter()
+        explored, stats = explore(run)                      # tau ~ pi_m, K for each task
+        kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
+        data = base_set + kept                              # D_m = D_base + kept
+        weights = [reward(t) if cfg.weight == "reward" else 1.0 for t in data]
+        if cfg.failures:                                    # beyond the paper
+            data = data + (prefixes := prefixes_of_failures(explored))
+            weights += [cfg.failures] * len(prefixes)
+        if cfg.start == "base":
+            run.policy = load(run.start_model, cfg, run.device)
+        if any(weights):                                    # max of the sum of r(tau) log pi(tau)
+            run.optimizer = learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
+                                  cfg.seed + 1 + run.step)
+        held = metrics.record_iteration(run, explored, kept, stats, time.perf_counter() - began)
+        run.step += 1
+        run.notes.curve.append((run.step, held["success"], held["envs"]))
+        parallel.save(run)
+
+
+def explore(run):
+    """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats). Adaptive:
+    the same number of tries goes, after one for each task, to those that have not succeeded yet."""
+    cfg, explored, stats = run.cfg, [], Stats()
+    samples = cfg.samples[min(run.step, len(cfg.samples) - 1)]
+    tasks = [(world.heated(cfg.temperature), task) for world in run.worlds for task in sample_tasks(
+        run.tasks[world], cfg.explore or len(run.tasks[world]), run.step, cfg.seed)]
+    each, budget = 1 if cfg.adaptive else samples, samples * len(tasks)
+    for wave in itertools.count():
+        tasks = tasks[:budget // each]
+        if not tasks:
+            return explored, stats
+        played, counted = parallel.play_tasks(run, run.policy, tasks, each, cfg.horizon,
+                                              (cfg.seed, run.step, wave))
+        explored, stats, budget = explored + played, stats + counted, budget - each * len(tasks)
+        settled = {(t.env, t.task_id) for t in played if not t.turns or t.score > threshold(t.env)}
+        tasks = [(world, task) for world, task in tasks
+                 if (world.module.NAME, task) not in settled]
+
+
+def threshold(env):
+    """A trajectory with a score above this is kept: the values of the authors' released code."""
+    return {"sciworld": 99, "babyai": 0}.get(env, 0.99)
+
+
+def reward(trajectory):
+    """r(tau) from 0 to 1: the score, of sciworld in hundredths."""
+    return max(trajectory.score, 0.0) / max(load_env(trajectory.env).SUCCESS, 1.0)
+
+
+def successes(explored, dedupe):
+    """The trajectories above their environment's threshold; of each task the first, if deduped."""
+    kept = {}
+    for i, t in enumerate(explored):
+        if t.turns and t.score > threshold(t.env):
+            kept.setdefault((t.env, t.task_id) if dedupe else i, t)
+    return [*kept.values()]
+
+
+def prefixes_of_failures(explored):
+    """The failures, each cut before its first turn that was not understood, if a turn is left."""
+    good = [[turn.valid is not False for turn in t.turns] + [False] for t in explored]
+    return [t.up_to_turn(known.index(False)) for t, known in zip(explored, good)
+            if known[0] and t.score <= threshold(t.env)]
+
+
+# ---- learning -----------------------------------------------------------------------------------
+
+NORMALISE = {"tokens": algos.reward_token_weights, "weight": algos.reward_mean_weights}
+
+
+def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf, say=parallel.say):
+    """Maximise the weighted mean of log pi over trajectories -> AdamW, as it was at the end.
+
+    weights: 0 or more for each trajectory. The learning rate rises shortly, then falls by a cosine.
+    The ranks share each batch. Stops after `seconds`, as if that had been the plan.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    rng, order, began = random.Random(seed), [], time.perf_counter()
+    for step in progress(range(steps), "learning, steps", disable=seconds < math.inf or None):
+        spent = time.perf_counter() - began
+        done = max(step / steps, spent / seconds)
+        if done >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
+                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
+        if len(order) < cfg.batch:
+            order = rng.sample(range(len(trajectories)), len(trajectories))
+        chosen, order = order[:cfg.batch], order[cfg.batch:]
+        loss = learn_step(policy, optimizer, [trajectories[i] for i in chosen],
+                          [weights[i] for i in chosen], cfg)
+        if step % 100 == 0 or step == steps - 1:
+            say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
+    return optimizer
+
+
+def learn_step(policy, optimizer, trajectories, weights, cfg):
+    """One step on -sum w log pi, normalised over this batch -> that loss, before the step."""
+    batch, total = to_batch(trajectories, policy.device), 0.0
+    batch.weights = NORMALISE[cfg.normalise](batch.response_mask,
+                                             torch.tensor(weights, device=policy.device))
+    for rows, real in parallel.micro_batches(batch, cfg.micro_tokens):
+        part = batch.rows(rows)
+        logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
+        loss = -(logprobs * part.weights[part.response_mask]).sum() * real
+        (loss * parallel.world()).backward()                # FSDP takes the mean over the ranks
+        total += loss.detach()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return parallel.summed(total).item()
+
+
+def load(path, cfg, device):
+    return parallel.load(path, str(device), cfg.attention, cfg.checkpointing)
+
+
+def clone(cfg, out, device="cpu", say=parallel.say):
+    """Behavioural cloning -> the folder `out`, made by all ranks together -> what was imitated, as
+    Trajectories. ValueError."""
+    demos = parallel.gathered(lesson(cfg, say) if parallel.rank() == 0 else None)[0]
+    start = cfg.model or out
+    if parallel.rank() == 0 and not cfg.model:      # a tiny policy
+        tokenizer = tokenizer_of(demos, cfg)
+        policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
+        say(f"a Llama of {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters from "
+            f"random weights, {len(tokenizer)} tokens")
+        policy.save_pretrained(start)
+        tokenizer.save_pretrained(start)
+    parallel.wait_for_all()
+    policy, tokenizer = load(start, cfg, device), from_pretrained(AutoTokenizer, start)
+    trajectories = trajectories_of(demos, tokenizer, cfg)
+    if demos:
+        say(f"{sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
+        learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed, say=say)
+    parallel.save_clone(policy, tokenizer, out, {f.name: getattr(cfg, f.name)
+                                                 for f in fields(Clone)})
+    return trajectories
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
 
-PATIENCE = 10        # seconds: below this estimate one process does the work
-
-
-def record(name, skill, seed, task_id):
-    """One episode of a player of mixed skill, as text: {"task_id", "turns": [[observation, thought,
-    action, reward, done, info], ...], "last": the observation after them, "success"}. All of its
-    actions will be imitated."""
-    module, rng = load_env(name), random.Random(f"{seed} {task_id}")
-    env = module.Env()
-    observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
-    while not done and len(turns) < module.HORIZON:
-        thought, action = env.expert()
-        if rng.random() > skill:
-            thought, action = "I try something.", env.random_action(rng)
-        seen = observation
-        observation, reward, done, info = env.step(action)
-        turns.append([seen, thought, action, reward, done, info])
-    env.close()
-    return {"task_id": task_id, "turns": turns, "last": observation, "success": info["success"]}
-
-
-def demonstrations(name, task_ids, skill, seed, processes=None):
-    """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play, began, others = partial(record, name, skill, seed), time.perf_counter(), task_ids[8:]
-    first = [play(task_id) for task_id in task_ids[:8]]
-    if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
-        return first + [play(task_id) for task_id in progress(others, "demonstrations")]
-    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
-        return first + [*progress(pool.imap(play, others, chunksize=4), "demonstrations",
-                                  total=len(others))]
-
-
-def imitated(agent, demonstration):
-    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
-    because the same Episode writes it."""
-    episode = Episode(agent, demonstration["task_id"], (0,), len(demonstration["turns"]))
-    turns, compose = demonstration["turns"], FORMATS[agent.format].compose
-    episode.observe(turns[0][0])
-    for i, (_, thought, action, reward, done, info) in enumerate(turns):
-        if episode.over:
-            break
-        notes = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
-        ids = agent.tokenizer.encode(compose(thought, action, i, notes), add_special_tokens=False)
-        episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
-        observation = turns[i + 1][0] if i + 1 < len(turns) else demonstration["last"]
-        episode.observe(observation, reward, done, info)
-    return episode.trajectory
-
-
-# ---- a policy from nothing ----------------------------------------------------------------------
-
-def make_tokenizer(texts, vocabulary):
-    """A tokenizer of the words of these texts, most frequent first, one token each; any other word
-    is spelt in bytes, so that no text is lost."""
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
-    special = ["<|end|>", "<|user|>", "<|assistant|>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    frequent = sorted((w for w in words if len(w) > 1), key=lambda w: (-words[w], w))
-    entries = (special + letters + frequent)[:max(vocabulary, len(special) + len(letters))]
-    ids = {entry: i for i, entry in enumerate(entries)}
-    tokenizer = Tokenizer(models.BPE(ids, [], ignore_merges=True))     # a whole word, or its bytes
-    tokenizer.add_special_tokens(special)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
-                                   clean_up_tokenization_spaces=False, chat_template=TINY_TEMPLATE)
-
-
-def check_heads(width, heads):
-    """ValueError if `make_policy` cannot cut this width into so many heads."""
-    if heads > 1 and heads % 2 or width % (2 * heads):
-        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
-                         "and a width that is a multiple of twice that number")
-
-
-def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
-    puts Qwen's own way of splitting words in place of the saved one.)"""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2),
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
-    return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
-
-
-def imitate(policy, trajectories, steps, batch, lr, seed, seconds=math.inf, say=parallel.say):
-    """Cross-entropy on the replies' tokens, AdamW, a cosine after a short rise -> steps made.
-    Stops early after `seconds`, then as if that had been the plan: the schedule follows the clock.
-    """
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    rng, order, began = random.Random(seed), [], time.perf_counter()
-    policy.train()
-    for step in progress(range(steps), "cloning, steps", disable=seconds < math.inf or None):
-        spent = time.perf_counter() - began
-        done = max(step / steps, spent / seconds)
-        if done >= 1:
-            return step
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
-                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
-        if len(order) < batch:
-            order = rng.sample(range(len(trajectories)), len(trajectories))
-        chosen, order = order[:batch], order[batch:]
-        data = to_batch([trajectories[i] for i in chosen], policy.device)
-        logprobs = policy.action_logprobs(data.token_ids, data.response_mask, data.position_ids)
-        loss = -logprobs.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 100 == 0 or step == steps - 1:
-            of = f"/{steps}" if seconds == math.inf else ""
-            say(f"clone {step:5d}{of} | loss {loss.item():.3f} | {spent:.0f} s")
-    return steps
-
-
 def lesson(cfg, say=parallel.say):
-    """What is to be imitated: (demonstrations, texts of them that a tokenizer is made from)."""
-    world = open_env(cfg.env, cfg.recipes)
-    tasks = choose_tasks(world, "train", 0, cfg.families)[:cfg.episodes]
-    agent = Agent(None, world.PROMPT, cfg.format, module=world)
-    rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TINY_TEMPLATE
-    began = time.perf_counter()
-    demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
-    say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "
-        f"{sum(d['success'] for d in demos) / len(demos):.0%} succeed "
-        f"({time.perf_counter() - began:.1f} s)")
-    compose = FORMATS[cfg.format].compose
-    return demos, [text for d in demos for i, turn in enumerate(d["turns"]) for text in
-                   ([turn[0]] if i else [*rules, agent.first(turn[0])])
-                   + [compose(turn[1], turn[2], i)]]
+    """What is to be imitated, in the form of `envs.record`: of the experts, or of the file
+    cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
+    names, demos = cfg.env.split(","), []
+    modules = [open_env(name, cfg.recipes) for name in names]
+    if cfg.demos:
+        demos = read_trajectories(cfg.demos, names)
+        say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
+        return demos
+    for module, families in zip(modules, families_of(modules, cfg.families)):
+        tasks, began = choose_tasks(module, "train", 0, families), time.perf_counter()
+        most = TRAJECTORIES.get(cfg.set, {}).get(module.NAME, cfg.n)
+        played = demonstrations(module.NAME, tasks[:most], cfg.skill, cfg.seed)
+        demos += played
+        say(f"{module.NAME}: {len(played)} demonstrations ({most} wanted) of a player of skill "
+            f"{cfg.skill:g}, {sum(d['success'] for d in played)} succeed "
+            f"({time.perf_counter() - began:.1f} s)")
+    return demos
 
 
-def trajectories_of(demos, tokenizer, cfg):
-    world = load_env(cfg.env)
-    agent = Agent(tokenizer, world.PROMPT, cfg.format, cfg.context, max_turn_tokens=1,
-                  max_context=10**9, module=world)
-    return [imitated(agent, d) for d in demos]
+# ---- setting up ---------------------------------------------------------------------------------
+
+def run_all(cfg):
+    """AgentEvol from the demonstrations to the final table."""
+    modules = [open_env(name, cfg.recipes) for name in cfg.env.split(",")]
+    cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
+    with parallel.claimed(cfg.folder), \
+            connected(cfg.env_url, modules, cfg.env_workers) as clients:
+        run, base_set = setup(cfg, modules, clients)
+        run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
+        evolve(run, base_set)
+        run.notes.after = metrics.sampled_and_greedy(run)
+        metrics.report(run)
+        if cfg.control:         # as many steps on the demonstrations alone
+            policy = load(run.start_model, cfg, run.device)
+            learn(policy, base_set, [1.0] * len(base_set), cfg.iterations * cfg.learn_steps,
+                  cfg.learn_lr, cfg, cfg.seed)
+            run.notes.control = metrics.sampled_and_greedy(run, policy)
+            metrics.report(run)
 
 
-def clone(cfg, out, say=parallel.say):
-    """Demonstrations -> tokenizer -> tiny policy -> folder `out`. ValueError."""
-    check_heads(cfg.width, cfg.heads)
-    if cfg.format == "tool":
-        raise ValueError("format='tool': a tiny policy's chat template has no tools; use another")
-    demos, texts = lesson(cfg, say)
-    tokenizer = make_tokenizer(texts, cfg.vocabulary)
-    trajectories = trajectories_of(demos, tokenizer, cfg)
-    policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-    parameters = sum(p.numel() for p in policy.parameters())
-    say(f"a Llama of {parameters / 1e6:.2f}M parameters from random weights, {len(tokenizer)} "
-        f"tokens; {sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
-    imitate(policy, trajectories, cfg.steps, cfg.batch, cfg.lr, cfg.seed, say=say)
-    policy.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    parallel.write_json(os.path.join(out, "clone.json"), vars(cfg))   # last: it is complete
+def setup(cfg, modules, clients):
+    """Everything before the first iteration -> (Run, base set)."""
+    device, base = parallel.start(cfg.device), os.path.join(cfg.folder, "clone")
+    last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
+    if not cfg.resume:
+        parallel.prepare_folder(cfg)
+        base_set = clone(cfg, base, device)
+    else:
+        tokenizer = from_pretrained(AutoTokenizer, base)
+        base_set = trajectories_of(lesson(cfg, lambda text: None), tokenizer, cfg)
+    policy = load(last or base, cfg, device)
+    worlds = open_worlds(policy, base, modules, clients, cfg)
+    tasks, eval_tasks = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
+                                    {(t.env, t.task_id) for t in base_set})
+    run = Run(cfg, worlds, tasks, eval_tasks, base, policy,
+              torch.optim.AdamW(policy.parameters()))
+    if last:
+        parallel.restore(run, last)
+        run.history = metrics.history_until(cfg.folder, run.step)
+    metrics.describe(run)
+    return run, base_set
 
 
-def seconds_per_step(cfg, tokens):
-    """How long a step of `imitate` takes on this machine, measured on episodes of `tokens`."""
-    policy = make_policy(cfg.vocabulary, cfg.width, cfg.layers, cfg.heads, cfg.seed)
-    episode = Trajectory()
-    episode.begin_context([1] * (tokens - tokens // 2))
-    episode.add_action([1] * (tokens // 2), [0.0] * (tokens // 2))
-    for steps in (1, 3):                    # the first of all steps is slower: not counted
-        began = time.perf_counter()
-        imitate(policy, [episode] * cfg.batch, steps, cfg.batch, cfg.lr, 0, say=lambda text: None)
-    return (time.perf_counter() - began) / steps
+# ---- flags --------------------------------------------------------------------------------------
+
+SHARED = "families", *parallel.SPEAKS
+MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_url", "env_workers",
+              "micro_tokens", "checkpointing", "device", "attention")   # of a run that is resumed
 
 
-def continue_cloning(folder, seconds, say=parallel.say):
-    """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
-    cfg = checked(Clone, parallel.cloned_settings(folder))
-    trajectories = trajectories_of(lesson(cfg, lambda text: None)[0],
-                                   from_pretrained(AutoTokenizer, folder), cfg)
-    policy = load_policy(folder)
-    imitate(policy, trajectories, 10**6, cfg.batch, cfg.lr / 4, cfg.seed + 1, seconds, say)
-    return policy.eval()
-
-
-def tiny_settings(env, defaults):
-    """What the environments ask of a tiny policy (their TINY), in train.py's flags. Of several: all
-    families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
-    only if they agree. defaults: {flag: value} where an environment asks for nothing."""
-    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = dict(asked[0]) if len(asked) == 1 else {}
-    for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
-        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked) if v]
-        if flag == "families":
-            settings[flag] = ",".join(values)
-        elif type(values[0]) is not str or len({*values}) == 1:
-            best = min if flag in ("lr", "clone_lr") else max
-            settings[flag] = best(values, key=lambda v: v[-1] if type(v) is tuple else v)
-    return settings
-
-
-SHARED = "families", "format", "context", "max_turn_tokens", "max_context"
-
-
-def preset(given):
-    """What the environments ask of a tiny policy, as far as it concerns cloning."""
-    asked = tiny_settings(given.get("env", Clone.env), {
-        f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(Clone)})
+def preset(kind, given):
+    """What flags leave open: what a resumed run was begun with; what the environments ask of a tiny
+    policy, as far as it concerns cloning; how a chat model speaks. ValueError."""
+    if given.get("resume"):
+        return parallel.begun(kind, kind(**given).folder, given,
+                              [f.name for f in fields(kind) if f.name not in MAY_CHANGE])
+    if given.get("model"):
+        return CHAT_MODEL | {name: 1e-5 for name in ("lr", "learn_lr") if hasattr(kind, name)}
+    asked = tiny_settings(given.get("env", kind.env), {
+        f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(kind)})
+    own = {"clone_n", "clone_skill"} if kind is Evolve else set()
     return {name.removeprefix("clone_"): value for name, value in asked.items()
-            if name in SHARED or name.startswith("clone_")}
+            if name in SHARED or name.startswith("clone_") and name not in own}
+
+
+def check(cfg):
+    """Refuse in one sentence, before anything is made, what cannot work. ValueError."""
+    if cfg.model:
+        check_model(cfg.model)
+    else:
+        check_heads(cfg.width, cfg.heads)
+        if cfg.format == "tool" or not (cfg.demos or cfg.n):
+            raise ValueError(f"format={cfg.format}, n={cfg.n}: a tiny policy has no tools, and "
+                             "all it knows is from demonstrations")
+    if cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
+        raise ValueError(f"demos={cfg.demos!r}, format={cfg.format}, context={cfg.context}: replies"
+                         " of a file are thought and action; use --format react or agentgym and "
+                         "--context full")
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] != "clone":
-        sys.exit("agentevol.py: expected: python agentevol.py clone --env NAME --out FOLDER ...")
+    """A command and its flags -> a policy, a run or a file. Errors are one sentence."""
+    kinds = {"evolve": Evolve, "clone": Clone, "demos": Demos}
+    kind = kinds.get(" ".join(sys.argv[1:2]))
     try:
-        cfg = parse_flags(Clone, sys.argv[2:], __doc__, preset)
-        clone(cfg, cfg.out)
-    except ValueError as error:
+        if not kind:
+            raise ValueError("expected: agentevol.py evolve, clone or demos, then flags")
+        cfg = parse_flags(kind, sys.argv[2:], __doc__, kind is not Demos and partial(preset, kind))
+        if kind is Demos:
+            number = write_trajectories(cfg.out, lesson(cfg), cfg.seed)
+            return print(f"{number} successes in {cfg.out}")
+        check(cfg)
+        if kind is Evolve:
+            return run_all(cfg)
+        clone(cfg, cfg.out, parallel.start(cfg.device))
+        parallel.say(f"policy in {cfg.out}")
+    except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"agentevol.py: {error}")
-    print(f"policy in {cfg.out}")
+    finally:
+        parallel.end()
 
 
 if __name__ == "__main__":

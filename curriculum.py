@@ -93,7 +93,9 @@ def families_of(modules, families):
 
 def shares_of(count, shares):
     """`count` tasks dealt by these shares, by largest remainder: 32 by (1, 1, 1) -> [11, 11, 10].
-    ValueError: one of them gets none."""
+    ValueError: one of them gets none, or a share is not above 0."""
+    if min(shares) <= 0:
+        raise ValueError(f"shares {shares}: expected numbers above 0")
     exact = [count * share / sum(shares) for share in shares]
     counts = [int(x) for x in exact]
     order = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])      # stable

@@ -30,7 +30,8 @@ import numpy as np                                # and so take the cores of the
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer,
+                          LlamaConfig)
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
@@ -65,6 +66,24 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
         never_sample_padding(model, path)
     return model
+
+
+def check_heads(width, heads):
+    """ValueError if `make_policy` cannot cut this width into so many heads."""
+    if heads > 1 and heads % 2 or width % (2 * heads):
+        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
+                         "and a width that is a multiple of twice that number")
+
+
+def make_policy(vocabulary, width, layers, heads, seed):
+    """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
+    puts Qwen's own way of splitting words in place of the saved one.)"""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2),
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
+    return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
 def never_sample_padding(model, path):

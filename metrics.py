@@ -12,7 +12,7 @@ import random
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
@@ -91,8 +91,7 @@ def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "unseen",
     "unseen_n", "envs"}: unseen, of the tasks whose goal no training task has; envs, the success in
     each environment. Every evaluation of a run draws the same random numbers."""
-    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
-              for world in run.worlds}
+    heated = {world: world.heated(temperature) for world in run.worlds}
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
@@ -145,12 +144,9 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if cfg.probe_every and run.step % cfg.probe_every == 0:
         line |= probe(run, played)
     run.history.append(line)
-    if parallel.rank() == 0:
-        with open(os.path.join(cfg.folder, "metrics.jsonl"), "a") as file:     # null: not finite
-            numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
-            file.write(json.dumps(numbers) + "\n")
-        if run.step % cfg.sample_every == 0:
-            write_samples(run, played)
+    write_line(run, line)
+    if run.step % cfg.sample_every == 0:
+        write_samples(run, played)
     parallel.say(log_line(line))
     if run.step % cfg.sample_every == 0:
         parallel.say(where_time_went(run, line))
@@ -158,6 +154,34 @@ def record(run, horizon, played, batch, stats, figures, seconds):
         if signal not in {name for _, name, _ in run.notes.warnings}:
             run.notes.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence}")
+
+
+def record_iteration(run, explored, kept, stats, seconds):
+    """The same for an iteration of AgentEvol, after an evaluation, which is returned."""
+    held = held_out(run, 1.0)
+    line = dict(
+        step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
+        success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
+        random=player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
+        held_out=held["success"], held_out_stderr=held["stderr"],
+        **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
+    run.history.append(line)
+    write_line(run, line)
+    write_samples(run, explored)
+    parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
+                 f"{line['success']:.0%} | kept {len(kept)}"
+                 f"{'' if kept else ': it learns from the demonstrations alone'} | held out "
+                 f"{held['success']:.1%} ± {held['stderr']:.1%} | {seconds:.0f} s | dropped "
+                 f"{stats.dropped}")
+    return held
+
+
+def write_line(run, line):
+    """Add a line of metrics {name: number} to metrics.jsonl; null: not finite."""
+    if parallel.rank() == 0:
+        with open(os.path.join(run.cfg.folder, "metrics.jsonl"), "a") as file:
+            numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
+            file.write(json.dumps(numbers) + "\n")
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -261,12 +285,13 @@ def where_time_went(run, m):
 
 def write_samples(run, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
-    with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
-        # what a killed run wrote after its last checkpoint is played again, so it is cut off
-        file.truncate(min(file.tell(), run.notes.samples_bytes))
-        for t in trajectories[:2]:
-            file.write(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n")
-        run.notes.samples_bytes = file.tell()
+    if parallel.rank() == 0:
+        with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
+            # what a killed run wrote after its last checkpoint is played again, so it is cut off
+            file.truncate(min(file.tell(), run.notes.samples_bytes))
+            for t in trajectories[:2]:
+                file.write(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n")
+            run.notes.samples_bytes = file.tell()
 
 
 def history_until(folder, step):
@@ -341,9 +366,9 @@ def report(run):
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
     local = ", our local game" * run.worlds[0].client.original
     rl_seconds = seconds_of_rl(run)
-    rows = {"before": ("before RL", notes.before), "after": ("after RL", notes.after)}
+    rows = {"before": ("before", notes.before), "after": (f"after {cfg.algo}", notes.after)}
     if notes.control:
-        rows["control"] = f"control: {rl_seconds:.0f} s more cloning", notes.control
+        rows["control"] = "control: more cloning instead", notes.control
     notes.players = notes.players or {
         who: player_rate(who, run.eval_tasks, cfg.horizons[-1])
         for who in ("random", "expert")}
@@ -355,7 +380,8 @@ def report(run):
              f"goals never trained on{local}: T=1, greedy"]
     for key, (title, rate) in rows.items():
         s, g = rate["sampled"], rate["greedy"]
-        result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"])
+        result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"],
+                           envs=s["envs"])
         unseen = ""
         if s["unseen_n"]:
             result.setdefault("unseen_goals", {})[key] = dict(
@@ -363,10 +389,15 @@ def report(run):
             unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
         lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
                      f"{s['n']:4d}   {unseen}")
-    for who, (rate, error) in notes.players.items():
+    for who, (rate, error, _) in notes.players.items():
         result[who] = rate
         lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
                      f"{len(run.eval_tasks):4d}")
+    names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
+    for env in names:
+        rates = [(title, rate["sampled"]["envs"][env]) for title, rate in rows.values()]
+        rates += [(who, envs[env]) for who, (*_, envs) in notes.players.items()]
+        lines.append(f"{env}, T=1: " + ", ".join(f"{who} {rate:.1%}" for who, rate in rates))
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
@@ -389,20 +420,24 @@ def draw(run, result):
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="tight")
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
-              label="training tasks, horizon rising")
-    curve = [(0, result["before"]["sampled"]), *notes.curve,
-             (run.step, result["after"]["sampled"])]
-    axes.plot(*zip(*curve), "o-", color="C0", lw=2, label="held-out tasks, T=1")
-    axes.plot([0, run.step], [result["before"]["greedy"], result["after"]["greedy"]], "^--",
-              color="C0", label="held-out tasks, greedy")
+              label=cfg.labels[0])
+    before, after = result["before"], result["after"]
+    curve = [(0, before["sampled"], before["envs"]), *notes.curve,
+             (run.step, after["sampled"], after["envs"])]
+    axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
+              label="held-out tasks, T=1")
+    for env in after["envs"] if len(run.worlds) > 1 else ():
+        axes.plot([x for x, *_ in curve], [envs[env] for *_, envs in curve], lw=1, label=env)
+    axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
+              label="held-out tasks, greedy")
     if "control" in result:
         axes.axhline(result["control"]["sampled"], color="C1", ls="--",
-                     label="control: RL's time spent on more cloning, T=1")
+                     label="control: more cloning instead, T=1")
     axes.plot(steps, [line["random"] for line in run.history], color="C3", ls=":",
-              label="random player at this horizon")
+              label="random player")
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
-    axes.set(xlabel=f"steps of {cfg.algo} ({cfg.tasks_per_step} tasks x {cfg.group_size})",
-             ylabel="success", ylim=(0, 1.04), title=f"{cfg.env}, seed {cfg.seed}")
+    axes.set(xlabel=cfg.labels[1], ylabel="success", ylim=(0, 1.04),
+             title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
     plt.close(figure)

@@ -21,6 +21,7 @@ from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import torch
@@ -30,7 +31,9 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from client import EnvError, ServersGone
+from curriculum import choose_tasks, shares_of
 from engine import FORWARD_METHODS, add_value_head, load_policy
+from env_server import load_env
 from envs._agentgym import manner_of
 from rollout import Stats, collect
 
@@ -43,8 +46,8 @@ class Notes:
     before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
     after: dict = None
     control: dict = None
-    players: dict = None      # {"random": (rate, standard error), "expert": ...}
-    curve: list = field(default_factory=list)       # [(step, held-out success at T=1)]
+    players: dict = None      # {"random": (rate, standard error, by env), "expert": ...}
+    curve: list = field(default_factory=list)       # [(step, held-out success at T=1, by env)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
     samples_bytes: int = 0    # length of samples.txt
 
@@ -77,6 +80,20 @@ class Run:
         return self.worlds[0].agent.tokenizer
 
 
+def both_splits(worlds, families, n, seen=()):
+    """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
+    held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
+    there."""
+    counts = shares_of(n, [1] * len(worlds)) if n else [0] * len(worlds)
+    tasks, eval_tasks = {}, []
+    for world, own, count in zip(worlds, families, counts):
+        every = choose_tasks(world.module, "train", 0, own, world.known)
+        tasks[world] = [t for t in every if (world.module.NAME, t) not in seen] or every
+        eval_tasks += [(world, task) for task in
+                       choose_tasks(world.module, "test", count, own, world.known)]
+    return tasks, eval_tasks
+
+
 # ---- flags: of eval.py, agentevol.py and train.py ------------------------------------------------
 
 # What a flag may be: a type, a range in words and as a function, which NaN never passes.
@@ -97,6 +114,11 @@ Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
                 not x or re.match("https?://[^/]", x)]
 NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
     os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
+Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
+    map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
+Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
+Counts = Annotated[tuple, "numbers of 1 or more, comma-separated", lambda x: x and
+                   {*map(type, x)} <= {int} and min(x) > 0]
 Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
 
 
@@ -106,7 +128,8 @@ def parse_flags(kind, argv=None, description="", preset=None):
     The comment behind a field is its help, with the range that its type declares. preset(given) ->
     values between the defaults and the flags. All values pass `checked`: ValueError.
     """
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+    source = "".join(inspect.getsource(part) for part in kind.__mro__[-2::-1])
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
@@ -153,6 +176,37 @@ def checked(kind, values):
 
 def whole_numbers(text):
     return tuple(map(int, text.split(",")))
+
+
+def begun(kind, folder, given, same):
+    """{field: value} with which the run to be resumed was begun. ValueError if flags would make it
+    another run: same, the fields that must not change."""
+    path = os.path.join(folder, "config.json")
+    if not os.path.exists(path):
+        raise ValueError(f"--resume: no {path}; start without it, or give the run's own name")
+    values = vars(checked(kind, read_json(path)))
+    for name in same:
+        old, new = values[name], given.get(name, values[name])
+        if new != old:
+            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
+                             f"{old!r}; leave it out, or start another run")
+    return values
+
+
+def tiny_settings(env, defaults):
+    """What the environments ask of a tiny policy (their TINY), in train.py's flags. Of several: all
+    families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
+    only if they agree. defaults: {flag: value} where an environment asks for nothing."""
+    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    settings = dict(asked[0]) if len(asked) == 1 else {}
+    for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
+        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked) if v]
+        if flag == "families":
+            settings[flag] = ",".join(values)
+        elif type(values[0]) is not str or len({*values}) == 1:
+            best = min if flag in ("lr", "clone_lr") else max
+            settings[flag] = best(values, key=lambda v: v[-1] if type(v) is tuple else v)
+    return settings
 
 
 # ---- ranks --------------------------------------------------------------------------------------
@@ -369,10 +423,11 @@ def prepare_folder(cfg, **more):
 
 
 def cloned_settings(model):
-    """The settings with which a folder's policy was cloned by agentevol.py (its clone.json, which
-    is handed on to the checkpoints trained from it); {} of any other checkpoint."""
+    """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
+    which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
     path = os.path.join(model, "clone.json")
-    return read_json(path) if os.path.exists(path) else {}
+    settings = read_json(path) if os.path.exists(path) else {}
+    return {} if settings.get("model") else settings
 
 
 # How a policy speaks: what a checkpoint was trained with is eval.py's default for it.
@@ -382,8 +437,11 @@ SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_con
 def spoken_settings(model):
     """{flag: value} with which the folder's policy was trained or cloned; {} of any other."""
     path = os.path.join(model, "trainer.json")
-    trained = read_json(path).get("speaks", {}) if os.path.exists(path) else {}
-    return trained or {k: v for k, v in cloned_settings(model).items() if k in SPEAKS}
+    if os.path.exists(path) and (trained := read_json(path).get("speaks", {})):
+        return trained
+    path = os.path.join(model, "clone.json")
+    settings = read_json(path) if os.path.exists(path) else {}
+    return {k: v for k, v in settings.items() if k in SPEAKS}
 
 
 def last_checkpoint(folder):
@@ -432,6 +490,16 @@ def full_state(model, optimizer):
         k for k, _ in model.named_parameters()}
     return ({k: v for k, v in weights.items() if k not in tied},      # buffers stay
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+
+
+def save_clone(policy, tokenizer, folder, settings):
+    """A cloned policy as a Hugging Face folder; its settings come last: then it is complete."""
+    weights, _ = full_state(policy, [])
+    if rank() == 0:
+        policy.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+        write_json(os.path.join(folder, "clone.json"), settings)
+    wait_for_all()
 
 
 def save(run):

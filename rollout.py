@@ -19,19 +19,22 @@ import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from threading import Thread
 from typing import Literal, get_args
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from client import EnvClient, EnvError, ServerAway
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
+from env_server import load_env
 from envs import tools_of
-from envs._agentgym import AGREED, manner_of
+from envs._agentgym import Manner, manner_of
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -81,6 +84,13 @@ class Trajectory:
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
         self.old_logprobs += logprobs
+
+    def up_to_turn(self, count):
+        """Its first `count` turns, 1 or more, as a trajectory of their own."""
+        n = self.turns[count - 1].end
+        return replace(self, turns=self.turns[:count], token_ids=self.token_ids[:n],
+                       response_mask=self.response_mask[:n], old_logprobs=self.old_logprobs[:n],
+                       contexts=[at for at in self.contexts if at < n])
 
     @property
     def context(self):
@@ -133,6 +143,24 @@ def answer_to(reply, text):
 # Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
 TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def make_tokenizer(texts, vocabulary):
+    """A tokenizer of the words of these texts, most frequent first, one token each; any other word
+    is spelt in bytes, so that no text is lost."""
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
+    special = ["<|end|>", "<|user|>", "<|assistant|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    frequent = sorted((w for w in words if len(w) > 1), key=lambda w: (-words[w], w))
+    entries = (special + letters + frequent)[:max(vocabulary, len(special) + len(letters))]
+    ids = {entry: i for i, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(ids, [], ignore_merges=True))     # a whole word, or its bytes
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
+                                   clean_up_tokenization_spaces=False, chat_template=TINY_TEMPLATE)
+
 
 # With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
 FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
@@ -475,7 +503,8 @@ class Agent:
         parts = [self.manner.rules if self.manner else self.prompt, FORMATS[self.format].ask,
                  ASK_NOTE * (self.context == "memory")]
         text = "\n\n".join(filter(None, parts))
-        return said("user", text) + [assistant(AGREED)] if self.manner else said("system", text)
+        return said("user", text) + [assistant(self.manner.agreed)] if self.manner \
+            else said("system", text)
 
     def first(self, observation):
         """A first observation as the policy reads it."""
@@ -512,6 +541,10 @@ class World:
     def module(self):
         """The environment's file, envs/<name>.py."""
         return self.agent.module
+
+    def heated(self, temperature):
+        """The same world, played at another temperature."""
+        return replace(self, agent=replace(self.agent, temperature=temperature))
 
 
 class Episode:
@@ -654,6 +687,70 @@ def text_hash(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+# ---- demonstrations -----------------------------------------------------------------------------
+# As `envs.record` and envs/_agentgym.py's `read_trajectories` give them.
+
+def agents_of(cfg, tokenizer=None):
+    """{environment: an Agent that truncates nothing}."""
+    return {name: Agent(tokenizer, load_env(name).PROMPT, cfg.format, cfg.context,
+                        max_turn_tokens=1, max_context=10**9, history=cfg.history,
+                        thinking=cfg.thinking, module=load_env(name))
+            for name in cfg.env.split(",")}
+
+
+def tokenizer_of(demos, cfg):
+    """A tokenizer made for demonstrations."""
+    agents = agents_of(cfg)
+    return make_tokenizer([text for demo in demos for text in texts_of(agents[demo["env"]], demo)],
+                          cfg.vocabulary)
+
+
+def trajectories_of(demos, tokenizer, cfg):
+    agents = agents_of(cfg, tokenizer)
+    return [imitated(agents[demo["env"]], demo) for demo in demos]
+
+
+def reply(agent, turn, number=0, notes=None):
+    """A turn's reply in the agent's format; of a file, as it is there."""
+    _, thought, action, *_ = turn
+    return action if thought is None else \
+        FORMATS[agent.format].compose(thought, action, number, notes)
+
+
+def texts_of(agent, demo):
+    """What a tiny policy reads and writes in a demonstration; the rules only if its template does
+    not leave them out (rollout.TINY_TEMPLATE)."""
+    texts = [m["content"] for m in agent.start() if m["role"] != "system"]
+    for i, turn in enumerate(demo["turns"]):
+        texts += [turn[0] if i else agent.first(turn[0]), reply(agent, turn, i)]
+    return texts
+
+
+def imitated(agent, demo):
+    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
+    because the same Episode writes it. A file's words are unchanged in the format agentgym; others
+    state the rules in their own way. Of its replies those are trained on that it marks."""
+    if agent.manner and demo.get("rules") is not None:
+        agent.manner = Manner(demo["rules"], lambda text: (text, ""), agreed=demo["agreed"])
+    episode = Episode(agent, demo["task_id"], (0,), len(demo["turns"]))
+    trajectory, turns = episode.trajectory, demo["turns"]
+    episode.observe(turns[0][0])
+    for i, (*_, reward, done, info) in enumerate(turns):
+        if episode.over:
+            break
+        notes = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
+        ids = agent.tokenizer.encode(reply(agent, turns[i], i, notes), add_special_tokens=False)
+        episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
+        episode.observe(turns[i + 1][0] if i + 1 < len(turns) else demo["last"], reward, done, info)
+    if "trained" in demo:
+        trajectory.score = max(agent.module.SUCCESS, 1.0)
+        for turn, trained in zip(trajectory.turns, demo["trained"]):
+            if not trained:
+                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
+        trajectory.turns = [t for t, trained in zip(trajectory.turns, demo["trained"]) if trained]
+    return trajectory
+
+
 # ---- playing ------------------------------------------------------------------------------------
 
 @torch.inference_mode()
@@ -731,10 +828,10 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
     0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
-    step (i by default), so that a rank draws the numbers that one process would. finished(the group's
-    Episodes) is called as soon as a group is played. EnvError when no group could be played,
-    ServersGone when no server has answered for the client's patience. If the agents have no chat,
-    the engine is an API: engine.speak(episode) gives an episode its next reply.
+    step (i by default), so that a rank draws the numbers that one process would.
+    finished(the group's Episodes) is called as soon as a group is played. EnvError when no group
+    could be played, ServersGone when no server has answered for the client's patience. If the
+    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply.
     """
     if not tasks:
         return [], Stats()

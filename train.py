@@ -29,22 +29,22 @@ from typing import Annotated, Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from torch.nn.utils import clip_grad_norm_
+from transformers import AutoTokenizer
 
 import algos
 import metrics
 import parallel
-from agentevol import (Clone, check_heads, clone, continue_cloning, seconds_per_step,
-                       tiny_settings)
+from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
-from curriculum import (choose_tasks, families_of, horizon_at, sample_tasks, shares_of,
-                        stage_after)
-from engine import check_model
+from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
+from engine import check_heads, check_model, from_pretrained, load_policy, make_policy
 from env_server import open_env
 from eval import model_defaults, open_worlds
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                      Portion, Positive, Run, Seed, Share, checked, cloned_settings, logprobs_under,
-                      parse_flags)
-from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
+                      Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
+                      logprobs_under, parse_flags, tiny_settings)
+from rollout import (ContextMode, FormatName, History, Stats, Thinking, Trajectory, progress,
+                     to_batch)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -362,9 +362,9 @@ def evaluate_and_save(run):
     """After a step, if due: evaluate, save; -> "stop" if the run is to end."""
     cfg, last = run.cfg, run.step == run.cfg.steps
     if cfg.eval_every and run.step % cfg.eval_every == 0 and not last:
-        success = metrics.held_out(run, temperature=1.0)["success"]
-        run.notes.curve.append((run.step, success))
-        parallel.say(f"held out: {success:.1%} after {run.step} steps")
+        held = metrics.held_out(run, temperature=1.0)
+        run.notes.curve.append((run.step, held["success"], held["envs"]))
+        parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
     collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
     stop = cfg.stop_on_collapse and collapse
     if run.step % cfg.save_every == 0 or last or stop:
@@ -392,7 +392,7 @@ def setup(cfg, modules, clients):
         return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
-    start_model = cfg.model or cloned(cfg)
+    start_model = cfg.model or cloned(cfg, device)
     policy = load(last or start_model, value_head=cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
@@ -411,26 +411,14 @@ def setup(cfg, modules, clients):
     return run
 
 
-def both_splits(worlds, families, n):
-    """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
-    held-out tasks, 0: all])."""
-    counts = shares_of(n, [1] * len(worlds)) if n else [0] * len(worlds)
-    tasks, eval_tasks = {}, []
-    for world, own, count in zip(worlds, families, counts):
-        tasks[world] = choose_tasks(world.module, "train", 0, own, world.known)
-        eval_tasks += [(world, task) for task in
-                       choose_tasks(world.module, "test", count, own, world.known)]
-    return tasks, eval_tasks
-
-
 def adamw(model, lr):
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
-def cloned(cfg):
-    """The folder of this run's tiny policy; the expert is cloned if that was not done yet."""
+def cloned(cfg, device):
+    """The folder of this run's tiny policy; the experts are cloned if that was not done yet."""
     out = os.path.join(cfg.folder, "clone")
-    if parallel.rank() == 0 and not cloned_settings(out):
+    if not parallel.gathered(cloned_settings(out))[0]:      # rank 0's word
         given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
                              if name.startswith("clone_")}        # clone_steps, not RL's steps
         settings = Clone(**{f.name: given[f.name] for f in fields(Clone) if f.name in given})
@@ -438,10 +426,33 @@ def cloned(cfg):
         minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
             cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
         parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
-                     f"no --model: a tiny policy is cloned from {cfg.env}'s expert")
-        clone(settings, out)
-    parallel.wait_for_all()
+                     f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
+        clone(settings, out, device)
     return out
+
+
+def seconds_per_step(cfg, tokens):
+    """How long a step of `learn` takes on this machine, measured on episodes of `tokens`."""
+    policy = make_policy(cfg.vocabulary, cfg.width, cfg.layers, cfg.heads, cfg.seed)
+    episode = Trajectory()
+    episode.begin_context([1] * (tokens - tokens // 2))
+    episode.add_action([1] * (tokens // 2), [0.0] * (tokens // 2))
+    for steps in (1, 3):                    # the first of all steps is slower: not counted
+        began = time.perf_counter()
+        learn(policy, [episode] * cfg.batch, [1.0] * cfg.batch, steps, cfg.lr, cfg, 0,
+              say=lambda text: None)
+    return (time.perf_counter() - began) / steps
+
+
+def continue_cloning(folder, seconds):
+    """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
+    cfg = checked(Clone, parallel.cloned_settings(folder))
+    trajectories = trajectories_of(lesson(cfg, lambda text: None),
+                                   from_pretrained(AutoTokenizer, folder), cfg)
+    policy = load_policy(folder)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
+          seconds)
+    return policy.eval()
 
 
 # ---- learning rules -----------------------------------------------------------------------------
@@ -555,12 +566,17 @@ class Config:
 
     # the tiny policy, when there is no model yet
     clone_steps: Count = 800      # optimizer steps of cloning
-    clone_episodes: Count = 8000  # demonstrations, as far as there are training tasks
+    clone_n: Count = 8000         # demonstrations of each env, as far as there are training tasks
     clone_skill: Share = 0.6      # the imitated player takes the expert's action this often
     clone_lr: Positive = 4e-3     # learning rate of cloning at its peak
     clone_width: Count = 64       # hidden size
     clone_layers: Count = 2       # decoder layers
     clone_heads: Count = 4        # attention heads
+
+    @property
+    def labels(self):             # of the curve: what is played, and the steps
+        return ("training tasks, horizon rising",
+                f"steps of {self.algo} ({self.tasks_per_step} tasks x {self.group_size})")
 
     @property
     def folder(self):
@@ -584,6 +600,7 @@ def check(cfg):
         raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected each environment once, and "
                          "as many shares, or none for equal ones")
     shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(names))
+    shares_of(cfg.eval_tasks or len(names), [1] * len(names))
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
@@ -622,7 +639,7 @@ def preset(given):
     if model:
         values |= model_defaults(model) | ({} if cloned_settings(model) else dict(lr=1e-6))
     if given.get("resume"):
-        values = begun(given)
+        values = parallel.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
         raise ValueError("--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef as well, "
                          "and the starting policy is kept as reference")
@@ -635,22 +652,6 @@ SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "forma
                   "history", "thinking", "max_turn_tokens", "max_context", "advantage",
                   "surrogate", "turn_level", "critic", "eval_tasks",
                   *(name for name in vars(Config) if "clone_" in name))
-
-
-def begun(given):
-    """{field: value} with which the run to be resumed was begun. ValueError if flags would make it
-    another run."""
-    folder = Config(**given).folder
-    path = os.path.join(folder, "config.json")
-    if not os.path.exists(path):
-        raise ValueError(f"--resume: no {path}; start without it, or give --name")
-    values = vars(checked(Config, parallel.read_json(path)))
-    for name in SAME_ON_RESUME:
-        old, new = values[name], given.get(name, values[name])
-        if new != old:
-            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
-                             f"{old!r}; leave it out, or start another run with --name")
-    return values
 
 
 def main(argv=None):

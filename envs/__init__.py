@@ -21,9 +21,16 @@ TOOLS, a constant, holds the forms of its actions, for models that call tools: `
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
 """
+import importlib
+import multiprocessing
+import os
 import random
 import re
 import sys
+import time
+from functools import partial
+
+from tqdm import tqdm
 
 
 class Base:
@@ -85,3 +92,37 @@ def tools_of(module):
                 type="object", properties={x: dict(type="string") for x in arguments},
                 required=arguments)))
     return tools
+
+
+# ---- demonstrations -----------------------------------------------------------------------------
+
+PATIENCE = 10        # seconds: below this estimate one process plays them all
+
+
+def record(name, skill, seed, task_id):
+    """One episode of a player of mixed skill, who takes the expert's action with the probability
+    `skill` and else a random one, as text: {"env", "task_id", "turns": [[observation, thought,
+    action, reward, done, info], ...], "last": the observation after them, "success"}."""
+    module, rng = importlib.import_module(f"envs.{name}"), random.Random(f"{seed} {task_id}")
+    env = module.Env()
+    observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
+    while not done and len(turns) < module.HORIZON:
+        thought, action = env.expert()
+        if rng.random() > skill:
+            thought, action = "I try something.", env.random_action(rng)
+        seen = observation
+        observation, reward, done, info = env.step(action)
+        turns.append([seen, thought, action, reward, done, info])
+    env.close()
+    return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
+
+
+def demonstrations(name, task_ids, skill, seed, processes=None):
+    """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
+    play, began, others = partial(record, name, skill, seed), time.perf_counter(), task_ids[8:]
+    first, bar = [play(task_id) for task_id in task_ids[:8]], dict(
+        desc="demonstrations", total=len(others), leave=False, delay=2, disable=None)
+    if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
+        return first + [play(task_id) for task_id in tqdm(others, **bar)]
+    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
+        return first + [*tqdm(pool.imap(play, others, chunksize=4), **bar)]

@@ -1,4 +1,5 @@
-"""How AgentGym's clients talk to a model: `--format agentgym`, for models that were trained there.
+"""How AgentGym's clients talk to a model: `--format agentgym`, for models that were trained there;
+at the end its files of trajectories.
 
     user:       the rules of the environment
     assistant:  OK. I'll follow your instructions and try my best to solve the task.
@@ -15,7 +16,11 @@ trains. AgentEvol-7B was trained with an older version (f434743), which differs:
 are shorter, sciworld's lack `examine`, the first of two actions counts and a bare reply is one.
 Commit 0412982, which also takes "up" in maze and "look" in textcraft, is later than both.
 """
+import importlib
+import json
+import random
 import re
+import reprlib
 from typing import NamedTuple
 
 from envs import wordle
@@ -282,6 +287,7 @@ class Manner(NamedTuple):
     rules: str
     read: object                        # reply -> (action, complaint)
     first: object = as_it_came          # (observation, prompt) -> what the model sees of it
+    agreed: str = AGREED                # the model's first words
 
 
 MANNERS = {
@@ -297,3 +303,95 @@ def manner_of(name):
         raise ValueError(f"format='agentgym': AgentGym has no {name}, only {', '.join(MANNERS)}; "
                          "use another format")
     return MANNERS[name]
+
+
+# ---- files of trajectories ----------------------------------------------------------------------
+# [{"item_id": "maze_3", "conversations": [{"from": "human", "value": text, "loss": null}, {"from":
+# "gpt", "value": text, "loss": false}, ...]}, ...], in AgentTraj and AgentTraj-L: the rules and the
+# model's consent, then observations and replies by turns. loss true: the reply is learned.
+
+# Trajectories of each environment in AgentTraj and AgentTraj-L (arXiv:2406.04151, table 2).
+TRAJECTORIES = {
+    "agenttraj": dict(webshop=1000, maze=100, wordle=500, alfworld=500, sciworld=1000, babyai=400,
+                      textcraft=300, weather=160, movie=100, todo=70, bird=2000),
+    "agenttraj_l": dict(webshop=3930, maze=215, wordle=955, alfworld=2420, sciworld=2120,
+                        babyai=810, textcraft=374, weather=311, movie=215, todo=135, bird=3000)}
+
+
+def read_trajectories(path, names):
+    """The trajectories of these environments in a file, as successes in the form of `envs.record`,
+    with "rules", "agreed" and "trained", a bool for each turn; a turn's thought is None, its action
+    the whole reply. ValueError: the item and the field that are wrong, and what was expected."""
+    try:
+        with open(path) as file:
+            items = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
+                         "AgentTraj-L") from None
+    if type(items) is not list or not items:
+        raise ValueError(f"{path}: {type(items).__name__}; expected a list of one item or more")
+    demos = [read_item(item, f"{path}: item {i}") for i, item in enumerate(items)]
+    if not {demo["env"] for demo in demos} & {*names}:
+        raise ValueError(f"{path}: only {', '.join(sorted({d['env'] for d in demos}))}, nothing of "
+                         f"{', '.join(names)}; give --env")
+    return [demo for demo in demos if demo["env"] in names]
+
+
+def read_item(item, where):
+    """One item of a file as `read_trajectories` gives it. ValueError; where: for its sentence."""
+    def expect(fits, name, value, expected):
+        if not fits:
+            raise ValueError(f"{where}: {name} is {reprlib.repr(value)}; expected {expected}")
+    expect(type(item) is dict, "it", item, "an object with item_id and conversations")
+    name = item.get("item_id")
+    expect(type(name) is str and re.fullmatch(r"\w+_\d{1,9}", name), "item_id", name,
+           '"<environment>_<number>"')
+    where, messages = f"{where} ({name})", item.get("conversations")
+    expect(type(messages) is list and len(messages) > 1, "conversations", messages,
+           "a list of two messages or more")
+    for i, message in enumerate(messages):
+        at, fields = f"conversations[{i}]", message if type(message) is dict else {}
+        expect(type(message) is dict, at, message, "an object with from, value, loss")
+        who = ("human", "gpt")[i % 2]
+        expect(fields.get("from") == who, f"{at}.from", fields.get("from"),
+               f'"{who}": human and gpt speak by turns')
+        expect(type(fields.get("value")) is str, f"{at}.value", fields.get("value"), "a text")
+        expect(fields.get("loss") in (None, True, False), f"{at}.loss", fields.get("loss"),
+               "true, false or null")
+    said, trained = [m["value"] for m in messages], [m.get("loss") is True for m in messages[1::2]]
+    expect(any(trained), "conversations", f"{len(trained)} replies", "one with loss true or more")
+    opening = 0 if trained[0] else 2            # the rules, and the consent
+    turns = [[said[i], None, said[i + 1], 0.0, False, dict(success=False, valid=True, score=0.0)]
+             for i in range(opening, len(said) - 1, 2)]
+    turns[-1][3:] = 1.0, True, dict(success=True, valid=True, score=1.0)
+    env, _, number = name.rpartition("_")
+    return dict(env=re.sub("^(lmrlgym|tool)_", "", env), task_id=int(number), turns=turns,
+                rules=said[0] if opening else None, agreed=said[1], success=True,
+                last=said[-1] if len(said) % 2 else "", trained=trained[opening // 2:])
+
+
+WORDINGS = ("{}", "Let me think. {}", "{} So this is my next step.", "What do I know? {}",
+            "{} That brings me closer to the goal.")
+FORM = "Your response should use the following format:\nThought:\n<Your Thought>\n\n" \
+       "Action:\n<Your Action>"
+
+
+def write_trajectories(path, demos, seed):
+    """Write the successes among an expert's demonstrations (envs.record) as such a file, its
+    reasons in several wordings -> how many."""
+    items, rng = [], random.Random(seed)
+    for demo in demos:
+        module = importlib.import_module(f"envs.{demo['env']}")
+        manner = MANNERS.get(module.NAME) or Manner(f"{module.PROMPT}\n{FORM}", None)
+        texts = [manner.rules, manner.agreed]
+        for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
+            thought = rng.choice(WORDINGS).format(thought)
+            texts += [observation if i else manner.first(observation, module.PROMPT),
+                      f"Thought:\n{thought}\n\nAction:\n{action}"]
+        if demo["success"]:
+            items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=[
+                {"from": ("human", "gpt")[i % 2], "loss": i > 1 if i % 2 else None, "value": text}
+                for i, text in enumerate(texts)]))
+    with open(path, "w") as file:
+        json.dump(items, file, indent=1)
+    return len(items)

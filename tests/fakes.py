@@ -15,12 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
                           Qwen3Config)
 
+import rollout
 import train
 from agentevol import make_policy, make_tokenizer
 from client import EnvClient, Reply
 from engine import prepare
 from env_server import HttpServer
-from rollout import TINY_TEMPLATE
+from rollout import TINY_TEMPLATE, World
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -118,9 +119,11 @@ class Toy:
 
 class LocalClient:
     """EnvClient's interface around environments in this process. before(session, kind, argument)
-    is called first, in the client's thread; it may wait, raise, or return an EnvError to answer."""
+    is called first, in the client's thread; it may wait, raise, or return an EnvError to answer.
+    name: what its sessions begin with."""
 
-    def __init__(self, make_env=Toy, batched=True, connections=8, before=None):
+    def __init__(self, make_env=Toy, batched=True, connections=8, before=None, name="here"):
+        self.name = name
         self.make_env, self.batched, self.connections = make_env, batched, connections
         self.before, self.numbers, self.lock = before, itertools.count(), threading.Lock()
         self.open, self.opened, self.asked = {}, 0, []
@@ -136,7 +139,7 @@ class LocalClient:
         if trouble:
             return trouble
         if session is None:
-            session = ("here", next(self.numbers))
+            session = (self.name, next(self.numbers))
             self.open[session] = self.make_env()
             self.opened += 1
         if kind == "step":
@@ -151,7 +154,18 @@ class LocalClient:
                 self.open.pop(session).close()
 
 
-# ---- a world, its server and a policy, for whole runs -------------------------------------------
+def collect(policy, agent, client, tasks, *arguments, **settings):
+    """rollout.collect of a single environment: tasks are its ids."""
+    world = World(client, agent)
+    return rollout.collect(policy, [(world, task) for task in tasks], *arguments, **settings)
+
+
+def play(policy, agent, client, *arguments, **settings):
+    """rollout.play in a world of this client and agent."""
+    return rollout.play(policy, World(client, agent), *arguments, **settings)
+
+
+# ---- two worlds, their server and a policy, for whole runs ---------------------------------------
 
 class Env:
     """Won by a reply of even length, or of odd length where the task's number is odd."""
@@ -188,16 +202,54 @@ def toy():
     return module
 
 
+class SumsEnv:
+    """Won by a reply whose letters' numbers add up to the task's, modulo 3."""
+
+    def reset(self, task_id, stream=None):
+        self.task_id = task_id
+        return f"Sum {task_id % 3}"
+
+    def step(self, action):
+        number = sum(map(ord, action)) % 3
+        won = number == self.task_id % 3
+        return f"No, {number}", 2.0 if won else -0.25 * number, won, {
+            "success": won, "valid": len(action) < 3, "score": float(won)}
+
+    def expert(self):
+        return "I add.", "cab"[self.task_id % 3]            # 99, 97 and 98
+
+    def random_action(self, rng):
+        return rng.choice("abc")
+
+    def close(self):
+        pass
+
+
+def sums():
+    """Another: other ids, families, rewards and fewer turns than the toy."""
+    module = types.ModuleType("envs.sums")
+    module.__dict__.update(
+        NAME="sums", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(60, 69),
+        PROMPT="Add.", FAMILIES=("zero", "one", "two"), Env=SumsEnv,
+        family=lambda task: ("zero", "one", "two")[task % 3])
+    return module
+
+
+def make_known():
+    """Let both be found as files of envs/ are."""
+    sys.modules.update({"envs.toy": toy(), "envs.sums": sums()})
+
+
 @contextlib.contextmanager
 def served():
-    """The address of a server of the toy, which runs in this process."""
-    sys.modules["envs.toy"] = toy()
-    with HttpServer(["toy"]) as server:
+    """The address of a server of both, which runs in this process."""
+    make_known()
+    with HttpServer(["toy", "sums"]) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-    del sys.modules["envs.toy"]
+    del sys.modules["envs.toy"], sys.modules["envs.sums"]
 
 
 def save_policy(folder):
@@ -229,7 +281,9 @@ def flags_of(**flags):
 
 def started(url, cfg):
     train.check(cfg)
-    return train.setup(cfg, sys.modules["envs.toy"], EnvClient(url, "toy"))
+    names = cfg.env.split(",")
+    return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
+                       [EnvClient(url, name) for name in names])
 
 
 def trained(url, cfg):

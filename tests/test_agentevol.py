@@ -159,7 +159,7 @@ def test_check_heads_takes_what_a_policy_can_have(width, heads):
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
     agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9,
-                  world=textcraft)
+                  module=textcraft)
     for demo in demos[:5]:
         trajectory = imitated(agent, demo)
         ids, mask = trajectory.token_ids, trajectory.response_mask

@@ -13,15 +13,15 @@ import train
 from agentevol import Clone, lesson, make_tokenizer, trajectories_of
 from envs import _agentgym, alfworld, babyai, maze, textcraft, wordle
 from envs._agentgym import MANNERS, manner_of
-from fakes import MARKS, LocalClient, Toy, chat_tokenizer, twins
-from rollout import ASK_NOTE, FORMATS, Agent, Episode, collect, play
+from fakes import MARKS, LocalClient, Toy, chat_tokenizer, collect, play, twins
+from rollout import ASK_NOTE, FORMATS, Agent, Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
 
 
 def speaker(world, tokenizer=None, **settings):
-    return Agent(tokenizer, world.PROMPT, "agentgym", world=world, **settings)
+    return Agent(tokenizer, world.PROMPT, "agentgym", module=world, **settings)
 
 
 def begun(world, task_id, **settings):
@@ -144,7 +144,7 @@ def test_episode_of_wordle_begins_with_the_words_of_its_game():
         assert listed_in(text) == list(words) and "Let's start" not in text
         assert all(env.words[i] == word for i, word in enumerate(listed_in(text)))
     prompt = wordle.PROMPT.replace(", ".join(wordle.LISTED), "adieu, s t o n e")
-    agent = Agent(None, prompt, "agentgym", world=wordle)
+    agent = Agent(None, prompt, "agentgym", module=wordle)
     assert listed_in(agent.first("Let's start Wordle!")) == ["adieu", "s t o n e"]
 
 

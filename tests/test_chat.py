@@ -20,8 +20,8 @@ import rollout
 from engine import Engine
 from envs import tools_of
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
-from fakes import LocalClient, twins
-from rollout import CUT, Agent, Chat, Episode, collect, play, said
+from fakes import LocalClient, collect, play, twins
+from rollout import CUT, Agent, Chat, Episode, said
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
@@ -411,9 +411,9 @@ def test_tools_are_offered_by_the_template_or_refused(name):
         why = f"writes a tool call as .*{re.escape(str(form))}.*; known are Hermes JSON" \
             if TABLE[name]["tools"] == "other" else "has no tools"
         with pytest.raises(ValueError, match=f"{re.escape(name)}: its chat template {why}"):
-            agent_of(name, format="tool", world=WORLD)
+            agent_of(name, format="tool", module=WORLD)
         return
-    who = agent_of(name, format="tool", world=WORLD)
+    who = agent_of(name, format="tool", module=WORLD)
     reader = {"Hermes": rollout.read_hermes_calls, "Llama": rollout.read_llama_calls}
     assert who.chat.read_calls is reader[TABLE[name]["tools"]]
     talk = who.start() + rollout.said("user", "Go")
@@ -429,8 +429,8 @@ ACTIONS = [("get", {"items": "2 {wax} é"}, "get 2 {wax} é"), ("inventory", {},
 
 @of("tools", "Hermes", "Llama")
 def test_a_call_is_read_back_and_its_result_comes_in_the_tools_role(name):
-    episode = Episode(agent_of(name, format="tool", world=WORLD, history="template"), 1, KEY, 9)
-    kept = Episode(agent_of(name, format="tool", world=WORLD), 1, KEY, 9)
+    episode = Episode(agent_of(name, format="tool", module=WORLD, history="template"), 1, KEY, 9)
+    kept = Episode(agent_of(name, format="tool", module=WORLD), 1, KEY, 9)
     messages, sampled = [], []
     for number, (tool, arguments, action) in enumerate(ACTIONS):
         for each in (episode, kept):
@@ -458,7 +458,7 @@ def test_a_call_is_read_back_and_its_result_comes_in_the_tools_role(name):
 def test_template_shows_thoughts_that_led_to_a_call_until_the_user_speaks_again():
     """Qwen3's template keeps the thoughts behind the last user message: a tool is no user."""
     name = "Qwen3"
-    episode = Episode(agent_of(name, format="tool", world=WORLD, history="template"), 1, KEY, 9)
+    episode = Episode(agent_of(name, format="tool", module=WORLD, history="template"), 1, KEY, 9)
     episode.observe("Go")
     call = calling(name, "get", {"items": "2 wax"})
     answer(episode, "<think>\nI need wax.\n</think>\n\n" + call)
@@ -514,7 +514,7 @@ def test_a_call_that_cannot_be_made_is_complained_about(name, bad, history):
     text, complaint = bad_calls("arguments" if name == "Qwen3" else "parameters")[bad]
     if name == "Qwen3" and text[:1] in ("{", "["):
         text = f"<tool_call>\n{text}\n</tool_call>"
-    who = agent_of(name, format="tool", world=WORLD, history=history, max_context=10**7)
+    who = agent_of(name, format="tool", module=WORLD, history=history, max_context=10**7)
     episode = Episode(who, 1, KEY, 9)
     episode.observe("Go")
     sampled = answer(episode, text)
@@ -528,7 +528,7 @@ def test_a_call_that_cannot_be_made_is_complained_about(name, bad, history):
 
 @of("tools", "Hermes")
 def test_two_calls_in_a_reply_are_one_too_many(name):
-    episode = Episode(agent_of(name, format="tool", world=WORLD), 1, KEY, 9)
+    episode = Episode(agent_of(name, format="tool", module=WORLD), 1, KEY, 9)
     episode.observe("Go")
     call = calling(name, "inventory", {})
     answer(episode, f"{call}\n{call}")
@@ -536,7 +536,7 @@ def test_two_calls_in_a_reply_are_one_too_many(name):
 
 
 def test_a_number_is_as_good_as_its_digits():
-    episode = Episode(agent_of("Qwen3", format="tool", world=WORLD), 1, KEY, 9)
+    episode = Episode(agent_of("Qwen3", format="tool", module=WORLD), 1, KEY, 9)
     episode.observe("Go")
     answer(episode, '<tool_call>\n{"name": "get", "arguments": {"items": 2}}\n</tool_call>')
     assert episode.request == ("step", "get 2")
@@ -560,7 +560,7 @@ def thinking_call(name, tool, arguments, words=""):
 def test_a_window_shows_calls_and_results_as_a_server_would(history):
     """The thoughts of the turns in the window are behind the last user message, so Qwen3 shows
     them; the call stays a call, its result the tool's."""
-    episode = Episode(agent_of("Qwen3", format="tool", world=WORLD, context="window", window=2,
+    episode = Episode(agent_of("Qwen3", format="tool", module=WORLD, context="window", window=2,
                                history=history), 1, KEY, 9)
     for number in range(4):
         episode.observe(f"Result {number}")

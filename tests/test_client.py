@@ -31,9 +31,9 @@ import env_server
 from client import (EnvClient, EnvError, Http, OriginalServer, ServerAway, ServersGone, connected,
                     split)
 from env_server import HttpServer, local_server
-from envs import maze, wordle
-from fakes import LocalClient, Toy, chat_tokenizer, twins
-from rollout import Agent, collect, make_engine
+from envs import maze, textcraft_small, wordle
+from fakes import LocalClient, Toy, chat_tokenizer, collect, twins
+from rollout import Agent, make_engine
 
 STARTS = [maze.Env().reset(task) for task in range(25)]
 
@@ -325,7 +325,8 @@ def test_servers_of_two_kinds_are_refused(url):
 
 
 def test_connected_starts_and_ends_a_server_of_its_own():
-    with connected("", "maze", 1.0) as client:
+    with connected("", [maze, textcraft_small]) as (client, other):
+        assert opened(other, [0])[0].observation == textcraft_small.Env().reset(0)
         port = int(client.servers[0].url.split(":")[2].split("/")[0])
         assert opened(client, [3])[0].observation == STARTS[3]
     with pytest.raises(ConnectionRefusedError):
@@ -333,14 +334,14 @@ def test_connected_starts_and_ends_a_server_of_its_own():
 
 
 def test_connected_takes_given_addresses(url):
-    with connected(f"{url},{url}/maze/", "maze", 1.0) as client:
+    with connected(f"{url},{url}/maze/", [maze]) as (client,):
         assert [server.url for server in client.servers] == [f"{url}/maze"] * 2
         assert [r.observation for r in opened(client, [3, 4])] == STARTS[3:5]
 
 
 def test_connected_tells_why_no_server_starts():
     with pytest.raises(ValueError, match="unknown environment 'babylon'") as error:
-        with connected("", "babylon", 1.0):
+        with connected("", [SimpleNamespace(NAME="babylon", SUCCESS=1.0)]):
             pass
     one_sentence(error)
 

@@ -17,8 +17,8 @@ from torch.nn.attention.varlen import varlen_attn
 import engine as engine_module
 from engine import (DecodeGraph, Engine, Flash, OutOfPages, choose_kernel, flash_function, forward,
                     prepare, sample)
-from fakes import LocalClient, chat_tokenizer, token_logprobs, twins
-from rollout import Agent, collect, make_engine
+from fakes import LocalClient, chat_tokenizer, collect, token_logprobs, twins
+from rollout import Agent, make_engine
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)

@@ -5,7 +5,8 @@ import types
 import pytest
 
 import curriculum
-from curriculum import choose_tasks, horizon_at, stage_after, stopped_rising
+from curriculum import (choose_tasks, families_of, horizon_at, shares_of, stage_after,
+                        stopped_rising)
 from envs import maze, textcraft_small
 
 TOY = types.SimpleNamespace(
@@ -120,6 +121,59 @@ def test_choose_tasks_says_what_is_wrong(split, families, sentence):
     toy = types.SimpleNamespace(**{**vars(TOY), "FAMILIES": ("even", "odd", "none")})
     with pytest.raises(ValueError, match=sentence):
         choose_tasks(toy, split, 5, families)
+
+
+COLOURS = types.SimpleNamespace(NAME="colours", FAMILIES=("red", "odd", "blue"))
+
+
+@pytest.mark.parametrize("families, own", [
+    ("", ["", ""]),                                 # all of both
+    ("odd", ["odd", "odd"]),                        # both have it
+    ("blue,even,red", ["even", "blue,red"]),        # in the order in which they are named
+    ("red", ["", "red"]),                           # of the toy none is named: all
+    ("even,,odd,", ["even,odd", "odd"])])
+def test_families_of_gives_each_environment_its_own(families, own):
+    assert families_of([TOY, COLOURS], families) == own
+    assert families_of([COLOURS, TOY], families) == own[::-1]
+
+
+def test_families_of_refuses_a_family_that_none_has():
+    with pytest.raises(ValueError, match=r"no families \['big', 'green'\]; known: toy: even, odd; "
+                       "colours: red, odd, blue$"):
+        families_of([TOY, COLOURS], "green,odd,big")
+
+
+@pytest.mark.parametrize("count, shares, counts", [
+    (32, (1,), [32]),
+    (32, (1, 1, 1), [11, 11, 10]),          # 10.67 each: two are left, the first two get them
+    (8, (3, 1), [6, 2]),
+    (10, (1, 2, 4), [1, 3, 6]),             # 1.43, 2.86, 5.71: two are left, for .86 and .71
+    (10, [4, 2, 1], [6, 3, 1]),
+    (4, (3, 3, 1), [2, 2, 0]),              # 1.71, 1.71, 0.57: two are left, for the first two
+    (3, (9, 1, 1), [3, 0, 0]),              # 2.45, 0.27, 0.27
+    (2, (1, 1, 1), [1, 1, 0])])
+def test_shares_of_deals_by_largest_remainder(count, shares, counts):
+    if 0 in counts:
+        with pytest.raises(ValueError, match=f"{count} tasks by shares .*: some .* gets none"):
+            shares_of(count, shares)
+    else:
+        assert shares_of(count, shares) == counts
+
+
+def test_shares_of_adds_up_and_is_nowhere_off_by_one():
+    rng = random.Random(0)
+    for _ in range(300):
+        shares = [rng.randint(1, 9) for _ in range(rng.randint(1, 6))]
+        count = rng.randint(sum(shares), 400)           # nobody's share is below one task
+        counts = shares_of(count, shares)
+        assert sum(counts) == count
+        assert all(abs(n - count * s / sum(shares)) < 1 for n, s in zip(counts, shares))
+
+
+@pytest.mark.parametrize("shares", [(0, 0), (1, 0), (-1, 1), (-1, 2)])
+def test_shares_of_refuses_what_are_no_shares(shares):
+    with pytest.raises(ValueError, match=r"shares \(.*\): "):
+        shares_of(8, shares)
 
 
 def test_sample_tasks_deals_each_task_once_per_epoch():

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import statistics
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ import metrics
 import parallel
 import train
 from fakes import SMALL, Env, config, flags_of, save_policy, served, started, trained
-from rollout import Stats, Trajectory, Turn
+from rollout import Agent, Stats, Trajectory, Turn, World
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -77,8 +78,10 @@ def recorded(patch):
         asked = signature.bind(*arguments, **named)
         asked.apply_defaults()
         trajectories, stats = collect(*arguments, **named)
+        worlds, tasks = zip(*asked.arguments["tasks"])
         record.plays.append(SimpleNamespace(
-            **asked.arguments, trajectories=trajectories, step=record.run.step,
+            **asked.arguments | dict(tasks=list(tasks)), agents=[world.agent for world in worlds],
+            trajectories=trajectories, step=record.run.step,
             dropout=asked.arguments["policy"].training))
         return trajectories, stats
 
@@ -132,8 +135,22 @@ def grpo(url, model):
                          max_grad_norm=1e9)
 
 
+@pytest.fixture(scope="module")
+def both(url, model):
+    """A recorded run of GRPO on two environments: of 8 tasks a step 6 of the toy and 2 of sums, 5
+    and 4 of 9 held-out ones."""
+    return recorded_main(url, model, env="toy,sums", shares=(3, 1), tasks_per_step=8, steps=4,
+                         eval_tasks=9, eval_every=2, switch_every=(2,), sample_every=1,
+                         filter="none", name="both")
+
+
 def tokens_of(play):
     return [t.token_ids for t in play.trajectories]
+
+
+def temperature_of(play):
+    (temperature,) = {agent.temperature for agent in play.agents}
+    return temperature
 
 
 # ---- what is played and measured ----------------------------------------------------------------
@@ -162,16 +179,16 @@ def test_held_out_plays_at_the_last_horizon(ppo):
 
 
 def test_train_plays_at_its_own_temperature(ppo):
-    assert {play.agent.temperature for play in ppo.training()} == {HEAT}
+    assert {temperature_of(play) for play in ppo.training()} == {HEAT}
 
 
 def test_evaluations_are_as_many_as_were_asked_for(ppo, grpo):
     """Before RL and after it at T=1 and greedy; after every 2nd step but the last at T=1."""
     sampled, greedy = 1.0, 0.0
-    assert [(play.step, play.agent.temperature) for play in ppo.evaluations()] == [
+    assert [(play.step, temperature_of(play)) for play in ppo.evaluations()] == [
         (0, sampled), (0, greedy), (2, sampled), (4, sampled), (6, sampled),
         (STEPS, sampled), (STEPS, greedy)]
-    assert [(play.step, play.agent.temperature) for play in grpo.evaluations()] == [
+    assert [(play.step, temperature_of(play)) for play in grpo.evaluations()] == [
         (0, sampled), (0, greedy), (1, sampled), (2, sampled), (2, greedy)]
 
 
@@ -185,8 +202,9 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
         rates[0], rates[1], rates[5], rates[6]]
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
-        player = metrics.builtin_rate(ppo.run.module, who, ppo.run.eval_tasks, 3)
-        assert result[who] == player[0] and tuple(notes.players[who]) == player
+        (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
+        rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
+        assert result[who] == rate and tuple(notes.players[who]) == (rate, error, {"toy": rate})
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -213,14 +231,14 @@ def plays_of(run, steps):
 
 def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
     run = started(url, config(model, filter="none", tasks_per_step=1, group_size=4))
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     first, second, again = plays_of(run, (0, 1, 0))
     assert first == again and first != second
 
 
 def test_play_step_gives_a_task_met_twice_other_numbers_each_time(url, model):
     run = started(url, config(model, filter="none", tasks_per_step=3, group_size=4))
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     (tokens,) = plays_of(run, (0,))
     groups = [tokens[i:i + 4] for i in (0, 4, 8)]
     assert groups[0] != groups[1] != groups[2] != groups[0]
@@ -234,7 +252,7 @@ def test_play_step_gives_every_wave_numbers_and_tasks_of_its_own(url, model, mon
     assert len(tokens) == 4 * 2 * 2                         # no group is varied: all four waves
     tasks = [t.task_id for t in train.play_step(run, 2)[0]][::2]
     assert len({tuple(tasks[i:i + 2]) for i in (0, 2, 4, 6)}) == 4
-    run.tasks = [7]
+    run.tasks = dict.fromkeys(run.worlds, [7])
     (tokens,) = plays_of(run, (0,))
     waves = [tokens[i:i + 4] for i in (0, 4, 8, 12)]
     assert all(a != b for i, a in enumerate(waves) for b in waves[:i])
@@ -244,7 +262,7 @@ def test_play_step_depends_on_the_seed(url, model):
     tokens = []
     for seed in (0, 1):
         run = started(url, config(model, filter="none", seed=seed))
-        run.tasks = [7]
+        run.tasks = dict.fromkeys(run.worlds, [7])
         tokens += plays_of(run, (0,))
     assert tokens[0] != tokens[1]
 
@@ -274,14 +292,15 @@ def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, mon
         asked.append(policy) or collect(policy, *arguments, **named)))
     mine, other = run.policy, parallel.load(model, "cpu")
     metrics.sampled_and_greedy(run, other)
-    assert asked == [other, other] and run.policy is mine and run.agent.temperature == HEAT
+    assert asked == [other, other] and run.policy is mine
+    assert [world.agent.temperature for world in run.worlds] == [HEAT]
     metrics.sampled_and_greedy(run)
     assert asked[2:] == [mine, mine]
 
 
 def test_held_out_counts_successes_and_goals_never_trained_on(url, model, monkeypatch):
     run = started(url, config(model, eval_tasks=0))
-    played = [Trajectory(task, success=task in (41, 55, 56)) for task in TEST_IDS]
+    played = [Trajectory(task, env="toy", success=task in (41, 55, 56)) for task in TEST_IDS]
     monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (played, Stats()))
     rate = metrics.held_out(run, 1.0)
     assert (rate["n"], rate["unseen_n"]) == (20, 5)                 # unseen: tasks 55 to 59
@@ -314,6 +333,151 @@ def trajectory(reward):
     made.add_action([2], [-1.0])
     made.turns[0].reward = float(reward)
     return made
+
+
+# ---- two environments ---------------------------------------------------------------------------
+
+def envs_of(play):
+    return [agent.module.NAME for agent in play.agents]
+
+
+def test_train_deals_the_tasks_of_a_step_by_shares(both):
+    """6 a step of the toy's 40 tasks, 2 of the 30 of sums; none twice in an epoch."""
+    dealt = {"toy": [], "sums": []}
+    for play in both.training():
+        assert envs_of(play) == ["toy"] * 6 + ["sums"] * 2
+        for name, task in zip(envs_of(play), play.tasks):
+            dealt[name].append(task)
+        assert [(t.env, t.task_id) for t in play.trajectories] == [
+            pair for pair in zip(envs_of(play), play.tasks) for _ in range(4)]
+    assert {name: len(set(tasks)) for name, tasks in dealt.items()} == dict(toy=24, sums=8)
+    assert set(dealt["toy"]) <= set(TRAIN_IDS) and set(dealt["sums"]) <= set(range(100, 130))
+
+
+def test_train_deals_as_many_of_each_where_no_shares_are_given(url, model, monkeypatch):
+    run, asked = started(url, config(model, env="sums,toy", tasks_per_step=5)), []
+    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_, **__: (
+        asked.extend(tasks) or [trajectory(0)] * 4, Stats()))
+    train.play_step(run, 2)
+    assert [world.module.NAME for world, _ in asked] == ["sums"] * 3 + ["toy"] * 2
+
+
+def test_each_environment_is_played_by_its_own_rules_and_no_longer_than_it_allows(both):
+    """Of the horizons 2 and 3 sums plays 2: its HORIZON."""
+    assert [play.horizon for play in both.training()] == [2, 2, 3, 3]
+    assert {agent.module.NAME: agent.prompt for play in both.plays for agent in play.agents} == {
+        "toy": "Reply.", "sums": "Add."}
+    turns = {name: max(len(t.turns) for play in both.plays for t in play.trajectories
+                       if t.env == name) for name in ("toy", "sums")}
+    assert turns == dict(toy=3, sums=2)
+
+
+def test_held_out_plays_test_tasks_of_both_always_the_same(both):
+    for play in both.evaluations():
+        assert envs_of(play) == ["toy"] * 5 + ["sums"] * 4
+        assert play.tasks == both.evaluations()[0].tasks
+    toys, others = play.tasks[:5], play.tasks[5:]
+    assert len({*toys}) == 5 and {*toys} <= {*TEST_IDS} and len({*others}) == 4
+    assert {*others} <= {*range(60, 69)}
+
+
+def test_metrics_of_each_environment_are_what_its_episodes_say(both):
+    for play, line in zip(both.training(), both.run.history, strict=True):
+        toys, others = play.trajectories[:24], play.trajectories[24:]     # 6 and 2 groups of 4
+        assert len(others) == 8
+        for name, played in (("toy", toys), ("sums", others)):
+            assert line[f"success_{name}"] == statistics.fmean(t.success for t in played)
+            assert line[f"reward_{name}"] == pytest.approx(
+                statistics.fmean(sum(turn.reward for turn in t.turns) for t in played))
+        assert line["success"] == pytest.approx(
+            0.75 * line["success_toy"] + 0.25 * line["success_sums"])
+    assert len({line["reward_sums"] for line in both.run.history}) > 1
+    assert {line["reward_sums"] != line["reward_toy"] for line in both.run.history} == {True}
+
+
+def test_metrics_of_a_single_environment_have_no_second_name(grpo):
+    assert not any("toy" in key for line in grpo.run.history for key in line)
+
+
+def test_the_random_players_line_weighs_the_environments_by_their_episodes(both):
+    toy, sums = (world.module for world in both.run.worlds)
+
+    def rate(module, horizon):
+        return metrics.builtin_rate(module, "random", module.TRAIN, horizon)[0]
+    want = [0.75 * rate(toy, horizon) + 0.25 * rate(sums, 2) for horizon in (2, 2, 3, 3)]
+    assert [line["random"] for line in both.run.history] == pytest.approx(want)
+
+
+def test_held_out_tells_the_success_in_each_environment(both):
+    notes, plays = both.run.notes, both.evaluations()
+    rates = [notes.before["sampled"], notes.before["greedy"],
+             notes.after["sampled"], notes.after["greedy"]]
+    for rate, play in zip(rates, plays[:2] + plays[-2:]):
+        assert rate["envs"] == {
+            "toy": statistics.fmean(t.success for t in play.trajectories[:5]),
+            "sums": statistics.fmean(t.success for t in play.trajectories[5:])}
+        assert rate["success"] == pytest.approx((5 * rate["envs"]["toy"]
+                                                 + 4 * rate["envs"]["sums"]) / 9)
+        # 55 to 59 of the toy; none of sums, though its ids are above 55
+        assert rate["unseen_n"] == sum(task >= 55 for task in play.tasks[:5])
+
+
+def test_the_tables_players_are_weighed_by_the_tasks_of_each_environment(both):
+    toy, sums = (world.module for world in both.run.worlds)
+    ids = both.evaluations()[0].tasks
+    result = json.load(open("runs/both/result.json"))
+    for who in ("random", "expert"):
+        (a, a_error), (b, b_error) = (
+            metrics.builtin_rate(toy, who, ids[:5], 3), metrics.builtin_rate(sums, who, ids[5:], 2))
+        rate, error, envs = both.run.notes.players[who]
+        assert result[who] == rate == pytest.approx((5 * a + 4 * b) / 9)
+        assert error == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
+        assert envs == dict(toy=a, sums=b)
+    assert result["expert"] == 1 > result["random"] > 0
+
+
+def test_player_rate_by_hand(monkeypatch):
+    """Three tasks of one at 0.5 +- 0.1, one of the other at 1 +- 0.2: 0.625 +- 0.0901, root of
+    (3/4 * 0.1)^2 + (1/4 * 0.2)^2."""
+    asked = []
+
+    def builtin_rate(module, player, tasks, horizon):
+        asked.append((module.NAME, player, tasks, horizon))
+        return {"toy": (0.5, 0.1), "sums": (1.0, 0.2)}[module.NAME]
+    monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
+    toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
+                   for name, most in (("toy", math.inf), ("sums", 2)))
+    rate, error, envs = metrics.player_rate(
+        "random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
+    assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
+    assert (rate, error) == (pytest.approx(0.625), pytest.approx(0.0901388))
+    assert envs == dict(toy=0.5, sums=1.0)
+
+
+def test_samples_name_the_environment_of_each_episode(both):
+    text = open("runs/both/samples.txt").read()
+    assert "[toy " in text and text.count("---- step ") == 8
+
+
+@pytest.mark.parametrize("families, train_ids, test_ids", [
+    ("", (range(40), range(100, 130)), (range(40, 60), range(60, 69))),
+    ("odd", (range(1, 40, 2), range(100, 130)), (range(41, 60, 2), range(60, 69))),
+    ("odd,two", (range(1, 40, 2), range(101, 130, 3)), (range(41, 60, 2), (62, 65, 68)))])
+def test_both_splits_takes_from_each_environment_its_families(families, train_ids, test_ids, url,
+                                                              model):
+    """Of an environment of which none is named: all."""
+    run = started(url, config(model, env="toy,sums", families=families, eval_tasks=0))
+    assert [run.tasks[world] for world in run.worlds] == [*map(list, train_ids)]
+    assert run.eval_tasks == [(world, task) for world, ids in zip(run.worlds, test_ids)
+                              for task in ids]
+
+
+def test_both_splits_keeps_to_what_a_server_knows(url):
+    toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]), known=known)
+                    for name, known in (("toy", {3, 5, 41}), ("sums", None)))
+    assert train.both_splits([toys, others], ["", "two"], 6) == (
+        {toys: [3, 5], others: [*range(101, 130, 3)]},
+        [(toys, 41), (others, 62), (others, 65), (others, 68)])
 
 
 # ---- the learning rate --------------------------------------------------------------------------
@@ -685,18 +849,19 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
     run, asked = started(url, config(model)), []
     ranks(monkeypatch, 1, 3)
 
-    def collect(policy, agent, client, tasks, group_size, horizon, key, places, **rest):
+    def collect(policy, tasks, group_size, horizon, key, places, **rest):
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
-                for task, place in zip(tasks, places)], Stats()
+                for (_, task), place in zip(tasks, places)], Stats()
     monkeypatch.setattr(parallel, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
     monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
-    tasks = [54, 53, 52, 51, 50]
-    played, stats = parallel.play_tasks(run, run.policy, run.agent, tasks, 1, 2, (9,))
-    assert asked == [([53, 50], [1, 4], (9,))]
-    assert [t.task_id for t in played] == tasks and stats.dropped == 3
+    (world,) = run.worlds
+    tasks = [(world, task) for task in (54, 53, 52, 51, 50)]
+    played, stats = parallel.play_tasks(run, run.policy, tasks, 1, 2, (9,))
+    assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))]
+    assert [t.task_id for t in played] == [54, 53, 52, 51, 50] and stats.dropped == 3
 
 
 # ---- resuming -----------------------------------------------------------------------------------
@@ -706,8 +871,8 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     run = started(url, cfg)
     run.step, run.skipped_in_a_row = 2, 3
     rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
-    run.notes = metrics.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
-                              players=dict(random=(0.5, 0.1), expert=(1.0, 0.0)),
+    run.notes = parallel.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
+                              players=dict(random=(0.5, 0.1, dict(toy=0.5)), expert=(1.0, 0.0, {})),
                               warnings=[(0, "entropy", "it fell")])
     with open("runs/memory/metrics.jsonl", "w") as file:
         file.writelines(json.dumps(dict(step=s, seconds=2.0 + s)) + "\n" for s in range(5))
@@ -735,7 +900,7 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
 def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
     recorded_main(url, model, steps=1, name="once", save_every=1)
     again = recorded_main(url, model, "--resume", steps=2, name="once")
-    assert [(p.step, p.agent.temperature) for p in again.evaluations()] == [(2, 1.0), (2, 0.0)]
+    assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(2, 1.0), (2, 0.0)]
     assert [p.step for p in again.training()] == [1]
 
 

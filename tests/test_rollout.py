@@ -9,7 +9,9 @@ import math
 import random
 import threading
 import time
+import types
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -22,10 +24,10 @@ import rollout
 from client import EnvError, ServerAway
 from engine import Engine
 from envs import textcraft_small
-from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, token_logprobs,
-                   twins)
+from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
+                   token_logprobs, twins)
 from rollout import (FORMATS, NOTE, PLAN, Agent, Chat, Episode, Sampler, Scheduler, Slot, Slots,
-                     Stats, Trajectory, Turn, collect, last, make_engine, play, text_hash, to_batch)
+                     Stats, Trajectory, Turn, World, last, make_engine, text_hash, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -105,7 +107,7 @@ def test_trajectory_lists_stay_parallel():
 
 def test_trajectory_text_marks_exactly_the_trained_tokens():
     tok = tokenizer()
-    t = Trajectory(3, score=0.5, truncated="horizon")
+    t = Trajectory(3, env="maze", score=0.5, truncated="horizon")
     t.begin_context(tok.encode("<|user|>hi<|end|><|assistant|>"))
     t.add_action(tok.encode("go<|end|>"), [-1.0] * 3)
     t.turns[0].reward = 0.5
@@ -116,7 +118,7 @@ def test_trajectory_text_marks_exactly_the_trained_tokens():
     assert t.text(tok) == (
         "<|user|>hi<|end|><|assistant|>⟦go<|end|>⟧ (reward 0.5)<|user|>ok<|end|><|assistant|>"
         "⟦so⟧ (reward 0, not understood)<|end|>\n"
-        "[task 3: return 0.5, score 0.5, truncated: horizon]")
+        "[maze 3: return 0.5, score 0.5, truncated: horizon]")
     t.turns[1].valid = None                                # an original does not say
     assert "not understood" not in t.text(tok)
 
@@ -755,9 +757,9 @@ def test_collect_does_not_spin_while_it_waits():
         if len(seen) == 2:
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
-    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0) for member in range(2)]
     client = LocalClient(batched=False, before=before)
-    scheduler = Scheduler(slots, make_engine(policy(), who, 2), who, client, 0)
+    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0, client) for member in range(2)]
+    scheduler = Scheduler(slots, make_engine(policy(), who, 2), group_size=2, retries=0)
     real = scheduler.sampler.prefill
 
     def prefill():
@@ -1002,6 +1004,186 @@ def test_stats_of_collect_tell_where_the_time_went():
     assert 0.5 * seconds < sum(stats.seconds.values()) <= seconds
 
 
+# ---- several environments at once ----------------------------------------------------------------
+
+class Loud(Toy):
+    """Another environment: other texts, other rewards, other endings."""
+
+    def reset(self, task_id, stream=0):
+        return super().reset(task_id + 1000, stream).upper()
+
+    def step(self, action):
+        observation, reward, done, info = super().step("!" + action)
+        return observation.upper(), -reward, done, info
+
+
+LONG, SHORT, WINDOW = (types.SimpleNamespace(NAME=name) for name in ("long", "short", "window"))
+
+
+def worlds(batched=(True, True, True), clients=(LocalClient,) * 3, **settings):
+    """Three: as long as the horizon, two turns at most, one that keeps a window of one turn and may
+    take more turns than anybody asks for. A client is asked about sessions of its own alone."""
+    made = []
+    for module, env, most_turns, context, flag, client in zip(
+            (LONG, SHORT, WINDOW), (Toy, Loud, Loud), (math.inf, 2, 9),
+            ("full", "full", "window"), batched, clients):
+        def own(session, kind, argument, name=module.NAME):
+            assert session is None or session[0] == name, "a session of another environment"
+        made.append(World(client(make_env=env, batched=flag, name=module.NAME, before=own,
+                                 **settings),
+                          agent(module=module, context=context, window=1), most_turns))
+    return made
+
+
+PLACES = [(0, 1), (1, 1), (2, 3), (1, 2), (0, 4), (2, 1), (0, 2)]    # (world, task): ids recur
+
+
+@functools.cache
+def one_by_one():
+    """{(place, member): the episode that `play` plays there}, in worlds of their own."""
+    return {(place, member): rollout.play(policy(), worlds()[world], task, 4, (0, place, member))
+            for place, (world, task) in enumerate(PLACES) for member in range(2)}
+
+
+def dealt(made):
+    return [(made[world], task) for world, task in PLACES]
+
+
+@pytest.mark.parametrize("batched", [(True, True, True), (True, False, True), (False,) * 3])
+@pytest.mark.parametrize("rows", [14, 5])
+def test_collect_of_several_worlds_equals_play_in_each(rows, batched):
+    made, engine = worlds(batched), Engine(policy(), rows, 200, 16)
+    got, stats = within(60, rollout.collect, policy(), dealt(made), 2, 4, engine=engine)
+    want = one_by_one()
+    assert [t.key[1:] for t in got] == list(want) and all(
+        same(t, want[t.key[1:]]) for t in got)
+    assert [t.env for t in got[::2]] == [made[world].module.NAME for world, _ in PLACES]
+    assert [t.task_id for t in got[::2]] == [task for _, task in PLACES]
+    most = {name: max(len(t.turns) for t in got if t.env == name)
+            for name in ("long", "short", "window")}
+    assert most == dict(long=4, short=2, window=4)
+    assert stats.dropped == 0 and stats.failures == [] and ended(engine)
+    for number, world in enumerate(made):
+        tasks = [task for own, task in PLACES if own == number for _ in "ab"]
+        asked = [item for items in world.client.asked for item in items]
+        assert Counter(argument[0] for _, kind, argument in asked if kind == "reset") == \
+            Counter(tasks)
+        assert world.client.open == {}
+        if rows == 14:
+            assert world.client.opened == len(tasks)
+            assert len(world.client.asked[0]) == (len(tasks) if batched[number] else 1)
+        else:                               # sessions are used again, by their own client
+            assert world.client.opened < len(tasks)
+
+
+@pytest.mark.parametrize("lives", [0, 3])
+@pytest.mark.parametrize("batched", [(True, True, True), (True, False, True)])
+def test_collect_loses_the_group_of_the_world_that_fails_and_no_other(batched, lives):
+    """The second world's task 1 answers so many requests, then never again. The others have a task
+    1 as well."""
+    failing = functools.partial(Failing, lambda task, n: task == 1 and n > lives)
+    made, engine = worlds(batched, (LocalClient, failing, LocalClient)), Engine(
+        policy(), 6, 200, 16)
+    got, stats = within(60, rollout.collect, policy(), dealt(made), 2, 4, engine=engine)
+    want = {at: t for at, t in one_by_one().items() if PLACES[at[0]] != (1, 1)}
+    assert [t.key[1:] for t in got] == list(want) and all(same(t, want[t.key[1:]]) for t in got)
+    assert stats.dropped == 1 and {*map(str, stats.failures)} == {"task 1 is down"}
+    assert ended(engine) and all(world.client.open == {} for world in made)
+
+
+@pytest.mark.parametrize("lives", [0, 3, math.inf])
+def test_collect_tells_of_each_whole_group_once_and_of_no_lost_one(lives):
+    failing = functools.partial(Failing, lambda task, n: task == 1 and n > lives)
+    made, told = worlds(clients=(LocalClient, failing, LocalClient)), []
+    got, _ = within(60, rollout.collect, policy(), dealt(made), 2, 4, finished=told.append,
+                    max_concurrent=5)
+    groups = [got[i:i + 2] for i in range(0, len(got), 2)]
+    assert len(groups) == len(PLACES) - (lives < math.inf)
+    assert sorted(told, key=lambda group: group[0].key) == groups
+    assert all(t.done or t.truncated for group in told for t in group)
+
+
+def test_collect_tells_of_a_group_before_the_next_is_played():
+    """One episode at a time: when the n-th is told of, n have begun."""
+    made, begun = worlds(), []
+
+    def finished(group):
+        begun.append(sum(kind == "reset" for world in made for items in world.client.asked
+                         for _, kind, _ in items))
+    rollout.collect(policy(), dealt(made), 1, 4, finished=finished, max_concurrent=1)
+    assert begun == [1, 2, 3, 4, 5, 6, 7]
+
+
+class Held:
+    """In a ThreadPoolExecutor's place: it does its jobs when told to, in the order told."""
+
+    def __init__(self, *_):
+        self.jobs = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        future = Future()
+        self.jobs.append((future, function, arguments))
+        return future
+
+    def work(self, order):
+        for future, function, arguments in order(self.jobs):
+            future.set_result(function(*arguments))
+        self.jobs.clear()
+
+
+@pytest.mark.parametrize("rows", [14, 5])
+def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
+    """To the last bit: contexts are read in the order of the requests, whoever answers first."""
+    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Held)
+    send, rng = Scheduler.send, random.Random(3)
+    outcomes = []
+    for order in (list, lambda jobs: jobs[::-1], lambda jobs: rng.sample(jobs, len(jobs))):
+        several = []
+
+        def send_and_work(self, pool, order=order, several=several):
+            send(self, pool)
+            several.append(len(pool.jobs) > 1)
+            pool.work(order)
+        monkeypatch.setattr(Scheduler, "send", send_and_work)
+        engine, read = Engine(policy(), rows, 200, 16), []
+        prefill = engine.prefill
+
+        def noting(sequences, texts, prefill=prefill, read=read):
+            read.append(texts)
+            return prefill(sequences, texts)
+        monkeypatch.setattr(engine, "prefill", noting)
+        got, _ = rollout.collect(policy(), dealt(worlds()), 2, 4, engine=engine)
+        assert sum(several) > 2
+        outcomes.append((got, read))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_collect_waits_for_all_batched_clients_before_it_goes_on(monkeypatch):
+    """The second client's first answer comes late; nothing is read or sampled before it."""
+    gate, early, decode = threading.Event(), [], Sampler.prefill
+
+    class Late(LocalClient):
+        def answer(self, items):
+            if not self.asked:
+                gate.wait(0.3)
+            return super().answer(items)
+
+    def prefill(self):
+        early.append(len(self.slots["in flight"]))
+        gate.set()
+        decode(self)
+    monkeypatch.setattr(Sampler, "prefill", prefill)
+    made = worlds(clients=(LocalClient, Late, LocalClient))
+    within(60, rollout.collect, policy(), dealt(made), 2, 4)
+    assert set(early) == {0}
+
+
 # ---- tensors ------------------------------------------------------------------------------------
 
 def three_trajectories():
@@ -1196,7 +1378,7 @@ def sampler_with(prompts, pages, page_size=8):
     """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
     who, slots = agent(), []
     for member, text in enumerate(prompts):
-        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), group=member))
+        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), member, None))
         slots[-1].episode.observe(text)
     engine = Engine(policy(), len(slots), pages, page_size)
     sampler = Sampler(engine, who, Slots(slots), Stats())

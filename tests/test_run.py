@@ -321,7 +321,8 @@ def test_a_step_without_a_sampled_token_teaches_nothing_and_is_recorded(flags, u
 
 def test_a_run_whose_prompts_have_grown_too_long_says_so(url, model):
     run = started(url, config(model))
-    run.step, run.agent = 1, replace(run.agent, max_context=10)
+    run.step, (world,) = 1, run.worlds
+    world.agent = replace(world.agent, max_context=10)
     with pytest.raises(ValueError, match="^no prompt fits: the shortest has"):
         train.play_step(run, 2)
 
@@ -348,17 +349,17 @@ def test_play_tasks_ends_every_rank_when_one_ranks_servers_are_gone(mine, url, m
         monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
     monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
     with pytest.raises(ServersGone, match="no server has answered for 60 s"):
-        parallel.play_tasks(run, run.policy, run.agent, [3, 5], 1, 2, (0,))
+        parallel.play_tasks(run, run.policy, [(run.worlds[0], n) for n in (3, 5)], 1, 2, (0,))
 
 
 def gone_at(step, monkeypatch):
     """From this step on no environment answers."""
     collect = parallel.collect
 
-    def gone(policy, agent, client, tasks, group_size, horizon, key, *rest, **more):
+    def gone(policy, tasks, group_size, horizon, key, *rest, **more):
         if key[1] == step:
             raise ServersGone("no server has answered for 60 s")
-        return collect(policy, agent, client, tasks, group_size, horizon, key, *rest, **more)
+        return collect(policy, tasks, group_size, horizon, key, *rest, **more)
     monkeypatch.setattr(parallel, "collect", gone)
 
 
@@ -392,7 +393,7 @@ def test_main_hands_the_patience_to_the_client(url, model, monkeypatch):
     monkeypatch.setattr(train, "connected", connected)
     with pytest.raises(SystemExit, match="enough"):
         train.main(command(model, url, env_patience=7.5))
-    assert asked[0][5] == 7.5
+    assert asked[0][4] == 7.5
 
 
 @pytest.mark.parametrize("device, backend, where", [

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
+import agentevol
 import algos
 import curriculum
 import eval as evaluation
@@ -34,11 +36,12 @@ import parallel
 import train
 from agentevol import Clone, make_policy
 from client import EnvClient, EnvError
-from curriculum import choose_tasks
+from curriculum import choose_tasks, families_of
 from engine import load_policy
+from env_server import load_env
 from envs import maze
 from eval import model_defaults
-from fakes import SMALL, Env, config, flags_of, save_policy, served, started, toy, trained
+from fakes import SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn, play
 from test_client import lmrl_gym, serving
@@ -365,6 +368,7 @@ RUNS = {
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
     "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
     "adaptive horizons": dict(STAGED, curriculum="adaptive"),
+    "two environments": dict(STAGED, env="toy,sums", shares=(1, 3)),
 }
 
 
@@ -473,7 +477,7 @@ def test_eval_speaks_by_default_as_a_checkpoint_was_trained(url, model):
 
 def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
     run = started(url, config(model, max_context=5000))
-    assert run.agent.max_context == 4096
+    assert [world.agent.max_context for world in run.worlds] == [4096]
     assert "texts of up to 4096 tokens: --max-context is 4096" in capsys.readouterr().out
 
 
@@ -508,7 +512,7 @@ def test_resume_takes_the_runs_own_flags(url, model):
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
 SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance="mask",
-                       importance_cap=2.0, importance_low=0.5),
+                       importance_cap=2.0, importance_low=0.5, env="toy,sums", shares=(3, 1)),
           "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
 
 
@@ -522,7 +526,7 @@ def inexact(run, batch, credit=train.credit):
 def a_rank(rank, url, model, port):
     """What one of two processes does; rank 0 writes runs/<algo>-2."""
     train.credit = inexact
-    sys.modules["envs.toy"] = toy()
+    make_known()
     torch.set_num_threads(1)
     metrics.rates = lambda *_: RATES
     for i, (algo, flags) in enumerate(SHARED.items()):
@@ -605,6 +609,49 @@ def test_an_environment_says_what_its_tiny_policy_needs(model):
     assert (tiny.horizons, tiny.max_context, tiny.clone_width) == ((3, 6), 2048, 96)
     assert (chat.horizons, chat.families) == (Config.horizons, "")
     assert flags_chosen("--env babyai --horizons 4").horizons == (4,)
+
+
+ASKED = {       # by three environments; of the defaults lr is 0.5, the context "full", all others 8
+    "a": dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=4, form="long",
+              context="window"),
+    "b": dict(lr=0.75, clone_lr=1.0, horizons=(5, 7), width=6, form="long"),
+    "c": {}}
+
+
+@pytest.mark.parametrize("names, settings", [
+    ("a", ASKED["a"]), ("c", {}),                           # of one: as it asks
+    ("a,b", dict(families="x,y", lr=0.25, clone_lr=1.0, horizons=(3, 9), width=6, form="long")),
+    ("b,c", dict(lr=0.5, clone_lr=1.0, horizons=(5, 8), width=8)),
+    ("c,a", dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=8))])
+def test_tiny_settings_of_several_environments_suit_them_all(names, settings, monkeypatch):
+    """The lower rates, the horizons that end later, of other numbers the larger, texts where all
+    agree; who asks for nothing stands for the default."""
+    defaults = dict(families="", lr=0.5, clone_lr=8.0, horizons=(5, 8), width=8, form="short",
+                    context="full")
+    monkeypatch.setattr(agentevol, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
+    assert agentevol.tiny_settings(names, defaults) == settings
+
+
+def test_tiny_settings_of_any_two_environments_make_a_run():
+    names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))
+    assert len(names) > 8
+    for chosen in [*itertools.combinations(names, 2), names]:
+        cfg = flags_chosen(f"--env {','.join(chosen)}")
+        train.check(cfg)
+        modules = [load_env(name) for name in chosen]
+        for module, own in zip(modules, families_of(modules, cfg.families)):
+            asked = getattr(module, "TINY", {})
+            assert set(asked.get("families", "").split(",")) <= set(own.split(","))
+            assert cfg.max_context >= asked.get("max_context", 0)
+            assert cfg.horizons[-1] >= max(asked.get("horizons", (0,)))
+
+
+def test_open_worlds_keeps_several_environments_to_their_own_horizons(url, model):
+    pair = started(url, config(model, env="toy,sums", name="pair")).worlds
+    assert [(world.module.NAME, world.most_turns) for world in pair] == [("toy", 4), ("sums", 2)]
+    assert [world.agent.prompt for world in pair] == ["Reply.", "Add."]
+    (alone,) = started(url, config(model, env="sums", name="alone")).worlds
+    assert alone.most_turns == math.inf
 
 
 def test_without_a_kl_there_is_no_reference(url, model):
@@ -719,7 +766,7 @@ def test_filters_keep_whole_groups(flags, groups, url, model, monkeypatch):
 def test_refill_plays_other_tasks_until_the_batch_is_full(url, model, monkeypatch):
     asked, waves = [], [fakes(GROUPS) for _ in range(9)]
 
-    def play(run, policy, agent, tasks, group_size, horizon, key):
+    def play(run, policy, tasks, group_size, horizon, key):
         asked.append((tuple(tasks), key))
         return list(waves[len(asked) - 1]), Stats(
             dropped=1, pages=len(asked), preempted=2, seconds=Counter(decode=0.5),
@@ -852,8 +899,9 @@ def test_measure_on_a_hand_made_step(url, model):
 
 def test_the_random_players_line_is_at_the_current_horizon(url, model):
     run = trained(url, config(model, steps=6, horizons=(1, 3), switch_every=(3,)))
-    tasks = choose_tasks(run.module, "train", 200)
-    rates = {h: builtin_rate(run.module, "random", tasks, h)[0] for h in (1, 3)}
+    toy = run.worlds[0].module
+    tasks = choose_tasks(toy, "train", 200)
+    rates = {h: builtin_rate(toy, "random", tasks, h)[0] for h in (1, 3)}
     assert rates[1] < rates[3]
     assert [m["random"] for m in run.history] == [rates[1]] * 3 + [rates[3]] * 3
     assert all(m["turns"] <= m["horizon"] for m in run.history)
@@ -897,7 +945,7 @@ def test_samples_show_what_was_trained_on(url, model):
     assert [e[0] for e in episodes] == ["0", "0", "1", "1"]
     for episode in episodes:
         assert re.search(r"<\|user\|>Task \d+: reply!*<\|end\|><\|assistant\|>⟦", episode)
-        assert "⟧ (reward" in episode and "[task " in episode
+        assert "⟧ (reward" in episode and "[toy " in episode
 
 
 def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
@@ -1012,6 +1060,16 @@ MISTAKES = [
     ("--model ./absent", "./absent: no such folder"),
     ("--model EMPTY", "no weights in this folder"),
     ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
+    ("--env maze,nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
+    ("--env maze,", "unknown environment ''; there are: .*textcraft"),
+    ("--env maze,maze", r"env=maze,maze, shares=\(\): expected each environment once"),
+    ("--env maze,wordle --shares 1", r"shares=\(1,\): .* as many shares, or none for equal ones"),
+    ("--shares 1,2", "env=textcraft_small, .* as many shares"),
+    ("--env maze,wordle --shares 99,1", "32 tasks by shares .*: some environment gets none"),
+    ("--env maze,wordle --tasks-per-step 1", "1 tasks by shares .*: some environment gets none"),
+    ("--env maze,wordle --shares 0,0", r"shares \(0, 0\): expected numbers above 0"),
+    ("--env maze,wordle --shares=2,-1", r"shares \(2, -1\): expected numbers above 0"),
+    ("--env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
 ]
 
 
@@ -1040,19 +1098,20 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     for name, value in dict(is_initialized=True, get_rank=0, get_world_size=2).items():
         monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
     monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
-    trajectories, stats = parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
+    tasks = [(run.worlds[0], task) for task in (3, 5)]
+    trajectories, stats = parallel.play_tasks(run, run.policy, tasks, 2, 2, (0,))
     assert [t.task_id for t in trajectories] == [5, 5]
     assert stats.dropped == 1 and [*map(str, stats.failures)] == ["its server is gone"]
     other[0].clear()                                       # now nobody has any
     with pytest.raises(EnvError, match="its server is gone"):
-        parallel.play_tasks(run, run.policy, run.agent, [3, 5], 2, 2, (0,))
+        parallel.play_tasks(run, run.policy, tasks, 2, 2, (0,))
     assert len(seen) == 2                                  # told both times, before it raised
 
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
-    ("--env wordle --env-url URL", "serves toy, not wordle"),
-    ("--env toy --families none --env-url URL", r"toy: no families \['none'\]; known: even, odd"),
+    ("--env wordle --env-url URL", "serves toy, sums, not wordle"),
+    ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd"),
     ("--env toy --env-url URL --max-turn-tokens 0 --model MODEL", "max_turn_tokens=0")])
 def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
@@ -1079,13 +1138,16 @@ def test_a_policy_that_is_not_finite_has_no_success_rate(number, url, model):
         with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
             metrics.held_out(run, temperature)
         with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
-            play(run.policy, replace(run.agent, temperature=temperature), run.client, 3, 2)
+            (world,) = run.worlds
+            heated = replace(world, agent=replace(world.agent, temperature=temperature))
+            play(run.policy, heated, 3, 2)
 
 
 def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
     run = started(url, config(model))
     with pytest.raises(ValueError, match="toy: no task 777"):
-        parallel.play_tasks(run, run.policy, run.agent, [3, 777], 2, 2, (0,))
+        parallel.play_tasks(run, run.policy, [(run.worlds[0], task) for task in (3, 777)], 2, 2,
+                            (0,))
 
 
 @pytest.mark.parametrize("given", ["runs/x/clone", "runs/x", "link", "./runs/../runs/x/clone/"])
@@ -1132,7 +1194,7 @@ def test_every_number_is_refused_out_of_its_range(kind):
             wrong.remove("-1")                                      # certainty is rewarded
         for text in wrong:
             with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
-                evaluation.checked(kind, {field.name: base(text)})
+                parallel.checked(kind, {field.name: base(text)})
 
 
 @pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [
@@ -1182,8 +1244,10 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
     server = lmrl_gym()
     with serving(server) as address:
         cfg = config(model, env="maze", filter="none", steps=1, eval_tasks=0, families="")
-        run = train.setup(cfg, maze, EnvClient(address, "maze"))
-        assert run.tasks == list(maze.LEFT) and run.eval_tasks == list(maze.RIGHT)
+        run = train.setup(cfg, [maze], [EnvClient(address, "maze")])
+        (world,) = run.worlds
+        assert run.tasks == {world: list(maze.LEFT)}
+        assert run.eval_tasks == [(world, task) for task in maze.RIGHT]
         metrics.evaluate_before(run)
         train.train(run)
         run.notes.after = metrics.sampled_and_greedy(run)

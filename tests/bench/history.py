@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import rollout
 from engine import prepare
-from rollout import Agent, Episode, collect, make_engine, to_batch
+from rollout import Agent, Episode, make_engine, to_batch
 from tests.bench.engine import SHAPES, medians, race
-from tests.bench.rollout import GROUP, Words, forgetful
+from tests.bench.rollout import GROUP, Words, forgetful, ours_on
 from tests.bench.update import packed
 from tests.families import tokenizer_of
 
@@ -64,7 +64,7 @@ def play(policy, agent, client, tasks, horizon, forgets):
     """One rollout and one update -> {figure: value}."""
     memory = make_engine(policy, agent, len(tasks) * GROUP)
     began = time.process_time()
-    played, stats = collect(policy, agent, client, tasks, GROUP, horizon,
+    played, stats = ours_on(policy, agent, client, tasks, GROUP, horizon,
                             engine=forgetful(memory) if forgets else memory)
     rollout_seconds = time.process_time() - began
     batch = to_batch(played)

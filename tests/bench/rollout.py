@@ -31,7 +31,7 @@ from agentevol import make_tokenizer
 from client import EnvClient, EnvError, Reply
 from curriculum import choose_tasks
 from env_server import load_env, local_server
-from rollout import Agent, Episode, Scheduler, Slot, collect, make_engine
+from rollout import Agent, Episode, Scheduler, Slot, World, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
@@ -105,6 +105,12 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
     return [episode.trajectory for episode in episodes]
 
 
+def ours_on(policy, agent, client, tasks, *arguments, **more):
+    """`collect` in a world of this client and agent."""
+    world = World(client, agent)
+    return collect(policy, [(world, task) for task in tasks], *arguments, **more)
+
+
 def forgetful(engine):
     """The engine, made to drop a sequence's pages at the end of its turn."""
     leave = engine.leave
@@ -158,9 +164,9 @@ def bench_turns(shape, args, prompt, observation, action):
         tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
         return timed(way, policy, agent, client, tasks, GROUP, horizon, (number,), **more)
     seen = race(args.rounds, {
-        "ours": lambda n: play(collect, ours, n),
+        "ours": lambda n: play(ours_on, ours, n),
         "generate": lambda n: play(plain, theirs, n),
-        "ours, forgetting": lambda n: play(collect, ours, n,
+        "ours, forgetting": lambda n: play(ours_on, ours, n,
                                            engine=forgetful(make_engine(ours, agent, B)))})
     show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x "
                f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
@@ -180,7 +186,7 @@ def bench_real(args):
         def play(way, policy, number):
             chosen = tasks[number * B // GROUP:(number + 1) * B // GROUP]
             return timed(way, policy, agent, client, chosen, GROUP, horizon, (number,))
-        seen = race(args.rounds, {"ours": lambda n: play(collect, ours, n),
+        seen = race(args.rounds, {"ours": lambda n: play(ours_on, ours, n),
                                   "generate": lambda n: play(plain, theirs, n)})
     show_turns(f"turns on textcraft_small, {args.model}", seen, ours, B, {"generate": 3})
 
@@ -191,9 +197,9 @@ def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
     """`collect` with a barrier: nothing is sent while somebody decodes, and nothing is prefilled
     before every environment has answered -> trajectories."""
     engine = make_engine(policy, agent, len(tasks) * group_size)
-    slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group)
+    slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group, client)
              for group, task in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, agent, client, retries=0)
+    scheduler = Scheduler(slots, engine, group_size, retries=0)
     send, readable = scheduler.send, scheduler.sampler.readable
     scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
     scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
@@ -209,7 +215,7 @@ def bench_latency(shape, args, wait=0.05):
     def play(way, number):
         tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
         return timed(way, ours, agent, client, tasks, GROUP, horizon, (number,))
-    seen = race(args.rounds, {"ours": lambda n: play(collect, n),
+    seen = race(args.rounds, {"ours": lambda n: play(ours_on, n),
                               "turn-synchronous": lambda n: play(lockstep, n)})
     show_turns(f"latency {shape}, lognormal of mean {1000 * wait:.0f} ms, {client.connections} "
                f"connections", seen, ours, B, {"turn-synchronous": 2})

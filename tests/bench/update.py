@@ -31,7 +31,7 @@ import torch
 
 import parallel
 import train
-from rollout import Trajectory, to_batch
+from rollout import Trajectory, World, to_batch
 from tests.bench.engine import SHAPES, linear_seconds, make_models, medians, race, ratio
 from tests.bench.rollout import GROUP, make_agent, plain
 
@@ -107,12 +107,13 @@ def our_step(shape, prompt, observation, action, horizon):
     model, _ = make_models(shape)
     agent, client = make_agent(shape, prompt, observation, action, horizon)
     cfg = train.Config(group_size=GROUP, mini_batches=1, filter="none", lr=1e-6)
-    run = train.Run(cfg, None, client, tasks=[], eval_tasks=[], agent=agent, policy=model,
+    world = World(client, agent)
+    run = train.Run(cfg, [world], tasks={}, eval_tasks=[], policy=model,
                     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-6))
 
     def step(number):
-        tasks = range(8 * number, 8 * number + 8)
-        trajectories, _ = parallel.play_tasks(run, model, agent, tasks, GROUP, horizon, (number,))
+        tasks = [(world, task) for task in range(8 * number, 8 * number + 8)]
+        trajectories, _ = parallel.play_tasks(run, model, tasks, GROUP, horizon, (number,))
         batch = to_batch(trajectories)
         train.credit(run, batch)
         train.update(run, batch)
