@@ -21,10 +21,9 @@ from transformers import AutoTokenizer
 
 import eval as evaluation
 import metrics
-from agentevol import make_policy, make_tokenizer
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
-from engine import load_policy
+from engine import load_policy, make_policy
 from env_server import HttpServer, load_env, open_env
 from envs import frozenlake, maze, textcraft, textcraft_small, wordle
 from envs._suites import COMPOSITION, SUITES, suite_tasks
@@ -33,7 +32,7 @@ from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
                       checked, parse_flags)
 from fakes import Env, toy
-from rollout import Agent, Trajectory, World, collect
+from rollout import Agent, Trajectory, World, collect, make_tokenizer
 from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent
