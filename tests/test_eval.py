@@ -139,11 +139,11 @@ def world_of(**more):
 
 
 def test_rows_of_two_environments_by_hand(monkeypatch):
-    """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 0, 0; c: none could be played."""
+    """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 1, 0; c: none could be played."""
     monkeypatch.setattr(evaluation, "builtin_rate", lambda module, player, tasks, turns, seed: (
         len(list(tasks)) / 10, turns / 100 if player == "random" else seed[0] / 100))
     plays = plays_of((0, True, 1.0, 1), (1, False, 0.0, 1), (2, True, 1.0, 1), env="a") + \
-        plays_of((0, False, 0.0, 1), (2, False, 0.5, 1), env="b")
+        plays_of((0, True, 1.0, 1), (2, False, 0.5, 1), env="b")
     worlds = [world_of(NAME=name) for name in "abc"]
     rows = rows_of(Config(seed=3, model="m"), worlds, plays, {"x": "no engine"})
     assert [(row["env"], row["row"]) for row in rows] == [
@@ -154,9 +154,10 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
     assert (by["a", "random player"]["success"], by["a", "random player"]["stderr"]) == (0.3, 0.04)
     assert (by["b", "expert player"]["n"], by["b", "expert player"]["stderr"]) == (2, 0.03)
     means = by["mean", "environments"], by["mean", "tasks"]
-    assert [(row["n"], row["success"]) for row in means] == [(2, pytest.approx(1 / 3)), (5, 0.4)]
-    # of a: 2/9 * 3/2 = 1/3, / 3 = 1/9, root 1/3; of b 0; of 1 0 1 0 0: 1.2 / 4 / 5 = .06
-    assert means[0]["stderr"] == pytest.approx(1 / 6)
+    assert [(row["n"], row["success"]) for row in means] == [(2, pytest.approx(7 / 12)), (5, 0.6)]
+    # of a: 2/3 / 2 / 3 = 1/9, of b: 1/2 / 1 / 2 = 1/4, root of their sum, halved; of all five,
+    # 1 0 1 1 0: 1.2 / 4 / 5 = .06
+    assert means[0]["stderr"] == pytest.approx(math.sqrt(13) / 12)
     assert means[1]["stderr"] == pytest.approx(math.sqrt(0.06))
     text = table(rows, 1)
     assert "c: none of its tasks could be played\nx: no engine\nmean over environments" in text
