@@ -20,7 +20,7 @@ import algos
 import parallel
 from curriculum import choose_tasks, families_of
 from engine import kv_shape, machine_rates
-from rollout import HISTORY, Trajectory, to_batch
+from rollout import HISTORY, Trajectory, assistant, said, to_batch
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
@@ -37,17 +37,20 @@ def mean_and_error(values):
 
 
 def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
-    """One episode of the "random" or the "expert" player -> (success, score, turns). seed: of the
-    random player's actions; stream: of the environment's luck, see envs.Base.reset."""
+    """One episode of the "random" or the "expert" player -> (Trajectory without tokens, messages).
+    seed: of the random player's actions; stream: of the environment's luck, see envs.Base.reset."""
     env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    env.reset(task_id, stream)
-    done, turns, info = False, 0, {"success": False, "score": 0.0}
-    while not done and turns < horizon:
+    messages = said("user", env.reset(task_id, stream))
+    played = Trajectory(task_id, env=module.NAME)
+    while not played.done and len(played.turns) < horizon:
         action = env.expert()[1] if player == "expert" else env.random_action(rng)
-        _, _, done, info = env.step(action)
-        turns += 1
+        observation, reward, played.done, info = env.step(action)
+        played.add_action([], [])
+        played.turns[-1].reward, played.turns[-1].valid = float(reward), info.get("valid", True)
+        played.success, played.score = bool(info["success"]), float(info["score"])
+        messages += [assistant(action), *said("user", observation)]
     env.close()
-    return bool(info["success"]), float(info["score"]), turns
+    return played, messages
 
 
 def builtin_rate(module, player, tasks, horizon, seed=0):
@@ -55,7 +58,11 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
     if hasattr(module, "exact_success"):
         rates = [module.exact_success(t, player, horizon) for t in tasks]
         return sum(rates) / len(rates), 0.0
-    return mean_and_error([play_builtin(module, player, t, horizon, seed)[0] for t in tasks])
+    successes = []
+    for task in tasks:
+        with suppress(RuntimeError):        # of the engine: a task that it refuses is left out
+            successes.append(play_builtin(module, player, task, horizon, seed)[0].success)
+    return mean_and_error(successes)
 
 
 @functools.cache

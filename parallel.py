@@ -397,19 +397,19 @@ def logprobs_under(run, model, batch):
 def claimed(folder):
     """Within, no other process can claim this run's folder: rank 0 holds a lock, which ends with
     its process however that ends. ValueError if another run holds it."""
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
     with open(f"{folder}.lock", "a") as file:
         try:
             if os.environ.get("RANK", "0") == "0":
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder} belongs to a run that is still going on; wait for its end, "
-                             "or give this run another --name") from None
+                             "or give this run another --name (eval.py: --out)") from None
         yield
 
 
-def prepare_folder(cfg):
-    """runs/<name>, with the config. A folder of an earlier run is moved aside, never lost."""
+def prepare_folder(cfg, **more):
+    """runs/<name>, with the config and more. An earlier run's folder is moved aside, never lost."""
     if rank() == 0:
         if os.path.exists(cfg.folder) and not cfg.resume:
             number = next(n for n in itertools.count(1)
@@ -417,7 +417,7 @@ def prepare_folder(cfg):
             os.rename(cfg.folder, f"{cfg.folder}.old{number}")
             say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
         os.makedirs(cfg.folder, exist_ok=True)
-        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg))
+        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg) | more)
     wait_for_all()
     say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
 

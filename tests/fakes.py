@@ -17,11 +17,10 @@ from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizer
 
 import rollout
 import train
-from agentevol import make_policy, make_tokenizer
 from client import EnvClient, Reply
-from engine import prepare
+from engine import make_policy, prepare
 from env_server import HttpServer
-from rollout import TINY_TEMPLATE, World
+from rollout import TINY_TEMPLATE, World, make_tokenizer
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
