@@ -294,9 +294,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("{'' if cut else '</think>'}", "</think>", "tests/test_eval_api.py::test_read_completion"),
         ("if len(calls) == 1 and type(", "if calls and type(",
          "tests/test_eval_api.py::test_read_completion"),
-        ("self.told[episode] += tokens", "self.told[episode] = tokens",
-         "tests/test_eval_api.py::"
-         "test_an_api_that_says_what_a_model_says_gets_its_table[act-full-more0]"),
     ],
     "eval.py": [
         ('passed=sum(any(p["success"]', 'passed=sum(all(p["success"]',
