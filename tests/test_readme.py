@@ -69,7 +69,7 @@ def test_own_environment_is_served(checkout):
 def test_own_environment_is_played_by_random_and_expert(checkout):
     table = run(checkout, "eval.py", "--env", "corridor", "--policy", "random")
     rate = {who: float(percent) for who, percent in re.findall(
-        r"^(\w+) player +\d+ +([\d.]+)%", table, re.MULTILINE)}
+        r"^ *(\w+) player +\d+ +([\d.]+)%", table, re.MULTILINE)}
     assert rate["random"] < 20 and rate["expert"] == 100
 
 
