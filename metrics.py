@@ -399,6 +399,9 @@ def report(run):
             (who, envs) for who, (*_, envs) in notes.players.items()]
         lines.append(f"{env}, T=1: " + ", ".join(
             f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
+    before, after = result["before"], result["after"]
+    result["curve"] = [(0, before["sampled"], before["envs"]), *notes.curve,
+                       (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
@@ -414,17 +417,13 @@ def seconds_of_rl(run):
 
 def draw(run, result):
     """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    cfg, notes = run.cfg, run.notes
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="tight")
+    from matplotlib.figure import Figure
+    cfg, figure = run.cfg, Figure((7, 4), dpi=120, layout="tight")
+    axes = figure.subplots()
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label=cfg.labels[0])
-    before, after = result["before"], result["after"]
-    curve = [(0, before["sampled"], before["envs"]), *notes.curve,
-             (run.step, after["sampled"], after["envs"])]
+    before, after, curve = result["before"], result["after"], result["curve"]
     axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
               label="held-out tasks, T=1")
     for env in after["envs"] if len(run.worlds) > 1 else ():
@@ -442,4 +441,3 @@ def draw(run, result):
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
-    plt.close(figure)
