@@ -3,8 +3,8 @@
     python -m tests.bench.worlds --seed 7 --jobs 1              runs train.py in every world
     python -m tests.bench.worlds --seed 7 --only maze,sokoban   in these alone
 
-Each run is `python train.py --env NAME --seed SEED`, so with the settings of the environment's TINY.
-It prints a row for each, in %, and draws docs/worlds.png: held-out success against steps of RL, with
+Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY.
+It prints a row for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with
 the random player and the expert. What is in --folder already is not run again.
 """
 import argparse
@@ -71,7 +71,7 @@ def main():
     os.makedirs("runs", exist_ok=True)
     titles = [t for t in WORLDS if not args.only or t in args.only.split(",")]
     results = {}
-    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | minutes | command |")
+    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | minutes | run |")
     print("|---|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(args.jobs) as pool:
         for title, result in zip(titles, pool.map(lambda t: run(args.folder, t, args.seed),
