@@ -1,15 +1,17 @@
 """AgentEval: how often does a player succeed?
 
     python eval.py --env textcraft --policy expert                    or random, a built-in player
-    python eval.py --env textcraft_small --model runs/NAME/step_80    any checkpoint or hub model
+    python eval.py --env textcraft_small,maze --model runs/NAME/step_80    any checkpoint, hub model
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
     python eval.py --env wordle --api-base https://api.openai.com/v1 --api-model NAME    any API's
+    python eval.py --suite agenteval --model runs/NAME/step_80        AgentGym's 1,160 tasks
 
-prints success and score with n and standard error, per family of tasks, beside the random player
-and the expert on the very same tasks. Success: the final score reaches the environment's threshold.
-Success is the mean over the k samples of each task (Avg@k); Pass@k the share of tasks with a
-success among them.
+prints success and score with n and standard error, by environment and family of tasks, beside the
+random player and the expert on the very same tasks. Success: the final score reaches the
+environment's threshold. Success is the mean over the k samples of each task (Avg@k); Pass@k the
+share of tasks with a success among them. docs/evaluation.md says what --out FOLDER keeps.
 """
+import hashlib
 import json
 import math
 import os
@@ -17,30 +19,31 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
-import requests
 import torch
-import urllib3
 from transformers import AutoTokenizer
 
-from client import MAX_ANSWER, EnvError, brief, connected
-from curriculum import choose_tasks
+from api import Api
+from client import EnvError, ServersGone, connected
+from curriculum import choose_tasks, families_of
 from engine import from_pretrained, load_policy, longest_text
-from env_server import open_env
+from env_server import known_envs, open_env
+from envs._suites import SUITES, suite_tasks
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import (Count, Device, Natural, NewFile, NonNegative, Seed, Url, parse_flags, say,
-                      spoken_settings, write_json)
-from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Stats, Thinking, World,
-                     assistant, collect, progress, read_call)
+from parallel import (Count, Device, Natural, NonNegative, Seed, Url, claimed, parse_flags,
+                      prepare_folder, read_json, say, spoken_settings, write_json)
+from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, World, collect,
+                     progress)
 
 
 @dataclass
 class Config:
-    env: str = "textcraft_small"  # a file of envs/
+    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
+    suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/_suites.py
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     model: str = ""               # folder or hub id of a policy
     policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
@@ -49,9 +52,9 @@ class Config:
     concurrency: Count = 16       # episodes at a time that the API plays
     split: Literal["train", "test"] = "test"  # which tasks
     families: str = ""            # comma-separated; empty: all
-    n: Natural = 200              # tasks, a fixed sample of the split (0: all of them)
+    n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
     k: Count = 1                  # samples of each task
-    horizon: Natural = 0          # most turns; 0: the environment's own
+    horizon: Natural = 0          # most turns; 0: the environment's own, which limits several's
     temperature: NonNegative = 1.0     # 0: greedy
     format: FormatName = "act"    # form of a reply; chat models: react
     context: ContextMode = "full"      # what stays in view
@@ -64,27 +67,48 @@ class Config:
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
     seed: Seed = 0                # of the policy's samples and the random player
-    json: NewFile = ""            # also write the figures to this file
+    out: str = ""                 # also keep it all in this folder; of a suite: runs/SUITE-PLAYER
+    resume: bool = False          # continue the evaluation that this folder holds
+
+    @property
+    def player(self):
+        return self.policy or self.model or self.api_model
+
+    @property
+    def folder(self):
+        name = os.path.basename(os.path.normpath(self.player))
+        return os.path.normpath(self.out) if self.out else \
+            self.suite and os.path.join("runs", f"{self.suite}-{name}")
 
 
-def summarise(module, plays, k=1):
-    """plays: (task_id, success, score, turns) rows, the k of a task adjacent -> {family: figures},
-    "all" among them. The standard error is over tasks: samples of one task are not independent."""
-    families = defaultdict(list)
-    for i in range(0, len(plays), k):
-        group = plays[i:i + k]
-        for name in ("all", module.family(group[0][0])):
-            families[name].append(group)
-    figures = {}
-    for name, groups in families.items():
-        success, error = mean_and_error([sum(p[1] for p in g) / k for g in groups])
-        figures[name] = dict(
-            n=len(groups), success=success, stderr=error,
-            score=mean_and_error([sum(p[2] for p in g) / k for g in groups])[0],
-            passed=sum(any(p[1] for p in g) for g in groups) / len(groups),
-            turns=sum(p[3] for g in groups for p in g) / (k * len(groups)))
-    return figures
+# ---- which tasks --------------------------------------------------------------------------------
 
+def open_envs(cfg):
+    """-> ([module], {name: (tasks asked of it, most turns)}, {name of a suite's environment that is
+    not here: the sentence why}). ValueError: one of --env is not here."""
+    asked, modules, missing = dict(SUITES.get(cfg.suite, {})), [], {}
+    for name in sorted(asked or {*cfg.env.split(",")}):
+        try:
+            modules.append(open_env(name, cfg.recipes * (name == "textcraft" or not cfg.suite)))
+        except (ValueError, ImportError) as error:
+            if not cfg.suite:
+                raise
+            missing[name] = str(error) if name in known_envs() else "no such environment here yet"
+    for module in modules if not cfg.suite else ():
+        turns = cfg.horizon or module.HORIZON
+        asked[module.NAME] = cfg.n, min(turns, module.HORIZON) if len(modules) > 1 else turns
+    return modules, asked, missing
+
+
+def interleaved(tasks):
+    """The places of tasks [(World, id)] in an order in which all environments end together: the
+    i-th of an environment's m tasks stands at (i + 1/2) / m of the way."""
+    worlds = [world for world, _ in tasks]
+    return sorted(range(len(worlds)), key=lambda place: (
+        worlds[:place].count(worlds[place]) + 0.5) / worlds.count(worlds[place]))
+
+
+# ---- playing ------------------------------------------------------------------------------------
 
 def open_worlds(policy, path, modules, clients, cfg):
     """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
@@ -107,195 +131,248 @@ def open_worlds(policy, path, modules, clients, cfg):
     return worlds
 
 
-def play_model(cfg, module, horizon):
-    """Every task cfg.k times by the policy of cfg.model, or by the API -> (tasks, plays as
-    `summarise` takes them, Stats, whether the original AgentGym's server played)."""
-    device = cfg.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def load(cfg):
+    """The policy of cfg.model, None of an API; how it speaks is said."""
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = auto if cfg.device == "auto" else cfg.device
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     history = "kept by the API" if cfg.api_base else f"{cfg.history}: {HISTORY[cfg.history]}"
     print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
           f"most {cfg.max_turn_tokens}; history {history}", file=sys.stderr)
-    policy = load_policy(cfg.model, device, dtype, cfg.attention).eval() if cfg.model else None
-    with connected(cfg.env_url, [module]) as clients:
-        (world,) = open_worlds(policy, cfg.model, [module], clients, cfg)
-        tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families, world.known)
-        trajectories, stats = collect(policy, [(world, task) for task in tasks], cfg.k, horizon,
-                                      (cfg.seed,), engine=None if policy else Api(cfg),
-                                      max_concurrent=cfg.max_concurrent)
-    plays = [(t.task_id, t.success, t.score, len(t.turns)) for t in trajectories]
-    return tasks, plays, stats, world.client.original
+    return load_policy(cfg.model, device, dtype, cfg.attention).eval() if cfg.model else None
 
 
-# ---- a policy behind an API ---------------------------------------------------------------------
+def play(cfg, policy, tasks, plays):
+    """Play the tasks [(World, id)] of which `plays` has none, and add their plays (see `play_of`)
+    to it and to the folder, a task as soon as its k episodes are played. EnvError: no task could be
+    played, or the servers are gone; a failure of some tasks leaves these out."""
+    have, api = {(p["env"], p["task_id"]) for p in plays}, Api(cfg) if cfg.api_base else None
+    left = [i for i in interleaved(tasks) if (tasks[i][0].module.NAME, tasks[i][1]) not in have]
 
-RETRIES, PAUSE, TIMEOUT = 6, 1.0, 600     # of a request; seconds: the first pause, a whole answer
-TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
+    def keep(new):
+        plays.extend(new)
+        if cfg.folder:
+            with open(os.path.join(cfg.folder, "trajectories.jsonl"), "a") as file:
+                file.write("".join(json.dumps(play) + "\n" for play in new))
 
+    def finished(episodes):
+        keep([play_of(e.trajectory, e.messages, member, api.told[e]) if api else
+              play_of(e.trajectory, e.trajectory.text(e.agent.tokenizer), member,
+                      {"completion": sum(e.trajectory.response_mask)})
+              for member, e in enumerate(episodes)])
 
-class Api:
-    """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
-    `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
-
-    def __init__(self, cfg):
-        self.cfg, self.rows, self.told = cfg, cfg.concurrency, []   # told: a Counter each answer
-        self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
-        self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
-                         max_tokens=cfg.max_turn_tokens)
-        if cfg.thinking:
-            self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
-
-    @property
-    def tokens(self):
-        return sum(self.told, Counter())
-
-    def speak(self, episode):
-        """Give the episode its next reply. It is over, as with a model here, if the longest reply
-        would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
-        tools = [schema for _, schema in episode.agent.tools.values()]
-        text, message, tokens = self.ask(
-            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]),
-            **{"tools": tools} if tools else {})
-        self.told.append(tokens)
-        if not message or tokens["prompt"] + self.cfg.max_turn_tokens > self.cfg.max_context:
-            episode.trajectory.truncated, episode.over = "context", True
-            return
-        episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
-        episode.answer(text, message)
-
-    def ask(self, **more):
-        """-> what `read_completion` gives, or Nones if the prompt is too long. On silence,
-        nonsense, 408, 429 and 5xx the request is sent again, after pauses that grow."""
-        pause = 0
-        for attempt in range(1, RETRIES + 2):
-            time.sleep(pause)
-            body = self.body | more
-            try:
-                status, after, answer = self.post(body)
-                if status == 200:
-                    return read_completion(answer)
-                pause = urllib3.Retry().parse_retry_after(after)
-            except (OSError, urllib3.exceptions.HTTPError) as error:        # not all came in time
-                status, answer = 0, f"{type(error).__name__}: {error}"
-            except (LookupError, TypeError, AttributeError):
-                answer = f"no chat completion: {answer}"
-            if status in (400, 500) and TOO_LONG.search(f"{answer}"):
-                return None, None, Counter()
-            if status == 400 and "max_tokens" in body and "max_completion_tokens" in f"{answer}":
-                self.body.pop("max_tokens", None)       # OpenAI's newer models: from now on
-                self.body["max_completion_tokens"] = self.cfg.max_turn_tokens
-            elif 200 < status < 500 and status not in (408, 429):
-                break
-            pause = min(60, max(pause, PAUSE * 2 ** (attempt - 1)))
-        words = brief(f"{answer}".replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY"))
-        raise ValueError(f"{self.cfg.api_base}: {words} (status {status or 'none'}, requests: "
-                         f"{attempt}); nothing was scored")
-
-    def post(self, body):
-        """Send once -> (status, Retry-After, JSON or the text that is none)."""
-        ends, text = time.monotonic() + TIMEOUT, bytearray()
-        with requests.post(
-                self.cfg.api_base.rstrip("/") + "/chat/completions", json=body, stream=True,
-                headers={"Authorization": f"Bearer {self.key}" if self.key else None,
-                         "Accept-Encoding": "identity"},
-                auth=lambda request: request,       # without, ~/.netrc would take the key's place
-                timeout=(min(10, TIMEOUT), TIMEOUT), allow_redirects=False) as answer:
-            while part := answer.raw.read1(2**16):
-                text += part
-                if len(text) > MAX_ANSWER or time.monotonic() > ends:
-                    raise TimeoutError("the answer is too large or takes too long")
-        text = text.decode(errors="replace") or \
-            f"{answer.reason} {answer.headers.get('Location', '')}"
-        with suppress(ValueError, RecursionError):
-            text = json.loads(text)
-        return answer.status_code, answer.headers.get("Retry-After", "0"), text
+    if cfg.policy:
+        for world, task in progress([tasks[i] for i in left], f"{cfg.policy} player"):
+            with suppress(RuntimeError):        # of the engine: the task counts as dropped
+                keep([play_of(*play_builtin(
+                    world.module, cfg.policy, task, world.most_turns, (cfg.seed, member),
+                    member or None), member) for member in range(cfg.k)])
+        return
+    try:
+        collect(policy, [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left, api,
+                cfg.max_concurrent, finished=finished)
+    except EnvError as error:
+        if isinstance(error, ServersGone) or not plays:
+            raise
 
 
-def read_completion(answer):
-    """A chat completion -> (the reply's text with its thoughts, its message, Counter of tokens).
-    LookupError, TypeError, AttributeError: it is none. Thoughts that the server tells apart are
-    not in the message, which goes back to it: templates leave them out, and some servers refuse.
-    """
-    choice, usage = answer["choices"][0], answer.get("usage") or {}
-    reply, tokens = choice["message"], [usage.get(f"{n}_tokens") for n in ("prompt", "completion")]
-    content, calls = reply.get("content") or "", reply.get("tool_calls") or []
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
-    content = content.encode(errors="replace").decode()     # no environment takes half a character
-    message = assistant(content)
-    if len(calls) == 1 and type(calls[0]["id"]) is str:
-        name, arguments = (calls[0]["function"][x] for x in ("name", "arguments"))
-        if read_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}', "arguments"):
-            message["tool_calls"] = calls
-    thoughts = reply.get("reasoning_content") or reply.get("reasoning") or ""
-    cut = choice.get("finish_reason") == "length" and not content and not calls
-    if thoughts or cut:
-        content = f"<think>{thoughts}{'' if cut else '</think>'}{content}"
-    if {*map(type, tokens)} != {int}:
-        return content, message, Counter(untold=1)
-    return content, message, Counter(prompt=tokens[0], completion=tokens[1])
+def play_of(t, conversation, member, tokens=None):
+    """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's or a built-in
+    player's messages; member: which of its task's k; tokens: {"completion": sampled}, what an API
+    told, or None."""
+    valid = [turn.valid for turn in t.turns]        # None: the server does not say
+    return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
+                reward=t.reward, turns=len(valid), valid=None if None in valid else sum(valid),
+                tokens=tokens or {}, conversation=conversation)
 
 
-def run(cfg):
-    """Play, print the table -> {family: figures}. ValueError: what cannot be played."""
+def start_folder(cfg, digest):
+    """Make the folder, with the config and the digest of the list of tasks -> the plays of whole
+    tasks that --resume finds there. ValueError: they were played with other settings."""
+    path, now = os.path.join(cfg.folder, "config.json"), asdict(cfg) | {"tasks": digest}
+    if cfg.resume:
+        if not os.path.exists(path):
+            raise ValueError(f"--resume: there is no {path}; start without it")
+        was = read_json(path)
+        for name in sorted({*now} - {"out", "resume", "concurrency", "max_concurrent", "env_url"}):
+            if was.get(name) != now[name]:
+                raise ValueError(f"--resume: {cfg.folder} was begun with {name}={was.get(name)!r}, "
+                                 f"not {now[name]!r}; give the same, or another --out")
+    prepare_folder(cfg, tasks=digest)
+    with open(os.path.join(cfg.folder, "trajectories.jsonl"), "a+b") as file:
+        file.seek(0)
+        lines = file.read().split(b"\n")[:-1]           # behind the last newline: torn
+        del lines[len(lines) // cfg.k * cfg.k:]         # the k of a task are written together
+        file.truncate(sum(len(line) + 1 for line in lines))
+    return list(map(json.loads, lines))
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+def summarise(plays, k, names):
+    """plays: as `play_of` makes them, the k of a task adjacent. names(play): for what it counts
+    -> {name: figures}, nan where undefined. Standard errors are over tasks: samples of one task are
+    not independent."""
+    groups, figures = defaultdict(list), {}
+    for i in range(0, len(plays), k):
+        for name in names(plays[i]):
+            groups[name].append(plays[i:i + k])
+    for name, own in groups.items():
+        every = [play for group in own for play in group]
+        (success, stderr), (score, score_stderr) = (mean_and_error(
+            [sum(p[x] for p in group) / k for group in own]) for x in ("success", "score"))
+        turns = sum(p["turns"] for p in every)
+        figures[name] = dict(
+            n=len(own), success=success, stderr=stderr,
+            passed=sum(any(p["success"] for p in group) for group in own) / len(own),
+            score=score, score_stderr=score_stderr, turns=turns / len(every),
+            tokens=sum(math.nan if p["tokens"].get("untold") else
+                       p["tokens"].get("completion", math.nan) for p in every) / len(every),
+            valid=sum(math.nan if p["valid"] is None else p["valid"] for p in every) / turns
+            if turns else math.nan)
+    return figures
+
+
+def rows_of(cfg, worlds, plays, missing):
+    """The table, a dict for each row: of each environment "all", its families if several were
+    played, and the built-in players on the same tasks; what is missing, and why; the means of
+    several environments. plays: all, by environment and task."""
+    modules, rows = {world.module.NAME: world.module for world in worlds}, []
+    figures = summarise(plays, cfg.k, lambda p: [
+        (p["env"], "all"), (p["env"], modules[p["env"]].family(p["task_id"])), ("mean", "tasks")])
+    for world in worlds:
+        module, env, turns = world.module, world.module.NAME, world.most_turns
+        tasks = [p["task_id"] for p in plays[::cfg.k] if p["env"] == env]
+        if not tasks:
+            missing = missing | {env: "none of its tasks could be played"}
+            continue
+        every, exact = figures[env, "all"], hasattr(module, "exact_success")
+        rows.append(dict(env=env, row="all", title=f"{env}, {turns} turns", **every))
+        families = [name for name in module.FAMILIES if (env, name) in figures]
+        rows += [dict(env=env, row=name, title=f"  {name}", **figures[env, name])
+                 for name in families if len(families) > 1]
+        whose = ", our local game" * bool(world.client and world.client.original)
+        for player in ("random", "expert"):
+            rate, error = (every["success"], every["stderr"]) if player == cfg.policy and \
+                not exact else builtin_rate(module, player, progress(
+                    tasks, f"{player} player, {env}"), turns, (cfg.seed, 0))
+            rows.append(dict(env=env, row=f"{player} player", n=len(tasks), success=rate,
+                             title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
+    rows += [dict(env=env, row="missing", title=f"{env}: {why}")
+             for env, why in sorted(missing.items())]
+    rates, errors = zip(*((row["success"], row["stderr"]) for row in rows if row["row"] == "all"))
+    if (count := len(rates)) > 1:
+        rows.append(dict(env="mean", row="environments", title="mean over environments", n=count,
+                         success=sum(rates) / count, stderr=math.hypot(*errors) / count))
+        rows.append({x: figures["mean", "tasks"][x] for x in ("n", "success", "stderr")}
+                    | dict(env="mean", row="tasks", title="mean over tasks"))
+    return rows
+
+
+def table(rows, k):
+    """The rows as text; "-" where a figure is not defined."""
+    width = max(len(row["title"]) for row in rows if row["row"] != "missing")
+    lines = [f"{'':{width}} {'n':>5} {'success':>8} {'± se':>6} {f'Pass@{k}':>7} {'score':>8} "
+             f"{'± se':>7} {'turns':>5} {'tokens':>6} {'valid':>5}"]
+    for row in rows:
+        f = defaultdict(lambda: math.nan, row)
+        lines.append(f["title"] if f["row"] == "missing" else
+                     f"{f['title']:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
+                     f"{f['passed']:7.1%} {f['score']:8.3f} {f['score_stderr']:7.3f} "
+                     f"{f['turns']:5.1f} {f['tokens']:6.0f} {f['valid']:5.0%}")
+    return re.sub(r"\bnan%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
+
+
+def draw(path, rows):
+    """Success by environment with error bars, the random player and the expert beside it."""
+    from matplotlib.figure import Figure
+    shown = [row for row in rows if row["row"] in ("all", "missing")]
+    figure = Figure((7, 1.2 + 0.35 * len(shown)), dpi=120, layout="tight")
+    axes = figure.subplots()
+    for row in shown:
+        axes.barh(row["env"], row.get("success", 0), xerr=row.get("stderr"), color="C0")
+        if row["row"] == "missing":
+            axes.text(0.01, row["env"], row["title"].partition(": ")[2][:80], va="center", size=8)
+    for player, mark in (("random player", "vC3"), ("expert player", "DC2")):
+        own = [row for row in rows if row["row"] == player]
+        axes.plot([row["success"] for row in own], [row["env"] for row in own], mark, label=player)
+    axes.set(xlabel="success", xlim=(-0.02, 1.04))
+    axes.invert_yaxis()
+    axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def check(cfg):
+    """ValueError: flags that do not go together."""
     if bool(cfg.api_base) != bool(cfg.api_model) or \
             [cfg.policy, cfg.model, cfg.api_model].count("") != 2:
         raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert, or --api-base "
                          "URL and --api-model NAME")
-    ours = "device", "attention", "history", "max_concurrent"
-    for name in ours if cfg.api_base else ["concurrency"]:
+    idle = dict.fromkeys(("device", "attention", "history", "max_concurrent"), "with an API") \
+        if cfg.api_base else {"concurrency": "without an API"}
+    if cfg.suite:
+        idle |= dict.fromkeys(("env", "n", "horizon", "families", "split"), "with --suite")
+    for name, why in idle.items():
         if getattr(cfg, name) != getattr(Config, name):
-            raise ValueError(f"--{name.replace('_', '-')} has no effect "
-                             f"{'with' if cfg.api_base else 'without'} an API; leave it out")
-    module, stats, original = open_env(cfg.env, cfg.recipes), Stats(), False
-    horizon = cfg.horizon or module.HORIZON
-    tasks = choose_tasks(module, cfg.split, cfg.n, cfg.families)
-    if cfg.policy:
-        plays = [(t, *play_builtin(module, cfg.policy, t, horizon, (cfg.seed, i), i or None))
-                 for t in progress(tasks, f"{cfg.policy} player") for i in range(cfg.k)]
-    else:
-        tasks, plays, stats, original = play_model(cfg, module, horizon)
-    figures = summarise(module, plays, cfg.k)
-    every = figures["all"]
-    for player in ("random", "expert"):
-        own = player == cfg.policy and not hasattr(module, "exact_success")
-        every[player], every[f"{player}_stderr"] = (every["success"], every["stderr"]) if own \
-            else builtin_rate(module, player, tasks, horizon, cfg.seed)
-    print(f"{cfg.env}, {cfg.split} split, horizon {horizon}, "
-          f"{cfg.policy or cfg.model or cfg.api_model}, temperature {cfg.temperature:g}")
-    if stats.dropped:
-        print(f"{stats.dropped} tasks could not be played and are left out")
-    silent = sum(turns == 0 for *_, turns in plays)
+            raise ValueError(f"--{name.replace('_', '-')} has no effect {why}; leave it out")
+    if cfg.resume and not cfg.folder:
+        raise ValueError("--resume: give --out FOLDER, where the evaluation was begun")
+
+
+def run(cfg):
+    """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
+    cannot be played."""
+    check(cfg)
+    began, (modules, asked, missing) = time.perf_counter(), open_envs(cfg)
+    families, policy = families_of(modules, cfg.families), None if cfg.policy else load(cfg)
+    with claimed(cfg.folder) if cfg.folder else nullcontext(), \
+            nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
+        worlds = open_worlds(policy, cfg.model, modules, clients, cfg) if clients else \
+            [World(None, Agent(None, module=module)) for module in modules]
+        tasks, notes = [], []
+        for world, own in zip(worlds, families):
+            name, (n, world.most_turns) = world.module.NAME, asked[world.module.NAME]
+            ids = suite_tasks(world.module, n, world.known) if cfg.suite else \
+                choose_tasks(world.module, cfg.split, n, own, world.known)
+            tasks += [(world, task) for task in sorted(ids)]
+            if len(ids) < n:
+                notes.append(f"{name}: {len(ids)} tasks, all there are of the {n} asked for")
+        lines = "".join(f"{world.module.NAME} {task}\n" for world, task in tasks)
+        digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
+        plays = start_folder(cfg, digest) if cfg.folder else []
+        play(cfg, policy, tasks, plays)
+    if not plays:
+        raise EnvError("; ".join([f"{cfg.suite or cfg.env}: no task could be played",
+                                  *(f"{env}: {why}" for env, why in missing.items())]))
+    plays.sort(key=lambda p: (p["env"], p["task_id"], p["member"]))
+    rows = rows_of(cfg, worlds, plays, missing)
+    notes += notes_on(cfg, plays, len(tasks) - len(plays) // cfg.k)
+    print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.player}, temperature "
+          f"{cfg.temperature:g}, seed {cfg.seed}; {len(tasks)} tasks, list {digest}\nsuccess: the "
+          "final score reaches the environment's threshold; score: the environment's own, at the "
+          "end", *notes, table(rows, cfg.k), sep="\n")
+    results = dict(tasks=digest, rows=rows, notes=notes, seconds=time.perf_counter() - began)
+    results = json.loads(json.dumps(results), parse_constant=lambda _: None)    # null for nan
+    if cfg.folder:
+        write_json(os.path.join(cfg.folder, "results.json"), results)
+        draw(os.path.join(cfg.folder, "success.png"), rows)
+    return results
+
+
+def notes_on(cfg, plays, dropped):
+    """What has to be said above the table, as sentences."""
+    notes, silent = [], sum(p["turns"] == 0 for p in plays)
+    if dropped:
+        notes.append(f"{dropped} tasks could not be played and are left out")
     if silent:
-        print(f"{silent} of {len(plays)} episodes had no turn and count as failures: their prompt "
-              f"and a reply of {cfg.max_turn_tokens} exceed --max-context {cfg.max_context} tokens")
-    print(table(module, figures, len(tasks), cfg.k, original))
+        notes.append(f"{silent} of {len(plays)} episodes had no turn and count as failures: their "
+                     f"prompt and a reply of {cfg.max_turn_tokens} exceed --max-context "
+                     f"{cfg.max_context} tokens")
     if cfg.api_base:
-        every |= {f"{name}_tokens": stats.tokens[name] for name in ("prompt", "completion")}
-        print(f"tokens: {every['prompt_tokens']} of prompts, {every['completion_tokens']} of "
-              f"replies; {stats.tokens['untold']} answers of the API did not tell theirs")
-    if cfg.json:                                        # null: not defined, as an error of n = 1
-        write_json(cfg.json, {name: {k: None if math.isnan(v) else v for k, v in f.items()}
-                              for name, f in figures.items()})
-    return figures
-
-
-def table(module, figures, n, k, original=False):
-    """The figures as text: a line for each family, in the environment's order, "all", and the
-    built-in players on the same n tasks, of our own game if the original's server played."""
-    width = max(40 if original else 24, *map(len, figures))
-    lines = [f"{'family':{width}} {'n':>5} {'success':>8} {'± se':>6} {'Pass@' + str(k):>8} "
-             f"{'score':>8} {'turns':>6}"]
-    for name in [*filter(figures.get, module.FAMILIES), "all"]:
-        f = figures[name]
-        lines.append(f"{name:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
-                     f"{f['passed']:8.1%} {f['score']:8.3f} {f['turns']:6.1f}")
-    exact = ", our local game" * original + " (exact)" * hasattr(module, "exact_success")
-    for player in ("random", "expert"):
-        lines.append(f"{player + ' player' + exact:{width}} {n:5d} {figures['all'][player]:8.1%} "
-                     f"{figures['all'][f'{player}_stderr']:6.1%}")
-    return "\n".join(lines).replace("  nan%", "     -")       # one task has no standard error
+        told = sum((Counter(p["tokens"]) for p in plays), Counter())
+        notes.append(f"tokens: {told['prompt']} of prompts, {told['completion']} of replies; "
+                     f"{told['untold']} answers of the API did not tell theirs")
+    return notes
 
 
 # ---- flags --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import algos
 import parallel
 from curriculum import choose_tasks, families_of
 from engine import kv_shape, machine_rates
-from rollout import HISTORY, Trajectory, to_batch
+from rollout import HISTORY, Trajectory, assistant, said, to_batch
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
@@ -37,17 +37,20 @@ def mean_and_error(values):
 
 
 def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
-    """One episode of the "random" or the "expert" player -> (success, score, turns). seed: of the
-    random player's actions; stream: of the environment's luck, see envs.Base.reset."""
+    """One episode of the "random" or the "expert" player -> (Trajectory without tokens, messages).
+    seed: of the random player's actions; stream: of the environment's luck, see envs.Base.reset."""
     env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    env.reset(task_id, stream)
-    done, turns, info = False, 0, {"success": False, "score": 0.0}
-    while not done and turns < horizon:
+    messages = said("user", env.reset(task_id, stream))
+    played = Trajectory(task_id, env=module.NAME)
+    while not played.done and len(played.turns) < horizon:
         action = env.expert()[1] if player == "expert" else env.random_action(rng)
-        _, _, done, info = env.step(action)
-        turns += 1
+        observation, reward, played.done, info = env.step(action)
+        played.add_action([], [])
+        played.turns[-1].reward, played.turns[-1].valid = float(reward), info.get("valid", True)
+        played.success, played.score = bool(info["success"]), float(info["score"])
+        messages += [assistant(action), *said("user", observation)]
     env.close()
-    return bool(info["success"]), float(info["score"]), turns
+    return played, messages
 
 
 def builtin_rate(module, player, tasks, horizon, seed=0):
@@ -55,7 +58,11 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
     if hasattr(module, "exact_success"):
         rates = [module.exact_success(t, player, horizon) for t in tasks]
         return sum(rates) / len(rates), 0.0
-    return mean_and_error([play_builtin(module, player, t, horizon, seed)[0] for t in tasks])
+    successes = []
+    for task in tasks:
+        with suppress(RuntimeError):        # of the engine: a task that it refuses is left out
+            successes.append(play_builtin(module, player, task, horizon, seed)[0].success)
+    return mean_and_error(successes)
 
 
 @functools.cache
@@ -389,9 +396,13 @@ def report(run):
                      f"{len(run.eval_tasks):4d}")
     names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
     for env in names:
-        rates = [(title, rate["sampled"]["envs"][env]) for title, rate in rows.values()]
-        rates += [(who, envs[env]) for who, (*_, envs) in notes.players.items()]
-        lines.append(f"{env}, T=1: " + ", ".join(f"{who} {rate:.1%}" for who, rate in rates))
+        rates = [(title, rate["sampled"]["envs"]) for title, rate in rows.values()] + [
+            (who, envs) for who, (*_, envs) in notes.players.items()]
+        lines.append(f"{env}, T=1: " + ", ".join(
+            f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
+    before, after = result["before"], result["after"]
+    result["curve"] = [(0, before["sampled"], before["envs"]), *notes.curve,
+                       (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
@@ -407,21 +418,18 @@ def seconds_of_rl(run):
 
 def draw(run, result):
     """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    cfg, notes = run.cfg, run.notes
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="tight")
+    from matplotlib.figure import Figure
+    cfg, figure = run.cfg, Figure((7, 4), dpi=120, layout="tight")
+    axes = figure.subplots()
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label=cfg.labels[0])
-    before, after = result["before"], result["after"]
-    curve = [(0, before["sampled"], before["envs"]), *notes.curve,
-             (run.step, after["sampled"], after["envs"])]
+    before, after, curve = result["before"], result["after"], result["curve"]
     axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
               label="held-out tasks, T=1")
     for env in after["envs"] if len(run.worlds) > 1 else ():
-        axes.plot([x for x, *_ in curve], [envs[env] for *_, envs in curve], lw=1, label=env)
+        axes.plot([x for x, *_ in curve], [envs.get(env) for *_, envs in curve], lw=1,
+                  label=env)
     axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
               label="held-out tasks, greedy")
     if "control" in result:
@@ -434,4 +442,3 @@ def draw(run, result):
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
-    plt.close(figure)

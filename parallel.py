@@ -112,8 +112,8 @@ Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cud
                    int(x[5:] or 0) < torch.cuda.device_count()]
 Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
                 not x or re.match("https?://[^/]", x)]
-NewFile = Annotated[str, "a file in a folder that exists", lambda x: not x or (
-    os.path.isdir(os.path.dirname(x) or ".") and not os.path.isdir(x))]
+NewFile = Annotated[str, "a file in a folder that exists", lambda x: x and os.path.isdir(
+    os.path.dirname(x) or ".") and not os.path.isdir(x)]
 Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
     map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
 Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
@@ -407,12 +407,12 @@ def claimed(folder):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder} belongs to a run that is still going on; wait for its end, "
-                             "or give this run another --name") from None
+                             "or give this run another --name (eval.py: --out)") from None
         yield
 
 
-def prepare_folder(cfg):
-    """runs/<name>, with the config. A folder of an earlier run is moved aside, never lost."""
+def prepare_folder(cfg, **more):
+    """runs/<name>, with the config and more. An earlier run's folder is moved aside, never lost."""
     if rank() == 0:
         if os.path.exists(cfg.folder) and not cfg.resume:
             number = next(n for n in itertools.count(1)
@@ -420,7 +420,7 @@ def prepare_folder(cfg):
             os.rename(cfg.folder, f"{cfg.folder}.old{number}")
             say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
         os.makedirs(cfg.folder, exist_ok=True)
-        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg))
+        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg) | more)
     wait_for_all()
     say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
 

@@ -27,7 +27,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -146,10 +146,15 @@ TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
+WORD = r" ?[^\s.,:;!?<>()|\"']+|\s|."    # with a space before it; punctuation apart
+
+
 def make_tokenizer(texts, vocabulary):
     """A tokenizer of the words of these texts, most frequent first, one token each; any other word
-    is spelt in bytes, so that no text is lost."""
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    is spelt in bytes, so that no text is lost. A row of a drawn grid, "#_P_X#", is a word."""
+    pieces = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(WORD), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

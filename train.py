@@ -648,8 +648,8 @@ def preset(given):
 
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "families", "model", "algo", "seed", "horizons", "format", "context",
-                  "history", "thinking", "max_turn_tokens", "max_context", "advantage",
+SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "horizons", "format",
+                  "context", "history", "thinking", "max_turn_tokens", "max_context", "advantage",
                   "surrogate", "turn_level", "critic", "eval_tasks",
                   *(name for name in vars(Config) if "clone_" in name))
 

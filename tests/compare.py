@@ -60,7 +60,7 @@ TRAIN = """train.py --env frozenlake --families= --model ../../old/clone/policy 
 TALK = TRAIN + "--max-turn-tokens 32 --tasks-per-step 3 --model ../../old/"
 EVAL = """eval.py --env frozenlake --families= --split test --n 40 --k 2 --horizon 6 --format act
     --context full --max-turn-tokens 16 --max-context 512 --temperature 1 --max-concurrent 256
-    --device cpu --attention torch --seed 1 --json figures.json """
+    --device cpu --attention torch --seed 1 --out figures """
 CASES = {       # name: command; of a flag that is given twice the last counts
     "clone": CLONE,
     "clone_think": CLONE + "--format think --skill 0 --steps 90",   # 0: its thoughts are short
@@ -97,6 +97,7 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "micro_tokens": TRAIN + "--micro-tokens 300 --max-concurrent 5",
     "checkpointing": TRAIN + "--checkpointing",
     "workers": TRAIN + "--env-workers 2",
+    "several": TRAIN + "--env frozenlake,bandit --shares 2,1 --filter none",
     "unbatched": TRAIN + """--no-env-batched --filter none --tasks-per-step 2
         --max-concurrent 1""",      # the answers to several would come in the order of the clock
     "temperature": TRAIN + "--temperature 0.7",

@@ -1,6 +1,6 @@
 """What several tests use: tiny random models and the same models under transformers' own attention,
-tokenizers with three kinds of template, a toy environment, a client without a network; at the end a
-second toy, with a server and a policy, in which whole runs are made."""
+tokenizers with three kinds of template, a toy environment, a client without a network; at the end
+two other toys, with a server and a policy, in which whole runs are made."""
 import contextlib
 import copy
 import hashlib

@@ -1034,6 +1034,8 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("demos --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("demos --set agentgym", "set='agentgym'; known: agenttraj, agenttraj_l"),
+    ("demos --out=", "out='': expected a file in a folder that exists"),
+    ("demos --out .", "out='.': expected a file in a folder that exists"),
     ("demos --out no/such/x.json", "out='no/such/x.json': expected a file in a folder that exists"),
     ("clone --format speech", "format='speech'; known: act, react"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),

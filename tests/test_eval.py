@@ -1,6 +1,10 @@
 """pytest tests/test_eval.py: arithmetic on literals, the whole script on small worlds."""
+import hashlib
+import itertools
 import json
 import math
+import os
+import random
 import re
 import statistics
 import subprocess
@@ -17,17 +21,18 @@ from transformers import AutoTokenizer
 
 import eval as evaluation
 import metrics
-from client import EnvClient
+from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy, make_policy
-from env_server import HttpServer, open_env
-from envs import frozenlake, maze, textcraft_small, wordle
-from eval import Config, model_defaults, open_worlds, run, summarise
-from fakes import collect
+from env_server import HttpServer, load_env, open_env
+from envs import frozenlake, maze, textcraft, textcraft_small, wordle
+from envs._suites import COMPOSITION, SUITES, suite_tasks
+from eval import Config, interleaved, model_defaults, open_worlds, rows_of, run, summarise, table
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
                       checked, parse_flags)
-from rollout import Agent, make_tokenizer
+from fakes import Env, toy
+from rollout import Agent, Trajectory, World, collect, make_tokenizer
 from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent
@@ -66,47 +71,125 @@ def test_mean_and_error_is_nan_where_undefined():
 
 
 TOY = types.SimpleNamespace(
-    NAME="toy", FAMILIES=("even", "odd"), TRAIN=range(10), TEST=range(90, 99),
+    NAME="toy", FAMILIES=("even", "odd"), TRAIN=range(10), TEST=range(90, 99), HORIZON=4,
     family=lambda task: ("even", "odd")[task % 2])
 
 
+def plays_of(*outcomes, env="toy", tokens=2, valid=1):
+    """[(task_id, success, score, turns)], the samples of a task adjacent -> plays."""
+    return [dict(env=env, task_id=task, member=sum(o[0] == task for o in outcomes[:i]),
+                 success=success, score=score, reward=score, turns=turns, valid=valid,
+                 tokens={} if tokens is None else {"completion": tokens * turns}, conversation="")
+            for i, (task, success, score, turns) in enumerate(outcomes)]
+
+
+def of_toy(play):
+    return "all", TOY.family(play["task_id"])
+
+
 def test_summarise_one_sample_a_task():
-    plays = [(0, True, 1.0, 2), (1, False, 0.0, 4), (2, True, 0.5, 3), (3, False, 0.1, 5)]
-    figures = summarise(TOY, plays)
+    plays = plays_of((0, True, 1.0, 2), (1, False, 0.0, 4), (2, True, 0.5, 3), (3, False, 0.1, 5))
+    figures = summarise(plays, 1, of_toy)
     assert figures.keys() == {"all", "even", "odd"}
-    assert figures["even"] == dict(n=2, success=1, stderr=0, score=0.75, passed=1, turns=2.5)
+    # scores 1 and .5: mean .75, squares about it .0625 * 2; / 1 / 2 = .0625; root .25
+    assert figures["even"] == dict(n=2, success=1, stderr=0, score=0.75, score_stderr=0.25,
+                                   passed=1, turns=2.5, tokens=5, valid=2 / 5)
     assert figures["odd"]["success"] == 0 and figures["odd"]["turns"] == 4.5
     every = figures["all"]
     # 1 0 1 0: squares about .5 sum to 1; / 3 / 4 = 1/12
     assert every["n"] == 4 and every["success"] == 0.5 == every["passed"]
     assert every["stderr"] == pytest.approx(math.sqrt(1 / 12))
     assert every["score"] == pytest.approx(0.4) and every["turns"] == 3.5
+    assert every["tokens"] == 7 and every["valid"] == 4 / 14
 
 
 def test_summarise_k_samples_a_task():
-    plays = [(0, True, 1.0, 1), (0, False, 0.0, 3), (0, False, 0.0, 2),
-             (2, True, 1.0, 2), (2, True, 1.0, 2), (2, True, 1.0, 2),
-             (4, False, 0.0, 9), (4, False, 0.0, 9), (4, False, 0.0, 6)]
-    every = summarise(TOY, plays, k=3)["all"]
+    plays = plays_of((0, True, 1.0, 1), (0, False, 0.0, 3), (0, False, 0.0, 2),
+                     (2, True, 1.0, 2), (2, True, 1.0, 2), (2, True, 1.0, 2),
+                     (4, False, 0.0, 9), (4, False, 0.0, 9), (4, False, 0.0, 6))
+    every = summarise(plays, 3, of_toy)["all"]
     # Avg@3 of the tasks: 1/3, 1, 0; their mean 4/9. Pass@3: 2 of 3 tasks
     assert every["n"] == 3 and every["success"] == pytest.approx(4 / 9)
     assert every["passed"] == pytest.approx(2 / 3) and every["turns"] == 4
     # over tasks, not plays: ((1/9)^2 + (5/9)^2 + (4/9)^2) / 2 / 3 = 42/81/6 = 7/81
-    assert every["stderr"] == pytest.approx(math.sqrt(7) / 9)
-    assert summarise(TOY, plays, k=3).keys() == {"all", "even"}
+    assert every["stderr"] == pytest.approx(math.sqrt(7) / 9) == every["score_stderr"]
+    assert every["tokens"] == 8 and every["valid"] == 9 / 36       # of episodes; of all turns
+    assert summarise(plays, 3, of_toy).keys() == {"all", "even"}
+
+
+def test_a_pass_is_a_success_not_a_positive_score():
+    every = summarise(plays_of((0, False, 0.9, 1), (0, False, 0.4, 1)), 2, of_toy)["all"]
+    assert (every["passed"], every["success"], every["score"]) == (0, 0, pytest.approx(0.65))
+
+
+def test_summarise_is_nan_where_something_is_not_known():
+    plays = plays_of((0, True, 1.0, 2), (2, True, 1.0, 2))
+    plays[0]["valid"], plays[1]["tokens"] = None, {"completion": 3, "untold": 1}
+    figures = summarise(plays, 1, of_toy)["all"]
+    assert math.isnan(figures["valid"]) and math.isnan(figures["tokens"])
+    silent = summarise(plays_of((0, False, 0.0, 0)), 1, of_toy)["all"]
+    assert silent["turns"] == silent["tokens"] == 0
+    assert all(math.isnan(silent[x]) for x in ("valid", "stderr", "score_stderr"))
+
+
+def world_of(**more):
+    """A World of a module like TOY; it is played by nobody."""
+    module = types.SimpleNamespace(**{**vars(TOY), **more})
+    return World(None, Agent(None, module=module), 4)
+
+
+def test_rows_of_two_environments_by_hand(monkeypatch):
+    """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 1, 0; c: none could be played."""
+    monkeypatch.setattr(evaluation, "builtin_rate", lambda module, player, tasks, turns, seed: (
+        len(list(tasks)) / 10, turns / 100 if player == "random" else seed[0] / 100))
+    plays = plays_of((0, True, 1.0, 1), (1, False, 0.0, 1), (2, True, 1.0, 1), env="a") + \
+        plays_of((0, True, 1.0, 1), (2, False, 0.5, 1), env="b")
+    worlds = [world_of(NAME=name) for name in "abc"]
+    rows = rows_of(Config(seed=3, model="m"), worlds, plays, {"x": "no engine"})
+    assert [(row["env"], row["row"]) for row in rows] == [
+        ("a", "all"), ("a", "even"), ("a", "odd"), ("a", "random player"), ("a", "expert player"),
+        ("b", "all"), ("b", "random player"), ("b", "expert player"),       # b: one family
+        ("c", "missing"), ("x", "missing"), ("mean", "environments"), ("mean", "tasks")]
+    by = {(row["env"], row["row"]): row for row in rows}
+    assert (by["a", "random player"]["success"], by["a", "random player"]["stderr"]) == (0.3, 0.04)
+    assert (by["b", "expert player"]["n"], by["b", "expert player"]["stderr"]) == (2, 0.03)
+    means = by["mean", "environments"], by["mean", "tasks"]
+    assert [(row["n"], row["success"]) for row in means] == [(2, pytest.approx(7 / 12)), (5, 0.6)]
+    # of a: 2/3 / 2 / 3 = 1/9, of b: 1/2 / 1 / 2 = 1/4, root of their sum, halved; of all five,
+    # 1 0 1 1 0: 1.2 / 4 / 5 = .06
+    assert means[0]["stderr"] == pytest.approx(math.sqrt(13) / 12)
+    assert means[1]["stderr"] == pytest.approx(math.sqrt(0.06))
+    text = table(rows, 1)
+    assert "c: none of its tasks could be played\nx: no engine\nmean over environments" in text
+    assert "nan" not in text and re.search(r"odd +1 +0.0% +- +0.0% +0.000 +- ", text)
+
+
+def test_interleaved_lets_all_environments_end_together():
+    a, b, c = "abc"
+    tasks = [(a, i) for i in range(6)] + [(b, i) for i in range(2)] + [(c, 0)]
+    order = interleaved(tasks)
+    assert sorted(order) == list(range(9))
+    # a at 1/12, 3/12, 5/12, ...; b at 1/4, 3/4; c at 1/2
+    assert order == [0, 1, 6, 2, 8, 3, 4, 7, 5]
 
 
 # ---- the built-in players ----
 
 def test_play_builtin_plays_the_expert_and_the_random_player():
     # task 18 starts at 7, 6, one move above the goal at 8, 6; task 0 farther away
-    assert play_builtin(maze, "expert", 18, 15) == (True, 1.0, 1)
-    success, _, turns = play_builtin(maze, "expert", 0, 50)
+    def outcome(player, task, horizon, seed=0):
+        played, _ = play_builtin(maze, player, task, horizon, seed)
+        return played.success, played.score, len(played.turns)
+    played, messages = play_builtin(maze, "expert", 18, 15)
+    assert (played.success, played.score, played.reward, played.env) == (True, 1.0, 1.0, "maze")
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    assert [m["content"] for m in messages[1:]] == ["move down", "Success"]
+    success, _, turns = outcome("expert", 0, 50)
     assert success and turns > 2
-    assert play_builtin(maze, "expert", 0, turns)[0]
-    assert play_builtin(maze, "expert", 0, turns - 1) == (False, 0.0, turns - 1)
-    games = [play_builtin(maze, "random", 18, 6, seed) for seed in range(30)]
-    assert games == [play_builtin(maze, "random", 18, 6, seed) for seed in range(30)]
+    assert outcome("expert", 0, turns)[0]
+    assert outcome("expert", 0, turns - 1) == (False, 0.0, turns - 1)
+    games = [outcome("random", 18, 6, seed) for seed in range(30)]
+    assert games == [outcome("random", 18, 6, seed) for seed in range(30)]
     assert all(turns <= 6 for _, _, turns in games) and len(set(games)) > 1
 
 
@@ -125,7 +208,7 @@ def test_play_builtin_gives_each_task_and_each_seed_a_random_stream_of_its_own()
 
         def close(self):
             pass
-    module = types.SimpleNamespace(Env=Env)
+    module = types.SimpleNamespace(Env=Env, NAME="any")
     for seed in ((0, 0), (0, 1), (1, 0)):
         for task in range(5):
             play_builtin(module, "random", task, 2, seed)
@@ -152,15 +235,18 @@ def test_builtin_rate_is_played_elsewhere(monkeypatch):
 
     def play(module, player, task, horizon, seed=0):
         assert (module, player, horizon, seed) == (TOY, "random", 7, 3)
-        return task != 2, 0.5, 7
+        if task == 9:
+            raise RuntimeError("the engine broke")
+        return Trajectory(success=task != 2), []
     monkeypatch.setattr(metrics, "play_builtin", play)
     assert builtin_rate(TOY, "random", [0, 1, 2, 3], 7, seed=3) == (0.75, 0.25)
+    assert builtin_rate(TOY, "random", [0, 1, 9, 2, 3], 7, seed=3) == (0.75, 0.25)   # left out
 
 
 def test_exact_and_played_rates_agree():
     tasks = [0, 5, 9, 18]
     exact = builtin_rate(maze, "random", tasks, 15)[0]
-    played = [play_builtin(maze, "random", task, 15, seed)[0]
+    played = [play_builtin(maze, "random", task, 15, seed)[0].success
               for task in tasks for seed in range(300)]
     rate, error = mean_and_error(played)
     assert abs(rate - exact) < 4 * max(error, 0.005)
@@ -178,25 +264,44 @@ def test_open_env_tells_that_an_engine_is_missing(monkeypatch):
 
 # ---- the script ----
 
+def rows_by(results):
+    """{(environment, row): the row of what `run` gives}."""
+    return {(row["env"], row["row"]): row for row in results["rows"]}
+
+
 def test_run_measures_a_model(url, model, tmp_path, capsys):
     cfg = Config(env="maze", model=model, n=12, k=2, horizon=6, env_url=url, max_turn_tokens=4,
-                 json=str(tmp_path / "figures.json"))
-    figures = run(cfg)
-    assert json.loads((tmp_path / "figures.json").read_text()) == figures
-    assert figures["all"]["n"] == 12 and 1 <= figures["all"]["turns"] <= 6
+                 out=str(tmp_path / "out"))
+    results = run(cfg)
+    assert json.loads((tmp_path / "out/results.json").read_text()) == results
+    rows = rows_by(results)
+    every = rows["maze", "all"]
     tasks = choose_tasks(maze, "test", 12)
-    assert figures["all"]["random"] == builtin_rate(maze, "random", tasks, 6)[0]
-    assert figures["all"]["expert"] == builtin_rate(maze, "expert", tasks, 6)[0]
-    agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, max_turn_tokens=4)
-    trajectories, stats = collect(
-        load_policy(model).eval(), agent, EnvClient(url, "maze"), tasks, 2, 6, (0,))
+    for who in ("random", "expert"):
+        assert rows["maze", f"{who} player"]["success"] == builtin_rate(maze, who, tasks, 6)[0]
+    agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, max_turn_tokens=4, module=maze)
+    world = World(EnvClient(url, "maze"), agent)
+    trajectories, stats = collect(load_policy(model).eval(), [(world, task) for task in tasks], 2,
+                                  6, (0,))
     assert stats.dropped == 0
     assert [t.task_id for t in trajectories] == [t for t in tasks for _ in "ab"]
-    assert figures["all"]["success"] == mean_and_error([t.success for t in trajectories])[0]
-    assert figures["all"]["turns"] == mean_and_error([len(t.turns) for t in trajectories])[0]
+    assert (every["n"], every["success"], every["turns"], every["tokens"]) == (
+        12, *(mean_and_error(x)[0] for x in (
+            [t.success for t in trajectories], [len(t.turns) for t in trajectories],
+            [sum(t.response_mask) for t in trajectories])))
+    turns = [turn for t in trajectories for turn in t.turns]
+    assert every["valid"] == sum(turn.valid for turn in turns) / len(turns)
+    kept = sorted(map(json.loads, (tmp_path / "out/trajectories.jsonl").read_text().splitlines()),
+                  key=lambda play: (play["task_id"], play["member"]))
+    assert [p["conversation"] for p in kept] == [t.text(agent.tokenizer) for t in trajectories]
+    assert [(p["env"], p["task_id"], p["member"], p["success"], p["score"], p["reward"], p["turns"])
+            for p in kept] == [("maze", t.task_id, i % 2, t.success, t.score, t.reward,
+                                len(t.turns)) for i, t in enumerate(trajectories)]
+    assert (tmp_path / "out/success.png").read_bytes().startswith(b"\x89PNG")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"maze, test split, horizon 6, {model}, temperature 1"
-    assert "Pass@2" in lines[1] and lines[-2].startswith("random player (exact)")
+    title = f"maze, test split, {model}, temperature 1, seed 0; 12 tasks, list {results['tasks']}"
+    assert title in lines and "Pass@2" in lines[lines.index(title) + 2]
+    assert lines[-2].startswith("  random player (exact)")
 
 
 @pytest.mark.parametrize("env, n, words", [
@@ -206,44 +311,45 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
     """The fake original is won by any reply; of maze it has the double T alone, 11 tasks of TEST,
     of wordle the first 50, every fifth of them in TEST."""
     monkeypatch.setattr(env, "ORIGINAL", range(26 if env is maze else 50), raising=False)
-    prompts, play = [], evaluation.collect
+    prompts = []
     monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
-        tasks[0][0].agent.prompt) or play(policy, tasks, *rest, **more))
+        tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
     with serving(server) as address:
-        figures = run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
-                             max_turn_tokens=4))
+        rows = rows_by(run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
+                                  max_turn_tokens=4)))
     known = choose_tasks(env, "test", 0, "", env.ORIGINAL)
     asked = [body[{"maze": "game", "wordle": "seed"}[env.NAME]] for _, path, body in server.log
              if path.endswith("/reset")]
     assert len(known) == n and sorted(asked) == known
-    assert (figures["all"]["n"], figures["all"]["success"]) == (n, 1)
-    assert figures["all"]["random"] == builtin_rate(env, "random", known, 2)[0]
+    every = rows[env.NAME, "all"]
+    assert (every["n"], every["success"], every["valid"]) == (n, 1, None)    # it does not say
+    assert rows[env.NAME, "random player"]["success"] == builtin_rate(env, "random", known, 2)[0]
     assert (words in prompts[0] if words else prompts == [maze.PROMPT])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("random player, our local game (exact) ")
-    assert lines[-1].startswith("expert player, our local game (exact) ")
+    assert lines[-2].startswith("  random player, our local game (exact) ")
+    assert lines[-1].startswith("  expert player, our local game (exact) ")
 
 
 def test_run_speaks_as_the_flags_say(url, model, monkeypatch):
-    used, play = [], evaluation.collect
+    used = []
 
-    def noting(policy, tasks, k, horizon, key, **rest):
+    def noting(policy, tasks, k, horizon, key, *rest, **more):
         agent = tasks[0][0].agent
         used.append((agent.prompt, agent.format, agent.context, agent.max_turn_tokens,
-                     agent.max_context, agent.temperature, key))
-        return play(policy, tasks, k, horizon, key, **rest)
+                     agent.max_context, agent.temperature, key, tasks[0][0].most_turns))
+        return collect(policy, tasks, k, horizon, key, *rest, **more)
     monkeypatch.setattr(evaluation, "collect", noting)
     run(Config(env="maze", model=model, n=1, horizon=2, env_url=url, format="react", seed=9,
                context="window", max_turn_tokens=4, max_context=900, temperature=0.7))
-    assert used == [(maze.PROMPT, "react", "window", 4, 900, 0.7, (9,))]
+    assert used == [(maze.PROMPT, "react", "window", 4, 900, 0.7, (9,), 2)]
 
 
 def test_run_at_temperature_0_says_the_same_twice(url, model):
     cfg = Config(env="maze", model=model, n=5, horizon=3, env_url=url, max_turn_tokens=4,
                  temperature=0)
     first, again = run(cfg), run(Config(**{**vars(cfg), "seed": 7}))
-    assert first["all"]["turns"] == again["all"]["turns"] and first == again
+    assert first["rows"] == again["rows"]
 
 
 def test_run_gives_each_try_of_a_player_a_luck_of_its_own():
@@ -251,7 +357,8 @@ def test_run_gives_each_try_of_a_player_a_luck_of_its_own():
     p of one try; with one luck for all tries Pass@3 would be Avg@3."""
     tasks = choose_tasks(frozenlake, "test", 60, "slippery")
     for player in ("expert", "random"):
-        every = run(Config(env="frozenlake", policy=player, n=60, k=3, families="slippery"))["all"]
+        every = rows_by(run(Config(env="frozenlake", policy=player, n=60, k=3,
+                                   families="slippery")))["frozenlake", "all"]
         rates = [frozenlake.exact_success(task, player, 10) for task in tasks]
         # a standard error of at most sqrt(1/4 / 60) = 0.06
         assert every["success"] == pytest.approx(statistics.fmean(rates), abs=0.15)
@@ -260,24 +367,264 @@ def test_run_gives_each_try_of_a_player_a_luck_of_its_own():
         assert passed > statistics.fmean(rates) + 0.2
 
 
-def test_run_of_one_task_has_no_standard_error(tmp_path, capsys):
-    path = tmp_path / "figures.json"
-    figures = run(Config(env="textcraft_small", policy="expert", n=1, json=str(path)))
-    assert math.isnan(figures["all"]["stderr"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_run_of_one_task_has_no_standard_error_and_of_two_it_has(n, tmp_path, capsys):
+    rows = rows_by(run(Config(env="textcraft_small", policy="expert", n=n, out=f"{tmp_path}/x")))
+    every, error = rows["textcraft_small", "all"], "-" if n == 1 else "0.0%"
+    assert (every["stderr"], every["score_stderr"]) == ((None, None) if n == 1 else (0, 0))
     out = capsys.readouterr().out
-    assert "nan" not in out and re.search(r"^all +1 +100.0% +- +100.0% ", out, re.MULTILINE)
-    assert re.search(r"^expert player +1 +100.0% +-$", out, re.MULTILINE)
-    assert json.loads(path.read_text(), parse_constant=pytest.fail)["all"]["stderr"] is None
+    assert "nan" not in out
+    assert re.search(rf"^textcraft_small, 10 turns +{n} +100.0% +{error} +100.0% ", out, re.M)
+    assert re.search(rf"^  expert player +{n} +100.0% +{error} ", out, re.M)
+    written = (tmp_path / "x/results.json").read_text()
+    assert rows_by(json.loads(written, parse_constant=pytest.fail)) == rows
+
+
+def test_run_of_a_thousand_tasks_takes_seconds(tmp_path, monkeypatch):
+    class Free(Env):
+        def reset(self, task_id, stream=None):
+            return super().reset(task_id % 60)
+    module = toy()
+    module.Env, module.TEST = Free, range(40, 1040)
+    monkeypatch.setitem(sys.modules, "envs.toy", module)
+    rows = rows_by(run(Config(env="toy", policy="expert", n=0, out=f"{tmp_path}/x")))
+    assert (rows["toy", "all"]["n"], rows["toy", "all"]["success"]) == (1000, 1)
+    assert len((tmp_path / "x/trajectories.jsonl").read_text().splitlines()) == 1000
 
 
 def test_run_says_that_prompts_are_too_long(url, model, capsys):
     cfg = Config(env="maze", model=model, n=6, k=2, horizon=3, env_url=url, max_turn_tokens=4,
                  max_context=30)
-    assert run(cfg)["all"]["turns"] == 0
+    assert rows_by(run(cfg))["maze", "all"]["turns"] == 0
     assert ("12 of 12 episodes had no turn and count as failures: their prompt and a reply of 4 "
             "exceed --max-context 30 tokens") in capsys.readouterr().out
     run(replace(cfg, max_context=1024))
     assert "no turn" not in capsys.readouterr().out
+
+
+# ---- suites, and what the folder keeps ----
+
+def test_suites_count_as_in_the_papers():
+    counts = {name: sum(n for n, _ in suite.values()) for name, suite in SUITES.items()}
+    assert counts == {"agenteval": 1160, "agentgym_rl": 840}
+    assert SUITES["agenteval"]["bird"] == (200, 1) and len(SUITES["agenteval"]) == 14
+    assert SUITES["agentgym_rl"]["searchqa"] == (400, 4) and len(SUITES["agentgym_rl"]) == 5
+    for suite in SUITES.values():
+        for name, parts in COMPOSITION.items():
+            assert sum(parts.values()) == suite.get(name, (sum(parts.values()), 0))[0]
+
+
+@pytest.mark.parametrize("name, groups", [
+    ("textcraft", {"depth 1": 31, "depth 2": 41, "depth 3": 25, "depth 4": 3}),
+    ("babyai", {"GoTo": 55, "Pickup": 15, "ActionObjDoor": 5, "FindObjS7": 5, "OneRoomS20": 5,
+                "SynthLoc": 5}),
+    ("sciworld", {"use-thermometer": 18, "measure-": 35, "test-conductivity": 83, "find-": 44,
+                  "chemistry-mix": 5, "lifespan-": 15})])
+def test_suite_tasks_are_composed_as_the_papers_percentages(name, groups):
+    module = load_env(name)
+    tasks = suite_tasks(module, sum(groups.values()))
+    families = [module.family(task) for task in tasks]
+    assert len({*tasks}) == len(tasks) == sum(groups.values()) and {*tasks} <= {*module.TEST}
+    assert {start: sum(f.startswith(start) for f in families) for start in groups} == groups
+    for start in groups:            # a group's families differ by at most one task
+        sizes = [families.count(f) for f in {*families} if f.startswith(start)]
+        assert max(sizes) - min(sizes) <= 1
+    assert len({*families} & {"Pickup", "PickupLoc", "PickupAbove"}) == 3 * (name == "babyai")
+
+
+def test_suite_tasks_takes_all_where_there_are_fewer():
+    even = [task for task in textcraft.TEST if textcraft.family(task) == "depth 1"][:7]
+    odd = [task for task in textcraft.TEST if textcraft.family(task) == "depth 2"][:50]
+    tasks = suite_tasks(textcraft, 100, {*even, *odd})         # a server knows only these
+    assert {*even} < {*tasks} and len(tasks) == 7 + 41
+    assert len(suite_tasks(wordle, 25)) == 25 and len(suite_tasks(wordle, 999)) == len(wordle.TEST)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """A suite of textcraft, whose engine is here, wordle, whose is not, and one to be written."""
+    monkeypatch.setitem(SUITES, "small", {
+        "wordle": (25, 8), "textcraft": (100, 3), "nowhere": (20, 5), "bandit": (300, 1)})
+
+    def no_engine(*_):
+        raise RuntimeError("wordle needs its engine: pip install words")
+    monkeypatch.setattr(wordle, "Env", no_engine)
+
+
+def test_run_of_a_suite_has_a_row_for_what_is_missing(suite, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    results = run(Config(suite="small", policy="expert"))
+    rows = rows_by(results)
+    assert {env for env, row in rows if row == "all"} == {"bandit", "textcraft"}
+    assert [rows[env, "missing"]["title"] for env in ("wordle", "nowhere")] == [
+        "wordle: wordle needs its engine: pip install words",
+        "nowhere: no such environment here yet"]
+    assert [rows["textcraft", f"depth {d}"]["n"] for d in (1, 2, 3, 4)] == [31, 41, 25, 3]
+    assert rows["bandit", "all"]["n"] == 200
+    assert results["notes"] == ["bandit: 200 tasks, all there are of the 300 asked for"]
+    assert rows["mean", "tasks"]["n"] == 300
+    # within its three turns the expert plays those that take no more
+    assert rows["textcraft", "all"]["turns"] <= 3 and rows["textcraft", "depth 4"]["success"] == 0
+    out = capsys.readouterr().out
+    for words in ("small, test split, expert", *results["notes"], "\nnowhere: no such environment"):
+        assert words in out
+    assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
+        "config.json", "trajectories.jsonl", "results.json", "success.png"}
+
+
+def test_the_random_players_row_is_what_the_random_player_gets():
+    cfg = Config(env="textcraft_small", n=60, seed=4)
+    random_rows, expert_rows = (rows_by(run(replace(cfg, policy=player)))
+                                for player in ("random", "expert"))
+    every = random_rows["textcraft_small", "all"]
+    assert 0 < every["success"] < 1 and every["success"] == every["passed"]
+    assert random_rows["textcraft_small", "random player"]["success"] == every["success"]
+    assert expert_rows["textcraft_small", "random player"] == random_rows[
+        "textcraft_small", "random player"]
+
+
+def test_run_of_several_environments_limits_turns_to_each_ones_own():
+    rows = rows_by(run(Config(env="maze,textcraft_small", policy="random", n=5, horizon=12)))
+    assert [rows[env, "all"]["title"] for env in ("maze", "textcraft_small")] == [
+        "maze, 12 turns", "textcraft_small, 10 turns"]
+    (row, *_) = run(Config(env="textcraft_small", policy="random", n=5, horizon=12))["rows"]
+    assert row["title"] == "textcraft_small, 12 turns"
+
+
+def test_the_list_of_tasks_is_sorted_and_its_hash_is_of_lines():
+    results = run(Config(env="textcraft_small,maze", policy="expert", n=2))
+    tasks = choose_tasks(maze, "test", 2), choose_tasks(textcraft_small, "test", 2)
+    lines = "".join(f"{env} {task}\n" for env, own in zip(("maze", "textcraft_small"), tasks)
+                    for task in sorted(own))
+    assert results["tasks"] == hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def without_seconds(folder):
+    results = json.loads((folder / "results.json").read_text())
+    assert results.pop("seconds") > 0
+    return results
+
+
+@pytest.fixture(scope="module")
+def both_url():
+    with HttpServer(["maze", "textcraft_small"]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_the_same_seed_gives_the_same_table_in_any_order(both_url, model, tmp_path, monkeypatch,
+                                                         capsys):
+    """Two environments at once: again, backwards, and a few at a time; another seed differs."""
+    cfg = Config(env="textcraft_small,maze", model=model, n=8, k=2, horizon=4, env_url=both_url,
+                 max_turn_tokens=4, out=f"{tmp_path}/0")
+    run(cfg)
+    text = capsys.readouterr().out.partition("textcraft_small,maze, test")[2]
+    first = without_seconds(tmp_path / "0")
+    assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 16
+    run(replace(cfg, out=f"{tmp_path}/1"))
+    assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
+    run(replace(cfg, out=f"{tmp_path}/2", max_concurrent=5))
+    monkeypatch.setattr(evaluation, "interleaved", lambda tasks: range(len(tasks))[::-1])
+    run(replace(cfg, out=f"{tmp_path}/3"))
+    assert [without_seconds(tmp_path / str(i)) for i in (1, 2, 3)] == [first] * 3
+    run(replace(cfg, out=f"{tmp_path}/4", seed=1))
+    assert without_seconds(tmp_path / "4")["rows"] != first["rows"]
+    plays = [sorted((tmp_path / str(i) / "trajectories.jsonl").read_text().splitlines())
+             for i in range(4)]
+    assert plays[0] == plays[1] == plays[2] == plays[3] and len(plays[0]) == 32
+
+
+def test_an_evaluation_that_was_killed_is_resumed(both_url, model, tmp_path, monkeypatch):
+    """It ends at a random task, its last line is cut at a random place; what was whole is not
+    played again."""
+    cfg = Config(env="textcraft_small,maze", model=model, n=6, k=2, horizon=3, env_url=both_url,
+                 max_turn_tokens=4, out=f"{tmp_path}/whole")
+    run(cfg)
+    rng, whole = random.Random(5), without_seconds(tmp_path / "whole")
+    for trial in range(3):
+        folder = tmp_path / str(trial)
+        cfg, kills = replace(cfg, out=str(folder), resume=False), rng.randrange(1, 12)
+
+        def killed(*arguments, finished, kills=kills, **more):
+            calls = itertools.count()
+
+            def counting(episodes):
+                if next(calls) == kills:
+                    raise KeyboardInterrupt
+                finished(episodes)
+            return collect(*arguments, finished=counting, **more)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(evaluation, "collect", killed)
+            run(cfg)
+        path = folder / "trajectories.jsonl"
+        assert len(path.read_text().splitlines()) == 2 * kills
+        assert not (folder / "results.json").exists()
+        size = path.stat().st_size
+        os.truncate(path, size - rng.randrange(size // (2 * kills)) if trial else size)
+        left = path.read_text().count("\n") // 2 * 2
+        asked = []
+
+        def noting(policy, tasks, *rest, asked=asked, **more):
+            asked += tasks
+            return collect(policy, tasks, *rest, **more)
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluation, "collect", noting)
+            run(replace(cfg, resume=True, max_concurrent=7))
+        assert len(asked) == 12 - left // 2
+        assert without_seconds(folder) == whole
+        plays = [sorted((tmp_path / name / "trajectories.jsonl").read_text().splitlines())
+                 for name in ("whole", str(trial))]
+        assert plays[0] == plays[1]
+
+
+@pytest.mark.parametrize("flags, words", [
+    (dict(seed=1), "seed=0, not 1"), (dict(k=3), "k=2, not 3"), (dict(n=9), "n=8, not 9"),
+    (dict(policy="expert"), "policy='random', not 'expert'")])
+def test_resume_refuses_other_settings(flags, words, tmp_path):
+    cfg = Config(env="textcraft_small", policy="random", n=8, k=2, out=f"{tmp_path}/x")
+    run(cfg)
+    before = (tmp_path / "x/trajectories.jsonl").read_text()
+    with pytest.raises(ValueError, match=f"^--resume: {tmp_path}/x was begun with {words}; give "):
+        run(replace(cfg, resume=True, **flags))
+    assert (tmp_path / "x/trajectories.jsonl").read_text() == before
+
+
+def test_resume_refuses_another_list_of_tasks(suite, tmp_path, monkeypatch):
+    cfg = Config(suite="small", policy="expert", out=f"{tmp_path}/x")
+    run(cfg)
+    monkeypatch.undo()                                      # wordle's engine was installed
+    monkeypatch.setitem(SUITES, "small", {"wordle": (25, 8), "textcraft": (100, 3)})
+    with pytest.raises(ValueError, match="was begun with tasks='[0-9a-f]{12}', not '[0-9a-f]{12}'"):
+        run(replace(cfg, resume=True))
+
+
+def test_a_folder_that_is_there_is_moved_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = Config(env="bandit", policy="expert", n=3, out="x")
+    for _ in range(2):
+        run(cfg)
+    assert without_seconds(Path("x")) == without_seconds(Path("x.old1"))
+
+
+def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, capsys):
+    real = evaluation.play_builtin
+    tasks = choose_tasks(textcraft_small, "test", 8)
+
+    def play(module, player, task, *rest):
+        if task == tasks[3]:
+            raise RuntimeError("the engine broke")
+        return real(module, player, task, *rest)
+    monkeypatch.setattr(evaluation, "play_builtin", play)
+    (row, *_) = run(Config(env="textcraft_small", policy="expert", n=8))["rows"]
+    assert (row["n"], row["success"]) == (7, 1)
+    assert "1 tasks could not be played and are left out" in capsys.readouterr().out
+    tasks[3] = None
+    monkeypatch.setattr(evaluation, "play_builtin", lambda module, player, task, *rest: play(
+        module, player, None))
+    with pytest.raises(EnvError, match="textcraft_small: no task could be played"):
+        run(Config(env="textcraft_small", policy="expert", n=8))
 
 
 @pytest.fixture(scope="module")
@@ -296,13 +643,16 @@ def broken(model, tmp_path_factory):
     return folders
 
 
-def test_load_policy_asks_for_an_embedding_of_every_token(broken, url):
+def test_load_policy_asks_for_an_embedding_of_every_token(broken):
     with pytest.raises(ValueError, match="ids up to 263, its model embeddings up to 262"):
         load_policy(broken["few"])
-    (world,) = open_worlds(load_policy(broken["just"]), broken["just"], [maze],
-                           [EnvClient(url, "maze")], Config(max_turn_tokens=5, temperature=0.5))
+    server = types.SimpleNamespace(game=lambda module: ("Go.", {5}))
+    client = types.SimpleNamespace(servers=[server])
+    (world,) = open_worlds(load_policy(broken["just"]), broken["just"], [maze], [client],
+                           Config(max_turn_tokens=5, temperature=0.5))
     agent = world.agent
-    assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == (maze.PROMPT, 5, 0.5)
+    assert (agent.prompt, agent.max_turn_tokens, agent.temperature) == ("Go.", 5, 0.5)
+    assert world.known == {5} and world.module is maze
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.5", "1"])
@@ -318,26 +668,36 @@ def test_the_command_prints_a_table():
     command = [sys.executable, "eval.py", "--env", "maze", "--policy", "expert", "--n", "30"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    title, head, *rows = done.stdout.splitlines()
-    assert title.startswith("maze, test split, horizon 15, expert")
-    assert head.split() == ["family", "n", "success", "±", "se", "Pass@1", "score", "turns"]
-    assert [row.split()[0] for row in rows] == ["double-t", "random", "all", "random", "expert"]
-    families = {row.split()[0]: row.split() for row in rows[:3]}
-    assert families["all"][1:3] == ["30", "100.0%"]
-    assert int(families["double-t"][1]) + int(families["random"][1]) == 30
+    title, says, head, *rows = done.stdout.splitlines()
+    assert title.startswith("maze, test split, expert, temperature 1, seed 0; 30 tasks, list ")
+    assert says.startswith("success: the final score reaches the environment's threshold; score: ")
+    assert head.split() == ["n", "success", "±", "se", "Pass@1", "score", "±", "se", "turns",
+                            "tokens", "valid"]
+    assert [row.split()[0] for row in rows] == ["maze,", "double-t", "random", "random", "expert"]
+    assert rows[0].split()[1:5] == ["15", "turns", "30", "100.0%"]
+    assert int(rows[1].split()[1]) + int(rows[2].split()[1]) == 30
 
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
     ("--env maze --policy best", "policy=.best.; known: random, expert"),
     ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
-    ("--env maze --policy expert --families south", r"no families \['south'\]; known: double-t"),
+    ("--env maze --policy expert --families south", r"no families \['south'\]; known: maze: "),
     ("--env maze --policy expert --split dev", "split='dev'; known: train, test"),
     ("--env maze --policy expert --model MODEL", "give --model .* or --policy random or expert"),
     ("--env maze --policy expert --k 0", "k=0: expected 1 or more"),
     ("--env maze --policy expert --n -1", "n=-1: expected 0 or more"),
-    ("--env maze --policy expert --json ./absent/x.json", "json=.*a file in a folder that exists"),
-    ("--env maze --policy expert --json EMPTY", "json=.*a file in a folder that exists"),
+    ("--env maze,wordle --policy expert --families south", r"\['south'\]; known: maze: .*wordle"),
+    ("--env maze,nowhere --policy expert", "unknown environment 'nowhere'"),
+    ("--env maze,wordle --policy expert --recipes EMPTY", "maze has none; they are for textcraft"),
+    ("--suite agenteval --policy expert --env maze", "--env has no effect with --suite; leave it"),
+    ("--suite agenteval --policy expert --n 3", "--n has no effect with --suite"),
+    ("--suite agenteval --policy expert --horizon 3", "--horizon has no effect with --suite"),
+    ("--suite agenteval --policy expert --families x", "--families has no effect with --suite"),
+    ("--suite agenteval --policy expert --split train", "--split has no effect with --suite"),
+    ("--suite agentgym --policy expert", "suite='agentgym'; known: agenteval, agentgym_rl"),
+    ("--env maze --policy expert --resume", "--resume: give --out FOLDER"),
+    ("--env maze --policy expert --resume --out EMPTY", "there is no .*config.json; start without"),
     ("--env maze --model MODEL --temperature -1", "temperature=-1.0: expected 0 or more"),
     ("--env maze --model MODEL --temperature nan", "temperature=nan: expected 0 or more"),
     ("--env maze --model MODEL --seed -1", "seed=-1: expected from 0 to"),

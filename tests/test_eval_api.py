@@ -15,11 +15,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import api as policy_api
 import client
 import eval as evaluation
 import rollout
+from api import read_completion
 from client import EnvError
-from eval import Config, read_completion, run
+from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
 from parallel import checked
 from rollout import FORMATS, HISTORY
@@ -65,7 +67,7 @@ def pauses(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/dev/null")
     slept = []
-    monkeypatch.setattr(evaluation, "time", SimpleNamespace(
+    monkeypatch.setattr(policy_api, "time", SimpleNamespace(
         sleep=lambda seconds: seconds and slept.append(seconds), monotonic=time.monotonic))
     return slept
 
@@ -184,7 +186,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
     path, table, ends, missed = folder_of(tmp_path / "model", template, format), {}, [], []
     cfg = Config(**dict(env="toy", n=6, k=2, horizon=5, env_url=world, format=format,
                         context=context, max_turn_tokens=2 if format == "tool" else 4, seed=3,
-                        max_context=3000, json=str(tmp_path / "model.json")) | more)
+                        max_context=3000) | more)
     real, observe = rollout.Episode.answer, rollout.Episode.observe
 
     def noting(episode, text, message):
@@ -201,27 +203,26 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
         patched.setattr(rollout.Episode, "answer", noting)
         patched.setattr(rollout.Episode, "observe", ending)
         patched.setattr(rollout, "broken", lambda pattern, text: text)   # an API tells no tokens
-        figures = run(Config(**vars(cfg) | {"model": path, "device": "cpu"}))
-    expected = capsys.readouterr().out
-    assert 0 < figures["all"]["success"] < 1 and figures["all"]["turns"] > 2
+        rows = run(Config(**vars(cfg) | {"model": path, "device": "cpu"}))["rows"]
+    expected = capsys.readouterr().out.splitlines()
+    assert 0 < rows[0]["success"] < 1 and rows[0]["turns"] > 2
     with api(replaying(table, template == THOUGHTS_APART, missed)) as server:
-        again = run(Config(**vars(cfg) | dict(
-            api_base=server.url, api_model=path, json=str(tmp_path / "api.json"))))
+        again = run(Config(**vars(cfg) | dict(api_base=server.url, api_model=path)))["rows"]
     lines = capsys.readouterr().out.splitlines()
     told = [sum(usage[i] for *_, usage in table.values()) for i in (0, 1)]
     said = str([message for _, message, _ in table.values()])
     assert ("tool_calls" in said) == (format == "tool")
     assert ("reasoning_content" in said) == (template == THOUGHTS_APART)
-    if not missed:
-        assert lines[-1] == (f"tokens: {told[0]} of prompts, {told[1]} of replies; 0 answers of "
-                             "the API did not tell theirs")
-        assert [again["all"].pop(f"{n}_tokens") for n in ("prompt", "completion")] == told
-    assert lines[:-1] == expected.splitlines()
     assert len(missed) == ends.count("context") and bool(missed) == ("max_context" in more)
-    written = [json.loads((tmp_path / name).read_text()) for name in ("model.json", "api.json")]
-    for name in ("prompt_tokens", "completion_tokens"):
-        assert written[1]["all"].pop(name) > 0
-    assert written[0] == written[1]
+    tokens = lines.pop(2)
+    if missed:                      # tokens of the replies that did not fit count as well
+        for row in rows + again:
+            row.pop("tokens", 0)
+    else:
+        assert tokens == (f"tokens: {told[0]} of prompts, {told[1]} of replies; 0 answers of the "
+                          "API did not tell theirs")
+        assert lines == expected
+    assert again == rows
 
 
 # ---- servers that misbehave ----
@@ -296,33 +297,34 @@ def misbehaving(trouble, times):
 @pytest.fixture(scope="module")
 def undisturbed(world):
     with api(counting) as server:
-        figures = run(config(world, server))
-    assert 0 < figures["all"]["success"] < 1
-    return figures
+        rows = run(config(world, server))["rows"]
+    assert 0 < rows[0]["success"] < 1 and rows[0]["row"] == "all"
+    return rows
 
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_that_passes_changes_nothing(name, world, pauses, monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_ANSWER", 2**18)
+    monkeypatch.setattr(policy_api, "MAX_ANSWER", 2**18)
     with api(counting) as server:
-        undisturbed = run(config(world, server, n=3, k=1))
+        undisturbed = run(config(world, server, n=3, k=1))["rows"]
     with api(misbehaving(TROUBLES[name][0], 2)) as server:
-        assert run(config(world, server, n=3, k=1)) == undisturbed
+        assert run(config(world, server, n=3, k=1))["rows"] == undisturbed
     assert {*pauses} == {1, 2}
 
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_that_stays_ends_the_run_in_one_sentence(name, world, pauses, monkeypatch, capsys,
                                                          tmp_path):
-    monkeypatch.setattr(evaluation, "MAX_ANSWER", 2**18)
-    path = tmp_path / "figures.json"
+    monkeypatch.setattr(policy_api, "MAX_ANSWER", 2**18)
+    path = tmp_path / "out"
     with api(misbehaving(TROUBLES[name][0], 99)) as server:
         sentence = f"^{server.url}: [^\n]*{TROUBLES[name][1]}[^\n]*, requests: 7.; nothing was sc"
         with pytest.raises(ValueError, match=sentence) as error:
-            run(config(world, server, n=1, k=1, json=str(path)))
+            run(config(world, server, n=1, k=1, out=str(path)))
         assert len(server.asked) == 7 and len(str(error.value)) < 450
     assert pauses == [1, 2, 4, 8, 16, 32]
-    assert "success" not in capsys.readouterr().out and not path.exists()
+    assert "success" not in capsys.readouterr().out and not (path / "results.json").exists()
+    assert (path / "trajectories.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("status, more", [
@@ -339,7 +341,7 @@ def test_a_refusal_ends_the_run_at_once(status, more, world, pauses, monkeypatch
 
 
 def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):
-    monkeypatch.setattr(evaluation, "TIMEOUT", 0.06)
+    monkeypatch.setattr(policy_api, "TIMEOUT", 0.06)
     stop = threading.Event()
 
     def trickling(body, handler):
@@ -392,9 +394,10 @@ def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
                        for _, _, headers in server.asked)
     assert "The key OPENAI_API_KEY is wrong" in said[0]
     with api(lambda *_: completion(f"{KEY}", usage=None)) as server:
-        run(config(world, server, json=str(tmp_path / "figures.json")))
-    said += [*capfd.readouterr(), (tmp_path / "figures.json").read_text()]
-    assert len(said) == 9 and not any(part in text for text in said for part in (KEY, KEY[:9]))
+        run(config(world, server, out=str(tmp_path / "out")))
+    said += [*capfd.readouterr(), (tmp_path / "out/results.json").read_text(),
+             (tmp_path / "out/config.json").read_text()]
+    assert len(said) == 10 and not any(part in text for text in said for part in (KEY, KEY[:9]))
 
 
 def test_without_a_key_none_is_sent(world):
@@ -434,7 +437,7 @@ def test_ask_takes_the_newer_name_of_the_limit_from_then_on(world, undisturbed):
         assert body["max_completion_tokens"] == 8
         return counting(body, handler)
     with api(newer) as server:
-        assert run(config(world, server)) == undisturbed
+        assert run(config(world, server))["rows"] == undisturbed
         assert sum("max_tokens" in body for _, body, _ in server.asked) <= 5     # at a time
 
 
@@ -451,15 +454,15 @@ def test_a_context_too_long_for_the_server_ends_its_episode(status, answer, worl
     def small(body, handler):
         return (status, answer, {}) if len(body["messages"]) > 3 else completion("a")
     with api(small) as server:
-        figures = run(config(world, server, n=20, k=1, horizon=5))
-    assert figures["all"]["turns"] == 1 and figures["all"]["n"] == 20 and not pauses
+        every = run(config(world, server, n=20, k=1, horizon=5))["rows"][0]
+    assert every["turns"] == 1 and every["n"] == 20 and not pauses
     assert "no turn" not in capsys.readouterr().out
 
 
 def test_a_prompt_beyond_max_context_ends_its_episode(world, capsys):
     with api(lambda body, _: completion("a", usage=(40 * len(body["messages"]), 1))) as server:
         for room, turns in ((88, 1), (87, 0)):              # 80 of the first prompt, 8 of its reply
-            assert run(config(world, server, max_context=room))["all"]["turns"] == turns
+            assert run(config(world, server, max_context=room))["rows"][0]["turns"] == turns
     assert "12 of 12 episodes had no turn" in capsys.readouterr().out
 
 
@@ -502,16 +505,20 @@ def test_read_completion_says_that_the_server_does_not_count(usage):
 
 
 def test_run_tells_the_tokens(world, tmp_path, capsys):
-    path = tmp_path / "figures.json"
     with api(lambda body, _: completion(usage=(100, 3) if len(body["messages"]) == 2 else None)
              ) as server:
-        run(config(world, server, json=str(path)))
+        cfg = config(world, server, out=str(tmp_path / "out"))
+        results = run(cfg)
         asked = len(server.asked)
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"tokens: 1200 of prompts, 36 of replies; {asked - 12} answers of the API did not tell "
-        "theirs")
-    every = json.loads(path.read_text())["all"]
-    assert (every["prompt_tokens"], every["completion_tokens"]) == (1200, 36)
+    sentence = (f"tokens: 1200 of prompts, 36 of replies; {asked - 12} answers of the API did not "
+                "tell theirs")
+    assert sentence in results["notes"] and sentence in capsys.readouterr().out.splitlines()
+    plays = [json.loads(line) for line in (tmp_path / "out/trajectories.jsonl").open()]
+    assert len(plays) == 12 and all(p["tokens"]["prompt"] == 100 for p in plays)
+    assert all(p["conversation"][0]["role"] == "system" for p in plays)
+    assert (results["rows"][0]["tokens"] is None) == (asked > 12)      # not all are known
+    again = run(checked(Config, vars(cfg) | {"resume": True}))          # asks for nothing
+    assert {**again, "seconds": 0} == {**results, "seconds": 0} and len(server.asked) == asked
 
 
 def test_thoughts_without_end_are_complained_about(world):
@@ -537,10 +544,10 @@ def test_as_many_episodes_are_played_at_a_time_as_asked_for(world, undisturbed):
             now[0] -= 1
         return counting(body, handler)
     with api(answer) as server:
-        assert run(config(world, server)) == undisturbed
+        assert run(config(world, server))["rows"] == undisturbed
     assert most == [5]
     with api(counting) as server:
-        assert run(config(world, server, concurrency=1)) == undisturbed
+        assert run(config(world, server, concurrency=1))["rows"] == undisturbed
 
 
 def test_ctrl_c_waits_for_no_answer(world):
@@ -576,12 +583,12 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
         return answers
     monkeypatch.setattr(client.EnvClient, "answer", breaking)
     with api(counting) as server:
-        figures = run(config(world, server))
+        rows = run(config(world, server))["rows"]
     assert len(failures) == times
-    assert figures["all"]["n"] == 6 - dropped
+    assert rows[0]["n"] == 6 - dropped
     assert ("1 tasks could not be played" in capsys.readouterr().out) == bool(dropped)
     if not dropped:
-        assert figures["all"]["success"] == undisturbed["all"]["success"]
+        assert rows[0]["success"] == undisturbed[0]["success"]
 
 
 # ---- flags ----

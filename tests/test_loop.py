@@ -1,7 +1,8 @@
 """pytest tests/test_loop.py: what the loop plays, measures, learns from and carries on.
 
-Two small runs of the whole script are recorded: every call of `collect`, every optimizer step. Many
-tests read that record. Others call one function of the loop beside arithmetic or a slow loop.
+Three small runs of the whole script are recorded, one of them on two environments: every call of
+`collect`, every optimizer step. Many tests read that record. Others call one function of the loop
+beside arithmetic or a slow loop.
 """
 import inspect
 import json
@@ -21,7 +22,7 @@ import algos
 import metrics
 import parallel
 import train
-from fakes import SMALL, Env, config, flags_of, save_policy, served, started, trained
+from fakes import SMALL, Env, SumsEnv, config, flags_of, save_policy, served, started, trained
 from rollout import Agent, Stats, Trajectory, Turn, World
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
@@ -457,6 +458,18 @@ def test_player_rate_by_hand(monkeypatch):
 def test_samples_name_the_environment_of_each_episode(both):
     text = open("runs/both/samples.txt").read()
     assert "[toy " in text and text.count("---- step ") == 8
+
+
+def test_train_learns_from_one_environment_while_the_other_fails(url, model, monkeypatch):
+    """Its group is counted and nothing else: no reward of 0, no success of 0."""
+    def broken(self, action):
+        raise RuntimeError("the engine is gone")
+    monkeypatch.setattr(SumsEnv, "step", broken)
+    run = trained(url, config(model, env="toy,sums", shares=(3, 1), steps=1, filter="none"))
+    (line,) = run.history
+    assert (line["dropped"], line["trajectories"], line["trained"]) == (1, 12, 12)
+    assert line["success"] == line["success_toy"] and "success_sums" not in line
+    assert line["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("families, train_ids, test_ids", [

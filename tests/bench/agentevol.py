@@ -1,6 +1,6 @@
 """AgentEvol's three tables for tiny policies, as docs/agentevol.md shows them.
 
-    python -m tests.bench.agentevol base         BC-base, the same with more steps, BC-large, AgentEvol
+    python -m tests.bench.agentevol base         BC-base, with more steps, BC-large, AgentEvol
     python -m tests.bench.agentevol samples      M = 1 to 6 iterations of K = 1, 2 and 4 tries
     python -m tests.bench.agentevol leave_out    all but one environment are explored
 
@@ -26,7 +26,7 @@ TOGETHER = ("textcraft_small", "frozenlake", "sokoban")
 
 
 def run(folder, name, flags):
-    """agentevol.py evolve with these flags, unless that was done -> (result.json, metrics.jsonl)."""
+    """agentevol.py evolve with these flags, unless it is done -> (result.json, metrics.jsonl)."""
     out = os.path.join(folder, name)
     if not os.path.exists(os.path.join(out, "result.json")):
         command = [sys.executable, "agentevol.py", "evolve", "--out", out, *shlex.split(flags)]
@@ -34,7 +34,10 @@ def run(folder, name, flags):
             subprocess.run(command, stdout=log, stderr=log, check=True)
     with open(os.path.join(out, "result.json")) as file:
         result = json.load(file)
-    with open(os.path.join(out, "metrics.jsonl")) as file:
+    path = os.path.join(out, "metrics.jsonl")
+    if not os.path.exists(path):            # no iterations
+        return result, []
+    with open(path) as file:
         return result, [json.loads(line) for line in file]
 
 

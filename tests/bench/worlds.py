@@ -1,0 +1,85 @@
+"""The gallery of docs/worlds.md: what a tiny policy learns from nothing in each environment.
+
+    python -m tests.bench.worlds --seed 7 --jobs 1              runs train.py in every world
+    python -m tests.bench.worlds --seed 7 --only maze,sokoban   in these alone
+
+Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY.
+It prints a row for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with
+the random player and the expert. What is in --folder already is not run again.
+"""
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+WORLDS = {      # title -> flags of train.py
+    **{name: f"--env {name}" for name in (
+        "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
+        "alfworld", "bandit")},
+    "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 64",
+    "textcraft_small, reflect": "--env textcraft_small --format reflect --max-turn-tokens 64",
+}
+
+
+def run(folder, title, seed):
+    """train.py with the flags of this title, unless that is done -> its result.json."""
+    name = f"{folder}-{title.replace(', ', '-')}-{seed}"
+    if not os.path.exists(os.path.join("runs", name, "result.json")):
+        with open(os.path.join("runs", f"{name}.log"), "w") as log:
+            subprocess.run([sys.executable, "train.py", *shlex.split(WORLDS[title]), "--seed",
+                            str(seed), "--name", name], stdout=log, stderr=log, check=True)
+    with open(os.path.join("runs", name, "result.json")) as file:
+        return json.load(file)
+
+
+def row(title, result):
+    before, after = result["before"], result["after"]
+    return (f"| {title} | {100 * result['random']:.1f} | {100 * before['sampled']:.1f} ± "
+            f"{100 * before['stderr']:.1f}, {100 * before['greedy']:.1f} | "
+            f"{100 * after['sampled']:.1f} ± {100 * after['stderr']:.1f}, "
+            f"{100 * after['greedy']:.1f} | {100 * result['expert']:.0f} | {after['n']} | "
+            f"{result['seconds'] / 60:.1f} | `python train.py {WORLDS[title]}` |")
+
+
+def draw(path, results):
+    from matplotlib.figure import Figure
+    columns = 3
+    figure = Figure((9, 2.3 * -(-len(results) // columns)), dpi=110, layout="tight")
+    for i, (title, result) in enumerate(results.items()):
+        axes = figure.add_subplot(-(-len(results) // columns), columns, i + 1)
+        axes.plot(*zip(*[(step, success) for step, success, _ in result["curve"]]), "o-", ms=3)
+        axes.axhline(result["random"], color="C3", ls=":", label="random player")
+        axes.axhline(result["expert"], color="C2", ls=":", label="expert")
+        axes.set(title=title, ylim=(0, 1.04))
+        axes.title.set_size(9)
+    axes.legend(fontsize=7)
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="environments, comma-separated")
+    parser.add_argument("--folder", default="worlds", help="the runs are runs/FOLDER-...")
+    parser.add_argument("--picture", default="docs/worlds.png")
+    args = parser.parse_args()
+    os.makedirs("runs", exist_ok=True)
+    titles = [t for t in WORLDS if not args.only or t in args.only.split(",")]
+    results = {}
+    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | minutes | run |")
+    print("|---|---|---|---|---|---|---|---|")
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for title, result in zip(titles, pool.map(lambda t: run(args.folder, t, args.seed),
+                                                  titles)):
+            results[title] = result
+            print(row(title, result), flush=True)
+    draw(args.picture, results)
+
+
+if __name__ == "__main__":
+    main()
