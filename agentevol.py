@@ -78,7 +78,6 @@ class Clone(Demos):
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-
     normalise = "weight"          # no flag: here all weights are 1
 
 
@@ -360,6 +359,7 @@ def check(cfg):
     names = cfg.env.split(",")
     families_of([load_env(name) for name in names], cfg.families)
     if type(cfg) is Evolve:
+        parallel.keep_input(cfg, cfg.model, cfg.demos)
         shares_of(cfg.eval_tasks or len(names), [1] * len(names))
         if not {*filter(None, cfg.unexplored.split(","))} < {*names}:
             raise ValueError(f"unexplored={cfg.unexplored!r}: expected some of {cfg.env}, not all")

@@ -411,6 +411,15 @@ def claimed(folder):
         yield
 
 
+def keep_input(cfg, *paths):
+    """ValueError if something that a run reads lies in its folder, which would be moved aside."""
+    for path in filter(None, paths):
+        if not cfg.resume and f"{os.path.realpath(path)}/".startswith(
+                f"{os.path.realpath(cfg.folder)}/"):
+            raise ValueError(f"{path} lies in this run's own folder, which would be moved aside; "
+                             f"give the run another folder than {cfg.folder}")
+
+
 def prepare_folder(cfg, **more):
     """runs/<name>, with the config and more. An earlier run's folder is moved aside, never lost."""
     if rank() == 0:

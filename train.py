@@ -621,10 +621,7 @@ def check(cfg):
     if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")
-    if cfg.model and not cfg.resume and \
-            f"{os.path.realpath(cfg.model)}/".startswith(f"{os.path.realpath(cfg.folder)}/"):
-        raise ValueError(f"--model {cfg.model} lies in this run's own folder, which would be moved "
-                         "aside; give the run another --name")
+    parallel.keep_input(cfg, cfg.model)
 
 
 def preset(given):

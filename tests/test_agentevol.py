@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 from collections import Counter
 from dataclasses import fields, replace
@@ -1079,6 +1080,16 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
         agentevol.main()
     assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
     assert (tmp_path / "clone.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("flags", ["--model e/clone", "--model ./e/../e", "--demos e/mine.json"])
+def test_main_does_not_move_its_own_input_away(flags, model, here, monkeypatch):
+    shutil.copytree(model, "e/clone")
+    shutil.copytree(model, "e", dirs_exist_ok=True)
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", "evolve", "--out", "e/", *flags.split()])
+    with pytest.raises(SystemExit, match=f"{flags.split()[1]} lies in this run's own folder"):
+        agentevol.main()
+    assert os.listdir() == ["e"] and "clone" in os.listdir("e")
 
 
 def test_main_refuses_a_control_without_demonstrations(url, model, here, monkeypatch):

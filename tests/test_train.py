@@ -1155,7 +1155,7 @@ def test_a_run_does_not_move_its_own_input_away(given, model, tmp_path):
     shutil.copytree(model, tmp_path / "runs" / "x" / "clone")
     shutil.copytree(model, tmp_path / "runs" / "x", dirs_exist_ok=True)
     os.symlink(tmp_path / "runs" / "x" / "clone", tmp_path / "link")
-    with pytest.raises(SystemExit, match=f"--model {given} lies in this run's own folder"):
+    with pytest.raises(SystemExit, match=f"{given} lies in this run's own folder"):
         train.main(["--env", "toy", "--name", "x", "--model", given])
     assert os.listdir(tmp_path / "runs") == ["x"]
     assert "clone" in os.listdir("runs/x") and "config.json" not in os.listdir("runs")
