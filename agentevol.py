@@ -58,7 +58,7 @@ class Clone(Demos):
     """Settings of behavioural cloning."""
     out: Folder = "runs/clone"    # the policy's folder; of evolve: the run's
     n: Natural = 8000
-    demos: str = ""               # a file of demonstrations; empty: the experts play
+    demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     format: FormatName = "act"    # form of the replies
