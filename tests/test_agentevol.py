@@ -225,6 +225,16 @@ def test_the_tokenizer_has_one_token_for_a_frequent_word():
     assert tokenizer.encode("<|end|>") == [0] == [tokenizer.eos_token_id]
 
 
+def test_the_tokenizer_has_one_token_for_a_row_and_one_for_the_text_below_the_grid():
+    seen = "#_P_#\n#XOG#\nYou have 2 left.\nIt is cold."
+    tokenizer = make_tokenizer([seen, "up || left"], 300)
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode(seen)]
+    assert tokens == ["#_P_#\n", "#XOG#\n", "You have 2 left.\nIt is cold."]
+    assert tokenizer.tokenize("up || left") == ["up", "Ġ||", "Ġleft"]
+    assert tokenizer.decode(tokenizer.encode("Solved!\n#__P#\nNo move.")) == \
+        "Solved!\n#__P#\nNo move."
+
+
 def test_the_tokenizer_keeps_to_its_size(demos):
     texts = [turn[0] for demo in demos for turn in demo["turns"]]
     assert len(make_tokenizer(texts, 280)) == 280
