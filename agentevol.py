@@ -113,17 +113,14 @@ def imitated(agent, demonstration):
 
 # ---- a policy from nothing ----------------------------------------------------------------------
 
-# Words as GPT-2 cuts them. But a row of a drawn grid is one word, and so is all that is said below
-# it: cut into words a row was one to four tokens at no fixed place, and a tiny policy learned none.
-WORDS = (r"^[#_A-Z√]{4,}$\n?|(?<=[#_A-Z√]{4}\n)[A-Z].*(?:\n.+)*|"
-         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's
 
 
-def make_tokenizer(texts, vocabulary):
+def make_tokenizer(texts, vocabulary, one_word=WORDS):
     """A tokenizer of the words of these texts, most frequent first, one token each; any other word
-    is spelt in bytes, so that no text is lost. A row of a drawn grid, "#_P_X#", is one word."""
+    is spelt in bytes, so that no text is lost. one_word: a regular expression, what else is one."""
     pieces = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(WORDS), "isolated"),
+        pre_tokenizers.Split(Regex(f"{one_word}|{WORDS}"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
@@ -217,7 +214,8 @@ def clone(cfg, out, say=parallel.say):
     if cfg.format == "tool":
         raise ValueError("format='tool': a tiny policy's chat template has no tools; use another")
     demos, texts = lesson(cfg, say)
-    tokenizer = make_tokenizer(texts, cfg.vocabulary)
+    tokenizer = make_tokenizer(texts, cfg.vocabulary,
+                               getattr(load_env(cfg.env), "ONE_WORD", WORDS))
     trajectories = trajectories_of(demos, tokenizer, cfg)
     policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
     parameters = sum(p.numel() for p in policy.parameters())

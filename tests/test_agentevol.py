@@ -225,14 +225,13 @@ def test_the_tokenizer_has_one_token_for_a_frequent_word():
     assert tokenizer.encode("<|end|>") == [0] == [tokenizer.eos_token_id]
 
 
-def test_the_tokenizer_has_one_token_for_a_row_and_one_for_the_text_below_the_grid():
-    seen = "#_P_#\n#XOG#\nYou have 2 left.\nIt is cold."
-    tokenizer = make_tokenizer([seen, "up || left"], 300)
+def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
+    seen = "#_P_#\n#XOG#\nYou have 2 left.\nThis is no row: #_#"
+    tokenizer = make_tokenizer([seen], 300, one_word=r"^#.*\n?|You have .*")
     tokens = [tokenizer.decode([i]) for i in tokenizer.encode(seen)]
-    assert tokens == ["#_P_#\n", "#XOG#\n", "You have 2 left.\nIt is cold."]
-    assert tokenizer.tokenize("up || left") == ["up", "Ġ||", "Ġleft"]
-    assert tokenizer.decode(tokenizer.encode("Solved!\n#__P#\nNo move.")) == \
-        "Solved!\n#__P#\nNo move."
+    assert tokens == ["#_P_#\n", "#XOG#\n", "You have 2 left.", "\n", "This", " is", " no", " row",
+                      ":", " #_#"]
+    assert tokenizer.decode(tokenizer.encode("#__P#\nNo move.")) == "#__P#\nNo move."
 
 
 def test_the_tokenizer_keeps_to_its_size(demos):
