@@ -146,14 +146,15 @@ TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
-WORD = r" ?[^\s.,:;!?<>()|\"']+|\s|."    # with a space before it; punctuation apart
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's
 
 
-def make_tokenizer(texts, vocabulary):
+def make_tokenizer(texts, vocabulary, *whole):
     """A tokenizer of the words of these texts, most frequent first, one token each; any other word
-    is spelt in bytes, so that no text is lost. A row of a drawn grid, "#_P_X#", is a word."""
+    is spelt in bytes, so that no text is lost. whole: regular expressions of what else is a word.
+    """
     pieces = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(WORD), "isolated"),
+        pre_tokenizers.Split(Regex("|".join([*whole, WORDS])), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     words = Counter(word for text in texts for word, _ in pieces.pre_tokenize_str(text))
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
@@ -707,8 +708,9 @@ def agents_of(cfg, tokenizer=None):
 def tokenizer_of(demos, cfg):
     """A tokenizer made for demonstrations."""
     agents = agents_of(cfg)
-    return make_tokenizer([text for demo in demos for text in texts_of(agents[demo["env"]], demo)],
-                          cfg.vocabulary)
+    texts = [text for demo in demos for text in texts_of(agents[demo["env"]], demo)]
+    return make_tokenizer(texts, cfg.vocabulary, *(
+        agent.module.ONE_WORD for agent in agents.values() if hasattr(agent.module, "ONE_WORD")))
 
 
 def trajectories_of(demos, tokenizer, cfg):

@@ -18,6 +18,9 @@ it that server takes all of them.
 
 TOOLS, a constant, holds the forms of its actions, for models that call tools: `tools_of`.
 
+ONE_WORD, a constant, is a regular expression of what is a single token to a tiny policy of its own,
+where words are too small: a row of a grid.
+
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
 """

@@ -232,6 +232,15 @@ def test_the_tokenizer_has_one_token_for_a_frequent_word():
     assert tokenizer.encode("<|end|>") == [0] == [tokenizer.eos_token_id]
 
 
+def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
+    seen = "#_P_#\n#XOG#\nYou have 2 left.\nThis is no row: #_#"
+    tokenizer = make_tokenizer([seen], 300, r"^#.*\n?|You have .*")
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode(seen)]
+    assert tokens == ["#_P_#\n", "#XOG#\n", "You have 2 left.", "\n", "This", " is", " no", " row",
+                      ":", " #_#"]
+    assert tokenizer.decode(tokenizer.encode("#__P#\nNo move.")) == "#__P#\nNo move."
+
+
 def test_the_tokenizer_keeps_to_its_size(demos):
     texts = [turn[0] for demo in demos for turn in demo["turns"]]
     assert len(make_tokenizer(texts, 280)) == 280
@@ -974,7 +983,7 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     assert [(t.env, t.task_id) for t in base_set] == [
         (m.NAME, t) for m in (maze, textcraft_small) for t in m.TRAIN[:4]]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
-    for word in (" wall", "craft"):
+    for word in ("move up", "craft"):
         assert len(tokenizer.encode(word)) == 1
     for name in ("maze", "textcraft_small"):            # each trajectory as it would be by itself
         alone = replace(cfg, env=name)

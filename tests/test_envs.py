@@ -6,6 +6,7 @@ A file may say of itself, at module level:
     DETERMINISTIC = False       the engine does not repeat its text (sciworld)
     fingerprint(task_id)        goal and world as text, where the first observation hides part of it
     TINY = dict(max_context=1024)   flags of train.py that a tiny policy needs here
+    ONE_WORD = r"^#.*\n?"       what is one token to it, beside words: here a row of a drawn grid
 """
 
 import contextlib
