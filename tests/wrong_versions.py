@@ -387,6 +387,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_agentevol.py::test_preset_is_what_the_environments_ask_of_cloning"),
         ("if model and not parallel.cloned_settings(model):", "if model:",
          "tests/test_agentevol.py::test_preset_of_a_model_is_how_it_speaks"),
+        ("parallel.keep_input(cfg, cfg.model, cfg.demos)", "parallel.keep_input(cfg, cfg.model)",
+         "tests/test_agentevol.py::test_main_does_not_move_its_own_input_away"),
         ("shares_of(cfg.eval_tasks or len(names), [1] * len(names))", "pass",
          "tests/test_agentevol.py::test_main_refuses_before_anything_is_made"),
     ],
