@@ -11,6 +11,10 @@ family "reversed", it is the safe arm. No name of TEST is in TRAIN. An episode s
 gamble was pulled, whatever it paid. Success: random 50% (mean reward 0.175), expert 100% (0.25); an
 agent that has learned the hint gets 100% of "plain" and 0% of "reversed".
 
+A tiny policy cannot even spell the names of TEST; what it learns shows on TRAIN. `--algo dr_grpo`
+makes it bold. GRPO itself makes it timid: in a group where no gamble has paid the safe arm's 0.1,
+divided by the small deviation, counts as much as a 1.
+
 The task decides names, order and meaning; `self.luck` decides what the arms pay.
 """
 import random
@@ -21,7 +25,7 @@ NAME, HORIZON = "bandit", 1
 TRAIN, TEST = range(0, 800), range(800, 1000)
 SUCCESS = 1.0
 FAMILIES = ("plain", "reversed")
-TINY = dict(horizons=(1,), clone_steps=100)
+TINY = dict(horizons=(1,), steps=60, clone_steps=400, clone_skill=0.0, clone_lr=3e-3)
 PROMPT = """You stand before two slot machines, called arms, and may pull one of them, once. One
 arm pays a little every time; the other pays much or nothing, but more on average. Which is which
 you are not told: let the names guide you. Your aim is the arm with the higher average.
