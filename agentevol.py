@@ -28,7 +28,7 @@ import parallel
 from curriculum import choose_tasks
 from engine import from_pretrained, load_policy, prepare
 from env_server import load_env, open_env
-from eval import Count, Positive, Seed, Share, checked, parse_flags
+from eval import Count, Numbers, Positive, Seed, Share, checked, parse_flags
 from rollout import (FORMATS, TINY_TEMPLATE, Agent, ContextMode, Episode, FormatName, Trajectory,
                      progress, to_batch)
 
@@ -44,7 +44,8 @@ class Clone:
     env: str = "textcraft_small"  # a file of envs/
     recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
     families: str = ""            # task families to imitate, comma-separated; empty: all
-    episodes: Count = 8000        # demonstrations, as far as there are training tasks
+    episodes: Count = 8000        # demonstrations: each task once, or as many whole times as fit
+    horizons: Numbers = ()        # turns of a demonstration: the last of these; empty: HORIZON
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
     format: FormatName = "act"    # form of the replies
     context: ContextMode = "full"      # what stays in view
@@ -65,14 +66,14 @@ class Clone:
 PATIENCE = 10        # seconds: below this estimate one process does the work
 
 
-def record(name, skill, seed, task_id):
+def record(name, skill, seed, task_id, horizons=()):
     """One episode of a player of mixed skill, as text: {"task_id", "turns": [[observation, thought,
     action, reward, done, info], ...], "last": the observation after them, "success"}. All of its
     actions will be imitated."""
     module, rng = load_env(name), random.Random(f"{seed} {task_id}")
     env = module.Env()
     observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
-    while not done and len(turns) < module.HORIZON:
+    while not done and len(turns) < (module.HORIZON, *horizons)[-1]:
         thought, action = env.expert()
         if rng.random() > skill:
             thought, action = "I try something.", env.random_action(rng)
@@ -83,9 +84,10 @@ def record(name, skill, seed, task_id):
     return {"task_id": task_id, "turns": turns, "last": observation, "success": info["success"]}
 
 
-def demonstrations(name, task_ids, skill, seed, processes=None):
+def demonstrations(name, task_ids, skill, seed, processes=None, horizons=()):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play, began, others = partial(record, name, skill, seed), time.perf_counter(), task_ids[8:]
+    play, began = partial(record, name, skill, seed, horizons=horizons), time.perf_counter()
+    others = task_ids[8:]
     first = [play(task_id) for task_id in task_ids[:8]]
     if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
         return first + [play(task_id) for task_id in progress(others, "demonstrations")]
@@ -186,7 +188,9 @@ def lesson(cfg, say=parallel.say):
     agent = Agent(None, world.PROMPT, cfg.format, world=world)
     rules = [m["content"] for m in agent.start() if m["role"] != "system"]      # see TINY_TEMPLATE
     began = time.perf_counter()
-    demos = demonstrations(cfg.env, tasks, cfg.skill, cfg.seed)
+    demos = [demo for again in range(cfg.episodes // len(tasks))     # each time with other chances
+             for demo in demonstrations(cfg.env, tasks, cfg.skill, cfg.seed + 1_000_003 * again,
+                                        horizons=cfg.horizons)]
     say(f"{len(demos)} demonstrations of a player of skill {cfg.skill:g}: "
         f"{sum(d['success'] for d in demos) / len(demos):.0%} succeed "
         f"({time.perf_counter() - began:.1f} s)")
@@ -246,7 +250,7 @@ def continue_cloning(folder, seconds, say=parallel.say):
 def preset(given):
     """What the environment asks of a tiny policy (its TINY), as far as it concerns cloning."""
     asked = getattr(load_env(given.get("env", Clone.env)), "TINY", {})
-    shared = ("families", "format", "context", "max_turn_tokens", "max_context")
+    shared = ("families", "horizons", "format", "context", "max_turn_tokens", "max_context")
     return {name.removeprefix("clone_"): value for name, value in asked.items()
             if name in shared or name.startswith("clone_")}
 

@@ -112,9 +112,16 @@ def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
     assert [demo["task_id"] for demo in demos] == wanted[:5]
     assert texts[0] == demos[0]["turns"][0][0] and texts[1] == demos[0]["turns"][0][2]
-    demos, _ = lesson(replace(SMALL, env="bandit", families="plain", episodes=10**6), quiet)
-    assert [demo["task_id"] for demo in demos] == [         # as many as there are
-        t for t in bandit.TRAIN if bandit.family(t) == "plain"]
+    plain = [t for t in bandit.TRAIN if bandit.family(t) == "plain"]
+    demos, _ = lesson(replace(SMALL, env="bandit", families="plain", episodes=len(plain) * 3 - 1),
+                      quiet)
+    assert [demo["task_id"] for demo in demos] == 2 * plain     # whole times only, all alike
+    assert demos[:len(plain)] != demos[len(plain):]             # with other chances
+
+
+def test_a_demonstration_has_as_many_turns_as_the_last_horizon():
+    demos, _ = lesson(replace(SMALL, skill=0.0, horizons=(2, 3)), quiet)
+    assert max(len(demo["turns"]) for demo in demos) == 3
 
 
 @pytest.mark.parametrize("arguments, sentence", [
