@@ -50,14 +50,14 @@ class Demos:
     n: Natural = 300              # demonstrations of each env, as far as there are training tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     seed: Seed = 0                # of everything random
-    skill, demos = 1.0, ""        # no flags here
+    skill, demos, horizon = 1.0, "", 0      # no flags here
 
 
 @dataclass
 class Clone(Demos):
     """Settings of behavioural cloning."""
     out: Folder = "runs/clone"    # the policy's folder; of evolve: the run's
-    n: Natural = 8000
+    n: Natural = 8000             # with luck (skill below 1) all tasks as many whole times as fit
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
@@ -67,6 +67,7 @@ class Clone(Demos):
     thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
     max_turn_tokens: Count = 24   # kept for playing, not used in cloning: a longer reply is cut
     max_context: Count = 512      # kept for playing, not used in cloning: tokens in view
+    horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
     batch: Count = 32             # episodes per step
     lr: Positive = 4e-3           # at its peak, after 5% of the steps; falls to a tenth by a cosine
@@ -100,7 +101,6 @@ class Evolve(Clone):
     start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
     learn_steps: Count = 400      # optimizer steps of an iteration
     learn_lr: Positive = 1e-3     # at its peak
-    horizon: Natural = 0          # most turns; 0: each environment's own
     eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
     control: bool = False         # afterwards clone on for as many steps, as a comparison
     max_concurrent: Count = 256   # episodes in play at a time
@@ -279,7 +279,9 @@ def lesson(cfg, say=parallel.say):
     for module, families in zip(modules, families_of(modules, cfg.families)):
         tasks, began = choose_tasks(module, "train", 0, families), time.perf_counter()
         most = TRAJECTORIES.get(cfg.set, {}).get(module.NAME, cfg.n)
-        played = demonstrations(module.NAME, tasks[:most], cfg.skill, cfg.seed)
+        again = most // len(tasks) if cfg.skill < 1 else 1      # whole times, with other chances
+        played = [demo for n in range(max(again, 1)) for demo in demonstrations(
+            module.NAME, tasks[:most], cfg.skill, cfg.seed + 1_000_003 * n, cfg.horizon)]
         demos += played
         say(f"{module.NAME}: {len(played)} demonstrations ({most} wanted) of a player of skill "
             f"{cfg.skill:g}, {sum(d['success'] for d in played)} succeed "
@@ -351,7 +353,8 @@ def preset(kind, given):
         f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(kind)})
     own = {"clone_n", "clone_skill"} if kind is Evolve else set()
     return {name.removeprefix("clone_"): value for name, value in asked.items()
-            if name in SHARED or name.startswith("clone_") and name not in own} | speaks
+            if name in SHARED or name.startswith("clone_") and name not in own} | speaks | \
+        {"horizon": asked[name][-1] for name in ("horizons",) if name in asked}
 
 
 def check(cfg):

@@ -421,7 +421,8 @@ def cloned(cfg, device):
     if not parallel.gathered(cloned_settings(out))[0]:      # rank 0's word
         given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
                              if name.startswith("clone_")}        # clone_steps, not RL's steps
-        settings = Clone(**{f.name: given[f.name] for f in fields(Clone) if f.name in given})
+        settings = Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
+                                                      if f.name in given})
         seconds = seconds_per_step(settings, cfg.max_context // 4)
         minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
             cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one

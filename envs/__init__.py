@@ -25,6 +25,7 @@ info is {"success": bool, "valid": bool, "score": float}: the task is solved, wh
 score >= SUCCESS; the action was understood; the score of the episode so far.
 """
 import importlib
+import math
 import multiprocessing
 import os
 import random
@@ -102,14 +103,15 @@ def tools_of(module):
 PATIENCE = 10        # seconds: below this estimate one process plays them all
 
 
-def record(name, skill, seed, task_id):
+def record(name, skill, seed, task_id, horizon=0):
     """One episode of a player of mixed skill, who takes the expert's action with the probability
     `skill` and else a random one, as text: {"env", "task_id", "turns": [[observation, thought,
-    action, reward, done, info], ...], "last": the observation after them, "success"}."""
+    action, reward, done, info], ...], "last": the observation after them, "success"}. horizon: most
+    turns; 0: the environment's own."""
     module, rng = importlib.import_module(f"envs.{name}"), random.Random(f"{seed} {task_id}")
     env = module.Env()
     observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
-    while not done and len(turns) < module.HORIZON:
+    while not done and len(turns) < min(horizon or math.inf, module.HORIZON):
         thought, action = env.expert()
         if rng.random() > skill:
             thought, action = "I try something.", env.random_action(rng)
@@ -120,9 +122,10 @@ def record(name, skill, seed, task_id):
     return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
 
 
-def demonstrations(name, task_ids, skill, seed, processes=None):
+def demonstrations(name, task_ids, skill, seed, horizon=0, processes=None):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play, began, others = partial(record, name, skill, seed), time.perf_counter(), task_ids[8:]
+    play = partial(record, name, skill, seed, horizon=horizon)
+    began, others = time.perf_counter(), task_ids[8:]
     first, bar = [play(task_id) for task_id in task_ids[:8]], dict(
         desc="demonstrations", total=len(others), leave=False, delay=2, disable=None)
     if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
