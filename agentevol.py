@@ -5,10 +5,9 @@
     python agentevol.py clone --demos AgentTraj-L.json --env maze --format agentgym --model FOLDER
     python agentevol.py demos --env maze --set agenttraj --out maze.json   AgentGym's own JSON
 
-The loop is `evolve`, below; the authors' released code has cloning alone. A base policy imitates
-demonstrations, an expert's or a file's. It plays tasks beyond them; what succeeds is learned beside
-them. Without --model it is a small Llama with random weights. Every policy is an ordinary Hugging
-Face folder, which train.py and eval.py take: `--model runs/clone`.
+The loop is `evolve`, below; the authors' own code has cloning alone. A base policy imitates experts
+or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
+small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
 """
 import itertools
 import math
@@ -123,8 +122,7 @@ class Evolve(Clone):
 # ---- the algorithm ------------------------------------------------------------------------------
 
 def evolve(run, base_set):
-    """AgentEvol (arXiv:2406.04151, Algorithm 1); `run` is changed in place. base_set: what the base
-    policy has imitated, as Trajectories."""
+    """AgentEvol (arXiv:2406.04151, Algorithm 1). base_set: what the base policy has imitated."""
     cfg = run.cfg
     while run.step < cfg.iterations:
         began = time.perf_counter()
@@ -253,8 +251,7 @@ def clone(cfg, out, device="cpu", say=parallel.say):
     if parallel.rank() == 0 and not cfg.model:      # a tiny policy
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        say(f"a Llama of {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters from "
-            f"random weights, {len(tokenizer)} tokens")
+        say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
         policy.save_pretrained(start)
         tokenizer.save_pretrained(start)
     parallel.wait_for_all()
@@ -283,9 +280,8 @@ def lesson(cfg, say=parallel.say):
         played = [demo for n in range(max(again, 1)) for demo in demonstrations(
             module.NAME, tasks[:most], cfg.skill, cfg.seed + 1_000_003 * n, cfg.horizon)]
         demos += played
-        say(f"{module.NAME}: {len(played)} demonstrations ({most} wanted) of a player of skill "
-            f"{cfg.skill:g}, {sum(d['success'] for d in played)} succeed "
-            f"({time.perf_counter() - began:.1f} s)")
+        say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill {cfg.skill:g}, "
+            f"{sum(d['success'] for d in played)} succeed ({time.perf_counter() - began:.1f} s)")
     return demos
 
 
@@ -295,8 +291,7 @@ def run_all(cfg):
     """AgentEvol from the demonstrations to the final table."""
     modules = [open_env(name, cfg.recipes) for name in cfg.env.split(",")]
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
-    with parallel.claimed(cfg.folder), \
-            connected(cfg.env_url, modules, cfg.env_workers) as clients:
+    with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)
         run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
         evolve(run, base_set)
@@ -328,13 +323,15 @@ def setup(cfg, modules, clients):
         parallel.restore(run, last)
         run.history = metrics.history_until(cfg.folder, run.step)
         parallel.prepare_folder(cfg)        # what may change has perhaps changed
+    else:
+        parallel.save(run)                  # to resume from
     metrics.describe(run)
     return run, base_set
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-SHARED = "families", *parallel.SPEAKS
+SHARED = "families", "horizon", *parallel.SPEAKS
 MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_url", "env_workers",
               "micro_tokens", "checkpointing", "device", "attention")   # of a run that is resumed
 
@@ -351,10 +348,10 @@ def preset(kind, given):
         return speaks | {name: 1e-5 for name in ("lr", "learn_lr") if hasattr(kind, name)}
     asked = tiny_settings(given.get("env", kind.env), {
         f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(kind)})
+    asked["horizon"] = asked.get("horizons", (0,))[-1]
     own = {"clone_n", "clone_skill"} if kind is Evolve else set()
     return {name.removeprefix("clone_"): value for name, value in asked.items()
-            if name in SHARED or name.startswith("clone_") and name not in own} | speaks | \
-        {"horizon": asked[name][-1] for name in ("horizons",) if name in asked}
+            if name in SHARED or name.startswith("clone_") and name not in own} | speaks
 
 
 def check(cfg):

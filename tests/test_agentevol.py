@@ -132,9 +132,18 @@ def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
     assert [demo["task_id"] for demo in demos] == wanted[:5]
     assert demos == demonstrations("textcraft_small", wanted[:5], SMALL.skill, SMALL.seed)
-    demos = lesson(replace(SMALL, env="bandit", families="plain", n=10**6), quiet)
-    assert [demo["task_id"] for demo in demos] == [         # as many as there are
-        t for t in bandit.TRAIN if bandit.family(t) == "plain"]
+    plain = [t for t in bandit.TRAIN if bandit.family(t) == "plain"]
+    cfg = replace(SMALL, env="bandit", families="plain", n=3 * len(plain) - 1)
+    demos = lesson(cfg, quiet)
+    assert [demo["task_id"] for demo in demos] == 2 * plain     # whole times only, all alike
+    assert demos[:len(plain)] != demos[len(plain):]             # with other chances
+    demos = lesson(replace(cfg, skill=1.0), quiet)
+    assert [demo["task_id"] for demo in demos] == plain         # there is nothing new
+
+
+def test_a_demonstration_has_as_many_turns_as_its_horizon():
+    demos = lesson(replace(SMALL, skill=0.0, horizon=3), quiet)
+    assert max(len(demo["turns"]) for demo in demos) == 3
 
 
 def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch):
@@ -145,7 +154,7 @@ def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypat
     cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=1.0)
     counts = Counter(demo["env"] for demo in lesson(cfg, said.append))
     assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
-    assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations (500 wanted) of a player"
+    assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1"
                               f" of skill 1, {len(wordle.TRAIN)} succeed")
     counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze"), quiet))
     assert counts == dict(maze=215)
@@ -818,7 +827,7 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
     assert sorted(os.listdir()) == ["e", "e.lock"]
     assert sorted(os.listdir("e")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
-                                       "result.json", "samples.txt", "step_1", "step_2"]
+                                       "result.json", "samples.txt", "step_0", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
@@ -837,7 +846,7 @@ def test_main_of_no_iterations_is_the_base_policy_alone(url, here, monkeypatch):
     script(monkeypatch, url, out="e", **TINY | dict(iterations=0))
     result = json.load(open("e/result.json"))
     assert result["before"] == result["after"] and result["steps"] == 0
-    assert "step_0" not in os.listdir("e") and "clone" in os.listdir("e")
+    assert "step_0" in os.listdir("e") and "clone" in os.listdir("e")
 
 
 def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, here, monkeypatch):
