@@ -9,7 +9,6 @@ The loop is `evolve`, below; the authors' own code has cloning alone. A base pol
 or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
 small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
 """
-import itertools
 import math
 import os
 import random
@@ -29,14 +28,14 @@ import parallel
 from client import EnvError, connected
 from curriculum import choose_tasks, families_of, sample_tasks, shares_of
 from engine import check_heads, check_model, from_pretrained, make_policy
-from env_server import load_env, open_env
+from env_server import load_env, open_envs
 from envs import demonstrations
-from envs._agentgym import TRAJECTORIES, read_trajectories, write_trajectories
-from eval import model_defaults, open_worlds
+from envs._agentgym import SET_SIZES, read_trajectories, threshold, write_trajectories
 from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
-                      Seed, Share, Vocabulary, both_splits, parse_flags, tiny_settings)
-from rollout import (ContextMode, FormatName, History, Stats, Thinking, progress, to_batch,
-                     tokenizer_of, trajectories_of)
+                      Seed, Share, Vocabulary, both_splits, model_defaults, open_worlds,
+                      parse_flags, tiny_settings)
+from rollout import (ContextMode, FormatName, History, Thinking, progress, to_batch, tokenizer_of,
+                     trajectories_of)
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Clone(Demos):
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-    normalise = "weight"          # no flag: here all weights are 1
+    normalise = "weights"         # no flag: here all weights are 1
 
 
 @dataclass
@@ -92,11 +91,11 @@ class Evolve(Clone):
     explore: Natural = 0          # tasks explored in each iteration and env; 0: all
     unexplored: str = ""          # environments, with commas: cloned and evaluated, not explored
     temperature: NonNegative = 1.0     # of exploration
-    adaptive: bool = False        # more tries where success is rare, no second where it is there
+    adaptive: bool = False        # one try a task, then the rest of K tries a task where it failed
     dedupe: bool = True           # keep the first success of each task; no: all
-    failures: Share = 0.0         # weight of a failure's turns before the first invalid; 0: none
+    failures: Share = 0.0         # weight of a failure up to its first invalid action; 0: none
     weight: Literal["reward", "filter"] = "reward"  # of a kept trajectory: its score, or 1
-    normalise: Literal["tokens", "weight"] = "weight"   # the loss is divided by the sum of these
+    normalise: Literal["tokens", "weights"] = "weights"     # the loss is divided by their sum
     start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
     learn_steps: Count = 400      # optimizer steps of an iteration
     learn_lr: Positive = 1e-3     # at its peak
@@ -135,10 +134,11 @@ def evolve(run, base_set):
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
             run.policy = load(run.start_model, cfg, run.device)
-        steps = cfg.learn_steps if any(weights) else 0      # max of the sum of r(tau) log pi(tau)
-        run.optimizer = learn(run.policy, data, weights, steps, cfg.learn_lr, cfg,
-                              cfg.seed + 1 + run.step)
-        held = metrics.record_iteration(run, explored, kept, stats, time.perf_counter() - began)
+        if any(weights):                                    # max of the sum of r(tau) log pi(tau)
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
+                  cfg.seed + 1 + run.step)
+        held = metrics.held_out(run, 1.0)                   # on tasks that nobody learns from
+        metrics.record_iteration(run, explored, kept, stats, held, time.perf_counter() - began)
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.save(run)
@@ -146,28 +146,25 @@ def evolve(run, base_set):
 
 def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats). Adaptive:
-    the same number of tries goes, after one for each task, to those that have not succeeded yet."""
-    cfg, explored, stats = run.cfg, [], Stats()
-    samples = cfg.samples[min(run.step, len(cfg.samples) - 1)]
-    tasks = [(world.heated(cfg.temperature), task) for world in run.worlds
+    of K tries a task on average, each gets one, and those that failed share the others."""
+    cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
+    tasks = [(world.at_temperature(cfg.temperature), task) for world in run.worlds
              if world.module.NAME not in cfg.unexplored.split(",") for task in sample_tasks(
                  run.tasks[world], cfg.explore or len(run.tasks[world]), run.step, cfg.seed)]
-    each, budget = 1 if cfg.adaptive else samples, samples * len(tasks)
-    for wave in itertools.count():
-        tasks = tasks[:budget // each]
-        if not tasks:
-            return explored, stats
-        played, counted = parallel.play_tasks(run, run.policy, tasks, each, cfg.horizon,
-                                              (cfg.seed, run.step, wave))
-        explored, stats, budget = explored + played, stats + counted, budget - each * len(tasks)
-        failed = {(t.env, t.task_id) for t in played if t.turns} - {
-            (t.env, t.task_id) for t in successes(played, cfg.dedupe)}
-        tasks = [(world, task) for world, task in tasks if (world.module.NAME, task) in failed]
 
-
-def threshold(env):
-    """A trajectory with a score above this is kept: the values of the authors' released code."""
-    return {"sciworld": 99, "babyai": 0}.get(env, 0.99)
+    def play(tasks, samples, wave=0):
+        return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
+                                   (cfg.seed, run.step, wave))
+    if not cfg.adaptive:
+        return play(tasks, samples)
+    explored, stats = play(tasks, 1)
+    won = {(t.env, t.task_id) for t in successes(explored, dedupe=True)}
+    failed = [(world, task) for world, task in tasks if (world.module.NAME, task) not in won]
+    more = (samples - 1) * len(tasks) // max(len(failed), 1)
+    if not failed or not more:
+        return explored, stats
+    again, counted = play(failed, more, wave=1)
+    return explored + again, stats + counted
 
 
 def reward(trajectory):
@@ -193,18 +190,19 @@ def prefixes_of_failures(explored):
 
 # ---- learning -----------------------------------------------------------------------------------
 
-NORMALISE = {"tokens": algos.reward_token_weights, "weight": algos.reward_mean_weights}
+NORMALISE = {"tokens": algos.over_tokens, "weights": algos.over_weights}
 
 
 def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf, say=parallel.say):
-    """Maximise the weighted mean of log pi over trajectories -> AdamW, as it was at the end.
+    """Maximise the weighted mean of log pi over trajectories, by AdamW.
 
     weights: 0 or more for each trajectory. The learning rate rises shortly, then falls by a cosine.
     The ranks share each batch. Stops after `seconds`, as if that had been the plan.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     rng, order, began = random.Random(seed), [], time.perf_counter()
-    for step in progress(range(steps), "learning, steps", disable=seconds < math.inf or None):
+    for step in progress(range(steps), "learning, steps", **dict(disable=True) if seconds <
+                         math.inf else {}):
         spent = time.perf_counter() - began
         done = max(step / steps, spent / seconds)
         if done >= 1:
@@ -219,7 +217,6 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
                           [weights[i] for i in chosen], cfg)
         if step % 100 == 0 or step == steps - 1:
             say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
-    return optimizer
 
 
 def learn_step(policy, optimizer, trajectories, weights, cfg):
@@ -243,17 +240,15 @@ def load(path, cfg, device):
     return parallel.load(path, str(device), cfg.attention, cfg.checkpointing)
 
 
-def clone(cfg, out, device="cpu", say=parallel.say):
-    """Behavioural cloning -> the folder `out`, made by all ranks together -> what was imitated, as
-    Trajectories. ValueError."""
-    demos = parallel.gathered(lesson(cfg, say) if parallel.rank() == 0 else None)[0]
-    start = cfg.model or out
+def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
+    """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
+    together -> what was imitated, as Trajectories. ValueError."""
+    demos, start = lesson(cfg, say) if demos is None else demos, cfg.model or out
     if parallel.rank() == 0 and not cfg.model:      # a tiny policy
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
-        policy.save_pretrained(start)
-        tokenizer.save_pretrained(start)
+        parallel.begin_clone(policy, tokenizer, start)
     parallel.wait_for_all()
     policy, tokenizer = load(start, cfg, device), from_pretrained(AutoTokenizer, start)
     trajectories = trajectories_of(demos, tokenizer, cfg)
@@ -266,30 +261,33 @@ def clone(cfg, out, device="cpu", say=parallel.say):
 
 
 def lesson(cfg, say=parallel.say):
-    """What is to be imitated, in the form of `envs.record`: of the experts, or of the file
-    cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
-    modules, demos = [open_env(name, cfg.recipes) for name in cfg.env.split(",")], []
+    """What is to be imitated, in the form of `envs.record`, on all ranks: games of the experts, or
+    the file cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
+    if parallel.rank():
+        return parallel.gathered(None)[0]
+    modules, demos = open_envs(cfg.env, cfg.recipes), []
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
         say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
-        return demos
-    for module, families in zip(modules, families_of(modules, cfg.families)):
-        tasks, began = choose_tasks(module, "train", 0, families), time.perf_counter()
-        most = TRAJECTORIES.get(cfg.set, {}).get(module.NAME, cfg.n)
-        again = most // len(tasks) if cfg.skill < 1 else 1      # whole times, with other chances
-        played = [demo for n in range(max(again, 1)) for demo in demonstrations(
-            module.NAME, tasks[:most], cfg.skill, cfg.seed + 1_000_003 * n, cfg.horizon)]
+    families = families_of(modules, cfg.families)
+    for module, own in () if cfg.demos else zip(modules, families):
+        began, skill = time.perf_counter(), 1.0 if cfg.set else cfg.skill
+        most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
+        tasks = choose_tasks(module, "train", 0, own)
+        if most < len(tasks):       # a fair choice: families may lie one behind the other
+            tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
+        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon)
         demos += played
-        say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill {cfg.skill:g}, "
+        say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill {skill:g}, "
             f"{sum(d['success'] for d in played)} succeed ({time.perf_counter() - began:.1f} s)")
-    return demos
+    return parallel.gathered(demos)[0]
 
 
 # ---- setting up ---------------------------------------------------------------------------------
 
 def run_all(cfg):
     """AgentEvol from the demonstrations to the final table."""
-    modules = [open_env(name, cfg.recipes) for name in cfg.env.split(",")]
+    modules = open_envs(cfg.env, cfg.recipes)
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
     with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)
@@ -308,17 +306,20 @@ def run_all(cfg):
 def setup(cfg, modules, clients):
     """Everything before the first iteration -> (Run, base set)."""
     device, base = parallel.start(cfg.device), os.path.join(cfg.folder, "clone")
-    last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
-    if not cfg.resume:
-        parallel.prepare_folder(cfg)
-        base_set = clone(cfg, base, device)
+    kept = os.path.join(cfg.folder, "demonstrations.json")
+    if cfg.resume:
+        last, demos = parallel.last_checkpoint(cfg.folder), parallel.read_json(kept)["all"]
     else:
-        base_set = trajectories_of(lesson(cfg), from_pretrained(AutoTokenizer, base), cfg)
+        last, demos = "", lesson(cfg)
+        parallel.prepare_folder(cfg)
+        clone(cfg, base, device, demos=demos)
+        if parallel.rank() == 0:
+            parallel.write_json(kept, {"all": demos})
+    base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = load(last or base, cfg, device)
     worlds = open_worlds(policy, base, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
-                                        {(t.env, t.task_id) for t in base_set}),
-              base, policy, torch.optim.AdamW(policy.parameters()))
+                                        {(t.env, t.task_id) for t in base_set}), base, policy)
     if last:
         parallel.restore(run, last)
         run.history = metrics.history_until(cfg.folder, run.step)
@@ -370,8 +371,6 @@ def check(cfg):
             cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
                          "; those of a file need --format react or agentgym and --context full")
-    if cfg.demos:
-        read_trajectories(cfg.demos, names)
 
 
 def main():

@@ -388,12 +388,12 @@ def constant_weights(response_mask, length):
 # AgentEvol's loss is the sum over examples of w_i log pi(tau_i), w_i >= 0 (arXiv:2406.04151). Two
 # denominators, a constant factor apart within a batch. w (B,):
 
-def reward_token_weights(response_mask, w):
+def over_tokens(response_mask, w):
     """w_i / (tokens in the batch). The fewer examples count, the smaller the step."""
     return token_weights(response_mask) * w[:, None]
 
 
-def reward_mean_weights(response_mask, w):
+def over_weights(response_mask, w):
     """w_i / (sum over the tokens of the batch of their w). The scale stays. 0 where all w are."""
     weighted = response_mask.bool() * w[:, None]
     return weighted / weighted.sum().clamp(min=torch.finfo(w.dtype).tiny)

@@ -154,6 +154,12 @@ def open_env(name, recipes=""):
     return module
 
 
+def open_envs(names, recipes=""):
+    """`open_env` for each of these names, comma-separated; of several, recipes are textcraft's."""
+    return [open_env(name, recipes if name in (names, "textcraft") else "")
+            for name in names.split(",")]
+
+
 class Service:
     """One environment and its sessions."""
 

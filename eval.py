@@ -25,17 +25,17 @@ from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
-from transformers import AutoTokenizer
 
 from api import Api
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
-from engine import from_pretrained, load_policy, longest_text
+from engine import load_policy
 from env_server import known_envs, open_env
 from envs._suites import SUITES, suite_tasks
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import (Count, Device, Natural, NonNegative, Seed, Url, claimed, parse_flags,
-                      prepare_folder, read_json, say, spoken_settings, write_json)
+from parallel import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed,
+                      model_defaults, open_worlds, parse_flags, prepare_folder, read_json,
+                      write_json)
 from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, World, collect,
                      progress)
 
@@ -76,7 +76,7 @@ class Config:
 
     @property
     def folder(self):
-        name = os.path.basename(os.path.normpath(self.player))
+        name = "-".join(os.path.normpath(self.player).split(os.sep)[-2:])
         return os.path.normpath(self.out) if self.out else \
             self.suite and os.path.join("runs", f"{self.suite}-{name}")
 
@@ -109,27 +109,6 @@ def interleaved(tasks):
 
 
 # ---- playing ------------------------------------------------------------------------------------
-
-def open_worlds(policy, path, modules, clients, cfg):
-    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
-    policy, how an API's does. Of several environments none is played longer than its own HORIZON.
-    ValueError."""
-    tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
-    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
-    most = longest_text(policy.config) if policy else math.inf
-    if cfg.max_context > most:
-        say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
-    worlds = []
-    for module, client in zip(modules, clients, strict=True):
-        prompt, known = client.servers[0].game(module)
-        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
-                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
-                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
-                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
-        worlds.append(World(client, agent, math.inf if len(modules) == 1 else module.HORIZON,
-                            known))
-    return worlds
-
 
 def load(cfg):
     """The policy of cfg.model, None of an API; how it speaks is said."""
@@ -376,15 +355,6 @@ def notes_on(cfg, plays, dropped):
 
 
 # ---- flags --------------------------------------------------------------------------------------
-
-CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
-
-
-def model_defaults(model):
-    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
-    pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
-    return spoken_settings(model) or CHAT_MODEL
-
 
 def main():
     try:

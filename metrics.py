@@ -91,7 +91,7 @@ def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "unseen",
     "unseen_n", "envs"}: unseen, of the tasks whose goal no training task has; envs, the success in
     each environment. Every evaluation of a run draws the same random numbers."""
-    heated = {world: world.heated(temperature) for world in run.worlds}
+    heated = {world: world.at_temperature(temperature) for world in run.worlds}
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
@@ -156,9 +156,8 @@ def record(run, horizon, played, batch, stats, figures, seconds):
             parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
-def record_iteration(run, explored, kept, stats, seconds):
-    """The same for an iteration of AgentEvol, after an evaluation, which is returned."""
-    held = held_out(run, 1.0)
+def record_iteration(run, explored, kept, stats, held, seconds):
+    """The same for an iteration of AgentEvol. held: what `held_out` found; seconds: without it."""
     line = dict(
         step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
@@ -174,7 +173,6 @@ def record_iteration(run, explored, kept, stats, seconds):
                  f"{'' if kept else ': no success among them'} | held out "
                  f"{held['success']:.1%} ± {held['stderr']:.1%} | {seconds:.0f} s | dropped "
                  f"{stats.dropped}")
-    return held
 
 
 def write_line(run, line):
@@ -401,7 +399,8 @@ def report(run):
         lines.append(f"{env}, T=1: " + ", ".join(
             f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
     before, after = result["before"], result["after"]
-    result["curve"] = [(0, before["sampled"], before["envs"]), *notes.curve,
+    result["curve"] = [(0, before["sampled"], before["envs"]),
+                       *(point for point in notes.curve if point[0] < run.step),
                        (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)

@@ -29,13 +29,15 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
+from transformers import AutoTokenizer
 
 from client import EnvError, ServersGone
 from curriculum import choose_tasks, shares_of
-from engine import FORWARD_METHODS, add_value_head, load_policy
+from engine import (FORWARD_METHODS, add_value_head, from_pretrained, load_policy,
+                    longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
-from rollout import Stats, collect
+from rollout import Agent, Stats, World, collect
 
 
 # ---- a run --------------------------------------------------------------------------------------
@@ -92,6 +94,27 @@ def both_splits(worlds, families, n, seen=()):
         eval_tasks += [(world, task) for task in
                        choose_tasks(world.module, "test", count, own, world.known)]
     return tasks, eval_tasks
+
+
+def open_worlds(policy, path, modules, clients, cfg):
+    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
+    policy, how an API's does. Of several environments none is played longer than its own HORIZON.
+    ValueError."""
+    tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
+    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
+    most = longest_text(policy.config) if policy else math.inf
+    if cfg.max_context > most:
+        say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
+    worlds = []
+    for module, client in zip(modules, clients, strict=True):
+        prompt, known = client.servers[0].game(module)
+        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
+                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
+                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
+                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+        worlds.append(World(client, agent, math.inf if len(modules) == 1 else module.HORIZON,
+                            known))
+    return worlds
 
 
 # ---- flags: of eval.py, agentevol.py and train.py ------------------------------------------------
@@ -181,6 +204,15 @@ def whole_numbers(text):
     return tuple(map(int, text.split(",")))
 
 
+CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
+
+
+def model_defaults(model):
+    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
+    pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
+    return spoken_settings(model) or CHAT_MODEL
+
+
 def begun(kind, folder, given, same):
     """{field: value} with which the run to be resumed was begun. ValueError if flags would make it
     another run: same, the fields that must not change."""
@@ -203,7 +235,8 @@ def tiny_settings(env, defaults):
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
     settings = dict(asked[0]) if len(asked) == 1 else {}
     for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
-        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked) if v]
+        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked)
+                  if v not in (None, "")]
         if flag == "families":
             settings[flag] = ",".join(values)
         elif type(values[0]) is not str or len({*values}) == 1:
@@ -504,6 +537,14 @@ def full_state(model, optimizer):
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
+def begin_clone(policy, tokenizer, folder):
+    """A policy that is still to be cloned as a folder; an older one there is no longer complete."""
+    with suppress(FileNotFoundError):
+        os.remove(os.path.join(folder, "clone.json"))
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def save_clone(policy, tokenizer, folder, settings):
     """A cloned policy as a Hugging Face folder; its settings come last: then it is complete."""
     weights, _ = full_state(policy, [])
@@ -517,7 +558,7 @@ def save_clone(policy, tokenizer, folder, settings):
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
     so that a killed run keeps the one before."""
-    weights, optimizer = full_state(run.policy, run.optimizer)
+    weights, optimizer = full_state(run.policy, run.optimizer or [])
     heads = {k: weights.pop(k) for k in [*weights] if k.startswith("value_head")}
     trainer = {"policy": heads, "optimizer": optimizer}
     if run.critic:
@@ -554,7 +595,7 @@ def restore(run, folder):
     for model, optimizer, weights, moments in (
             (run.policy, run.optimizer, state["policy"], state["optimizer"]),
             (run.critic, run.critic_optimizer, state["critic"], state["critic_optimizer"])):
-        if model:
+        if optimizer:
             settings = {f"param_groups.{name}.{key}": x for name, _ in model.named_parameters()
                         for key, x in optimizer.param_groups[0].items() if key != "params"}
             set_state_dict(model, optimizer, model_state_dict=weights, options=options,

@@ -549,7 +549,7 @@ class World:
         """The environment's file, envs/<name>.py."""
         return self.agent.module
 
-    def heated(self, temperature):
+    def at_temperature(self, temperature):
         """The same world, played at another temperature."""
         return replace(self, agent=replace(self.agent, temperature=temperature))
 

@@ -38,11 +38,10 @@ from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy, make_policy
-from env_server import open_env
-from eval import model_defaults, open_worlds
+from env_server import open_envs
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
-                      logprobs_under, parse_flags, tiny_settings)
+                      logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
 from rollout import (ContextMode, FormatName, History, Stats, Thinking, Trajectory, progress,
                      to_batch)
 
@@ -657,7 +656,7 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
-        modules = [open_env(name, cfg.recipes) for name in cfg.env.split(",")]
+        modules = open_envs(cfg.env, cfg.recipes)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
                 cfg.env_patience) as clients:

@@ -122,7 +122,23 @@ def record(name, skill, seed, task_id, horizon=0):
     return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
 
 
-def demonstrations(name, task_ids, skill, seed, horizon=0, processes=None):
+def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None):
+    """`count` games by `record` of the first tasks. Of an expert (skill 1) successes only, so that
+    others may take the place of failures; a player with luck plays every task as often as fit whole
+    rounds, each with other chances. Fewer where there are no more tasks."""
+    played, left = [], list(task_ids)
+    if skill < 1:
+        for n in range(max(1, count // len(left))):
+            played += recorded(name, left[:count], skill, seed + 1_000_003 * n, horizon, processes)
+        return played
+    while left and len(played) < count:
+        part, left = left[:count - len(played)], left[count - len(played):]
+        played += [game for game in recorded(name, part, skill, seed, horizon, processes)
+                   if game["success"]]
+    return played
+
+
+def recorded(name, task_ids, skill, seed, horizon, processes):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
     play = partial(record, name, skill, seed, horizon=horizon)
     began, others = time.perf_counter(), task_ids[8:]

@@ -311,11 +311,16 @@ def manner_of(name):
 # model's consent, then observations and replies by turns. loss true: the reply is learned.
 
 # Trajectories of each environment in AgentTraj and AgentTraj-L (arXiv:2406.04151, table 2).
-TRAJECTORIES = {
+SET_SIZES = {
     "agenttraj": dict(webshop=1000, maze=100, wordle=500, alfworld=500, sciworld=1000, babyai=400,
                       textcraft=300, weather=160, movie=100, todo=70, bird=2000),
     "agenttraj_l": dict(webshop=3930, maze=215, wordle=955, alfworld=2420, sciworld=2120,
                         babyai=810, textcraft=374, weather=311, movie=215, todo=135, bird=3000)}
+
+
+def threshold(env):
+    """A trajectory with a score above this is kept: the values of the authors' released code."""
+    return {"sciworld": 99, "babyai": 0}.get(env, 0.99)
 
 
 def read_trajectories(path, names):
@@ -367,7 +372,8 @@ def read_item(item, where):
              for i in range(opening, len(said) - 1, 2)]
     turns[-1][3:] = 1.0, True, dict(success=True, valid=True, score=1.0)
     env, _, number = name.rpartition("_")
-    return dict(env=re.sub("^(lmrlgym|tool)_", "", env), task_id=int(number), turns=turns,
+    env = {"sqlgym": "bird"}.get(env, re.sub("^(lmrlgym|tool)_", "", env))
+    return dict(env=env, task_id=int(number), turns=turns,
                 opening=said[:opening], success=True,
                 last=said[-1] if len(said) % 2 else "", trained=trained[opening // 2:])
 
@@ -394,6 +400,8 @@ def write_trajectories(path, demos, seed):
             items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=[
                 {"from": ("human", "gpt")[i % 2], "loss": i > 1 if i % 2 else None, "value": text}
                 for i, text in enumerate(texts)]))
+    if not items:
+        raise ValueError("no demonstration to write: the expert played none, or had no success")
     with open(path, "w") as file:
         json.dump(items, file, indent=1)
     return len(items)
