@@ -3,7 +3,7 @@
     client = EnvClient("http://127.0.0.1:8000", "textcraft")
     (reply,) = client.answer([(None, "reset", 7)])               # Reply: session, observation, ...
     (reply,) = client.answer([(reply.session, "step", "inventory")])
-    client.close([reply.session])
+    client.close()
 
 EnvClient speaks the protocol of env_server.py; OriginalServer translates it for a server of the
 original. Nothing that a server sends is used before `field` has checked it.
@@ -160,13 +160,12 @@ class EnvClient:
         server.playing[session_id] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
         return Reply((number, session_id, body["episode"]), *values, info)
 
-    def close(self, sessions):
-        """Close those that are open; a server that is gone has closed them already."""
-        for number, server in enumerate(self.servers):
-            mine = {session[1] for session in sessions if session and session[0] == number}
-            if ids := [i for i in sorted(mine) if server.playing.pop(i, None)]:
-                with suppress(EnvError):    # maze, wordle and the tools of the original have none
-                    server.close(ids)
+    def close(self):
+        """Close all sessions; a server that is gone has closed them already."""
+        for server in self.servers:
+            with suppress(EnvError):    # maze, wordle and the tools of the original have no /close
+                server.close(sorted(server.playing))
+            server.playing.clear()
 
 
 def split(bodies, most=BATCH):
@@ -241,7 +240,8 @@ class OurServer(Server):
         return items
 
     def close(self, ids):
-        self.http.post(f"{self.url}/closes", {"ids": ids})
+        if ids:
+            self.http.post(f"{self.url}/closes", {"ids": ids})
 
 
 class OriginalServer(Server):

@@ -15,7 +15,6 @@ Who owns a page, and who frees it: see class Pages; when: class Engine.
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
 """
-import contextlib
 import heapq
 import math
 import os
@@ -562,7 +561,10 @@ class Memory:
     def __init__(self, config, count, page_size, device, dtype):
         (layers, KH, D), self.page_size = kv_shape(config), page_size
         shape = layers, count, KH, page_size, D
-        self.keys, self.values = self.pools = [zeros(shape, device, dtype) for _ in range(2)]
+        # zeroed, since 0 * NaN is NaN; numpy's zeros cost nothing until used, torch writes them
+        self.keys, self.values = self.pools = [
+            torch.from_numpy(np.zeros(shape, np.float32)).to(dtype) if device.type == "cpu"
+            else torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
         self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
 
     def slots(self, table, row, position):
@@ -597,14 +599,6 @@ class Memory:
         return [x.view(*runs.shape[:2], -1, D) for x in out]
 
 
-def zeros(shape, device, dtype):
-    """Zeroed memory: a slot that was never written must be finite, since 0 * NaN is NaN. On the CPU
-    numpy asks the system for zero pages, which cost nothing until used; torch would write them."""
-    if torch.device(device).type != "cpu" or dtype != torch.float32:
-        return torch.zeros(shape, device=device, dtype=dtype)
-    return torch.from_numpy(np.zeros(shape, np.float32))
-
-
 # ---- the engine ---------------------------------------------------------------------------------
 
 @dataclass(eq=False)
@@ -628,9 +622,8 @@ class Engine:
     decode, decode_steps and decode_read.
     """
 
-    def __init__(self, model, rows, pages, page_size=None, prefill_tokens=4096, graphs=True):
+    def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True):
         self.model, self.device, self.kernel = model, model.device, model.kernel
-        page_size = page_size or (32 if self.kernel == "torch" else 256)
         self.pages = Pages(pages, page_size, rows)
         self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
@@ -726,8 +719,12 @@ class Engine:
                            decode_read=int(starts.sum()))                # tokens attended to
         ids, n = token_ids.to(self.device), len(starts)
         if self.kernel == "torch":
-            with on_threads(self.threads):
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
+            try:
                 return forward(self.model, ids, Decode(self.memory, table, starts))
+            finally:
+                torch.set_num_threads(before)
         if self.graphs is not None:
             ids, table, starts = graph_shape(ids, table, starts, self.spare)
         layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
@@ -788,17 +785,6 @@ class DecodeGraph:
                 ours.copy_(getattr(layout, name))
         self.graph.replay()
         return self.logits
-
-
-@contextlib.contextmanager
-def on_threads(count):
-    """Inside, torch computes on `count` threads; afterwards, even after an error, as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def sample(logits, uniforms, temperature):

@@ -16,7 +16,7 @@ import os
 import queue
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -104,20 +104,19 @@ class Trajectory:
 
     def text(self, tokenizer):
         """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
-        def shown(start, end):
-            cuts = [start, *(c for c in self.contexts[1:] if start <= c < end), end]
-            return "\n--- a context of its own:\n".join(
-                tokenizer.decode(self.token_ids[a:b]) for a, b in itertools.pairwise(cuts))
-        pieces, at = [], 0
+        end = len(self.token_ids)
+        marks = defaultdict(str, {0: "", end: ""})       # what is written before which token
         for turn in self.turns:
-            pieces += [shown(at, turn.start), "⟦",
-                       tokenizer.decode(self.token_ids[turn.start:turn.end]),
-                       f"⟧ (reward {turn.reward:g}"
-                       f"{', not understood' if turn.valid is False else ''})"]
-            at = turn.end
-        end = "done" if self.done else f"truncated: {self.truncated}"
-        return "".join(pieces) + shown(at, len(self.token_ids)) + \
-            f"\n[{self.env} {self.task_id}: return {self.reward:g}, score {self.score:g}, {end}]"
+            marks[turn.start] += "⟦"
+            understood = ", not understood" if turn.valid is False else ""
+            marks[turn.end] += f"⟧ (reward {turn.reward:g}{understood})"
+        for start in self.contexts[1:]:
+            marks[start] += "\n--- a context of its own:\n"
+        text = "".join(marks[a] + tokenizer.decode(self.token_ids[a:b])
+                       for a, b in itertools.pairwise([*sorted(marks), end]))
+        how = "done" if self.done else f"truncated: {self.truncated}"
+        return f"{text}\n[{self.env} {self.task_id}: return {self.reward:g}, " \
+               f"score {self.score:g}, {how}]"
 
 
 # ---- text to tokens -----------------------------------------------------------------------------
@@ -373,28 +372,20 @@ def read_act(reply):
 def read_react(reply):
     """AgentGym's default: a thought, then the action.
 
-    ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft flour I still need 2 wax, which is
-    raw: I get it.
-    Action: get 2 wax<|end|>⟧ (reward 0)
-    <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour, and it is the goal:
-    I craft it.
+    <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
     Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
     """
     before, found, action = reply.partition("Action:")
-    if not found:
-        return "", "Your reply had no line 'Action: ...'."
     if "Action:" in action:
         return "", "Your reply had several actions; give one."
-    return action.strip(), ""
+    return action.strip(), "" if found else "Your reply had no line 'Action: ...'."
 
 
 def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
 
-    ... Goal: craft flour.<|end|><|assistant|>⟦<think>To craft flour I still need 2 wax, which is
-    raw: I get it.</think><answer>get 2 wax</answer><|end|>⟧ (reward 0)
-    <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour, and it is the goal: I
-    craft it.</think><answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
+    <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
+    <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
     """
     opening = re.search(r"</think>\s*<answer>", reply)     # if it is not closed, no later one is
     answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
@@ -416,11 +407,6 @@ NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one li
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
 
 
-def last(pattern, replies):
-    """The newest note or plan among the replies, or ""."""
-    return ["", *pattern.findall("\n".join(replies))][-1].strip()
-
-
 @dataclass(frozen=True)
 class Format:
     """A form of replies, by default `react`. Two others are `react` with an addition:
@@ -429,16 +415,13 @@ class Format:
         ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
         Thought: To craft flour I still need 2 wax, which is raw: I get it.
         Action: get 2 wax<|end|>⟧ (reward 0)
-        <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour, and ...
-        Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
     reflect: after a try that failed the agent writes a lesson and tries the task again (Reflexion,
         arXiv:2303.11366). One trajectory holds all tries; each has the whole horizon.
         ... Action: get 1 flour<|end|>⟧ (reward 0, not understood)
         <|user|>Could not find flour
         The try has failed. Write in one or two sentences what went wrong and ...<|end|>
         <|assistant|>⟦Flour is not found, it is crafted. I will get its wax first.<|end|>⟧ ...
-        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft ...
-        Action: get 2 wax<|end|>⟧ (reward 0)
+        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ...
     """
     ask: str = ASK_REACT         # how the system message asks for it
     read: object = read_react    # reply -> (action, complaint)
@@ -593,7 +576,8 @@ class Episode:
     def answer(self, text, message):
         """Take the policy's reply as text and as a message, and set the request that follows."""
         turn = self.trajectory.turns[-1]
-        turn.observation_hash = text_hash(self.observation)
+        digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
+        turn.observation_hash = int.from_bytes(digest, "big") >> 1   # unlike hash(), on any machine
         self.messages.append(message)
         _, words = split_thoughts(text)
         if self.reflecting:
@@ -670,21 +654,16 @@ def shortened(episode, text):
     replies = [words for *_, words in episode.history]
     top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in episode.lessons)]
     for name, pattern in (episode.format.keeps | ({"note": NOTE} if memory else {})).items():
-        if last(pattern, replies):
-            top.append(f"Your {name}: {last(pattern, replies)}")
-    if memory:
-        return said("user", "\n\n".join([*filter(None, top), text]))
-    recent = episode.history[-episode.agent.window:]
-    top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
-    messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
-    for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
+        if newest := "".join(pattern.findall("\n".join(replies))[-1:]).strip():
+            top.append(f"Your {name}: {newest}")
+    recent = [] if memory else episode.history[-episode.agent.window:]
+    if recent:
+        top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
+    first, *later = [observation for observation, *_ in recent] + [text]
+    messages = said("user", "\n\n".join([*filter(None, top), first]))
+    for (_, reply, _), observation in zip(recent, later):
         messages += [reply, *answer_to(reply, observation)]
     return messages
-
-
-def text_hash(text):
-    """63 bits that are the same on every machine, unlike hash()."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -781,7 +760,7 @@ def play(policy, world, task_id, horizon, key=(0, 0, 0)):
                     break
             episode.reply(token_ids, logprobs)
     finally:
-        client.close([session])
+        client.close()
     return episode.trajectory
 
 
@@ -806,11 +785,6 @@ class Stats:
         return Stats(self.dropped + other.dropped, self.failures + other.failures,
                      self.seconds + other.seconds, self.tokens + other.tokens,
                      max(self.pages, other.pages), self.preempted + other.preempted)
-
-    @property
-    def forward_tokens(self):
-        """Tokens that went through the model: prefilled, or decoded one by one."""
-        return self.tokens["prefill"] + self.tokens["decode"]
 
     @contextmanager
     def clock(self, phase):
@@ -855,16 +829,13 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
 def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     """An engine with rows and pages for `episodes` at a time, within `memory` bytes of KV."""
     rows = min(episodes, max_concurrent or episodes)
-    size = 32 if policy.kernel == "torch" else 256
-    layers, kv_heads, head_dim = kv_shape(policy.config)
-    page_bytes = 2 * layers * kv_heads * head_dim * size * policy.compute_dtype.itemsize
-    if memory is None:
-        memory = 2**30
-        if policy.device.type == "cuda":
-            torch.cuda.empty_cache()                # what the update held and no longer needs
-            memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
+    size = 32 if policy.kernel == "torch" else 256      # flash-attn wants no smaller pages
+    page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
+    if memory is None and policy.device.type == "cuda":
+        torch.cuda.empty_cache()                # what the update held and no longer needs
+        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
-    pages = max(each, min(rows * each, int(memory / page_bytes)))
+    pages = max(each, min(rows * each, int((memory or 2**30) / page_bytes)))
     return Engine(policy, rows, pages, size)
 
 
@@ -929,33 +900,30 @@ class Scheduler:
         self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
         self.lost = set()                      # groups with a member whose environment kept failing
         self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
-        self.sessions = {slot.client: set() for slot in slots}    # all that a client has opened
-        self.idle = {client: [] for client in self.sessions}    # and those free to be used again
-        self.batched = all(client.batched for client in self.sessions)
+        self.idle = {slot.client: [] for slot in slots}     # sessions free to be used again
+        self.batched = all(client.batched for client in self.idle)
 
     def run(self):
         try:
-            with ThreadPoolExecutor(sum(client.connections for client in self.sessions)) as pool:
+            with ThreadPoolExecutor(sum(client.connections for client in self.idle)) as pool:
                 while self.slots["waiting"] or self.slots.playing:
                     self.start()
                     self.send(pool)
                     self.receive()
-                    if not self.chat:
+                    if self.chat:
+                        self.sampler.prefill()
+                        self.sampler.decode()
+                    else:
                         ask_api(self.engine, self.slots, self.answers)
-                        continue
-                    self.sampler.prefill()
-                    self.sampler.decode()
         finally:
             for slot in self.slots.everyone:
-                if slot.sequence:
-                    self.engine.release(slot.sequence)
-            for client, sessions in self.sessions.items():
-                client.close(list(sessions))
+                self.release(slot)
+            for client in self.idle:
+                client.close()
             self.bar.close()
 
     def start(self):
-        while self.slots["waiting"] and self.slots.playing < self.engine.rows:
-            slot = next(iter(self.slots["waiting"]))
+        for slot in list(self.slots["waiting"])[:self.engine.rows - self.slots.playing]:
             idle = self.idle[slot.client]
             slot.session = idle.pop() if idle else None
             self.slots.move(slot, "asking")
@@ -974,9 +942,7 @@ class Scheduler:
             pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
 
     def exchange(self, slots):                 # in a thread -> [(slot, Reply or EnvError)]
-        client = slots[0].client
-        answers = client.answer([(s.session, *s.episode.request) for s in slots])
-        self.sessions[client].update(a.session for a in answers if not isinstance(a, EnvError))
+        answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
         return list(zip(slots, answers, strict=True))
 
     def receive(self):
@@ -995,25 +961,20 @@ class Scheduler:
     def take(self, slot, answer):
         """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: no
         environment answered, an API has given the episode its reply."""
-        episode, broken = slot.episode, isinstance(answer, EnvError)
-        if answer:
-            slot.session = None if broken else answer.session
-        if slot.group in self.lost or episode.over:
-            return self.finish(slot)
-        if not answer:
-            return self.slots.move(slot, "asking")
-        if broken:
-            return self.fail(slot, answer)
-        contexts = len(episode.trajectory.contexts)
-        before = slot.seen if slot.sequence else []
-        episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if episode.over:
-            return self.finish(slot)
-        if slot.sequence and len(episode.trajectory.contexts) > contexts:
-            # its pages hold the context before; what begins both lists is not read again
-            same = os.path.commonprefix([before, episode.trajectory.context[:-1]])
-            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
-        self.slots.move(slot, "ready")
+        if isinstance(answer, EnvError):
+            self.fail(slot, answer)
+        elif answer:
+            slot.session, trajectory = answer.session, slot.episode.trajectory
+            before, contexts = slot.sequence and slot.seen, len(trajectory.contexts)
+            slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+            if slot.sequence and len(trajectory.contexts) > contexts:
+                # its pages hold the context before; what begins both lists is not read again
+                same = os.path.commonprefix([before, trajectory.context[:-1]])
+                self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
+        if slot.group in self.lost or slot.episode.over:
+            self.finish(slot)
+        else:
+            self.slots.move(slot, "asking" if slot.episode.request else "ready")
 
     def fail(self, slot, error):
         """The environment or its server failed, after the client's own attempts: play the episode
@@ -1023,11 +984,9 @@ class Scheduler:
         slot.failures += 1
         if slot.failures > (MOST_MOVES if isinstance(error, ServerAway) else self.retries):
             self.lost.add(slot.group)
-            return self.finish(slot)
         self.release(slot)
-        old = slot.episode
+        slot.session, old = None, slot.episode
         slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
-        self.slots.move(slot, "asking")
 
     def finish(self, slot):
         self.release(slot)

@@ -17,11 +17,10 @@ from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizer
 
 import rollout
 import train
-from agentevol import make_policy, make_tokenizer
 from client import EnvClient, Reply
-from engine import prepare
+from engine import make_policy, prepare
 from env_server import HttpServer
-from rollout import TINY_TEMPLATE, World
+from rollout import TINY_TEMPLATE, World, make_tokenizer
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -148,10 +147,9 @@ class LocalClient:
         more = {"stream": stream} if self.luck else {}
         return Reply(session, self.open[session].reset(task_id, **more), 0.0, False, {})
 
-    def close(self, sessions):
-        for session in sessions:
-            if session in self.open:
-                self.open.pop(session).close()
+    def close(self):
+        while self.open:
+            self.open.popitem()[1].close()
 
 
 def collect(policy, agent, client, tasks, *arguments, **settings):

@@ -10,11 +10,11 @@ import pytest
 import agentevol
 import eval as evaluation
 import train
-from agentevol import Clone, lesson, make_tokenizer, trajectories_of
+from agentevol import Clone, lesson
 from envs import _agentgym, alfworld, babyai, maze, textcraft, wordle
 from envs._agentgym import MANNERS, manner_of
 from fakes import MARKS, LocalClient, Toy, chat_tokenizer, collect, play, twins
-from rollout import ASK_NOTE, FORMATS, Agent, Episode
+from rollout import ASK_NOTE, FORMATS, Agent, Episode, tokenizer_of, trajectories_of
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
@@ -198,9 +198,9 @@ def test_collect_equals_play_in_agentgyms_manner(context):
 
 
 def test_clone_reads_the_rules_and_the_first_observation():
-    cfg = Clone(env="maze", format="agentgym", episodes=3, skill=1.0, vocabulary=600)
-    demos, texts = lesson(cfg, lambda text: None)
-    tokenizer = make_tokenizer(texts, cfg.vocabulary)
+    cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
+    demos = lesson(cfg, lambda text: None)
+    tokenizer = tokenizer_of(demos, cfg)
     assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
     for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):
         text = tokenizer.decode(trajectory.token_ids)

@@ -15,7 +15,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig,
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
-                    load_policy, longest_text, machine_rates, on_threads, page_runs, prefill_parts,
+                    load_policy, longest_text, machine_rates, page_runs, prefill_parts,
                     prepare, sample, walk_pages)
 from fakes import CONFIGS, token_logprobs, token_values, twins
 
@@ -851,12 +851,12 @@ def test_token_logprobs_equal_what_the_engine_sampled_with():
 def test_decode_layout_writes_before_it_reads():
     """The new token sees itself: alone in its page, it is all there is."""
     value = torch.tensor([[[4.0, 6.0]]])
-    memory = Memory(Mean.config, 2, 2, "cpu", torch.float32)
+    memory = Memory(Mean.config, 2, 2, torch.device("cpu"), torch.float32)
     layout = Decode(memory, np.array([[1]]), np.array([0]))
     assert attention(layout, torch.ones(1, 1, 2), value).tolist() == [[[4.0, 6.0]]]
 
 
-def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
+def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
     seen = []
 
     class Watched(Mean):
@@ -865,17 +865,19 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
             return super().__call__(*arguments, **more)
 
     wide = SimpleNamespace(**vars(Mean.config) | dict(hidden_size=4096, head_dim=2))
-    with on_threads(3):
-        for config, threads in ((Mean.config, 1), (wide, 3)):
-            model = Watched(config=config)
-            engine = Engine(model, rows=1, pages=2, page_size=2)
-            sequence = engine.start()
-            engine.prefill([sequence], [[1, 2]])
-            engine.join(sequence)
-            model.broken = True
-            with pytest.raises(ArithmeticError):
-                engine.decode(torch.tensor([3]))
-            assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(3)
+    for config, threads in ((Mean.config, 1), (wide, 3)):
+        model = Watched(config=config)
+        engine = Engine(model, rows=1, pages=2, page_size=2)
+        sequence = engine.start()
+        engine.prefill([sequence], [[1, 2]])
+        engine.join(sequence)
+        model.broken = True
+        with pytest.raises(ArithmeticError):
+            engine.decode(torch.tensor([3]))
+        assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
 def test_decode_counts_the_tokens_it_attends_to():

@@ -17,10 +17,9 @@ from transformers import AutoTokenizer
 
 import eval as evaluation
 import metrics
-from agentevol import make_policy, make_tokenizer
 from client import EnvClient
 from curriculum import choose_tasks
-from engine import load_policy
+from engine import load_policy, make_policy
 from env_server import HttpServer, open_env
 from envs import frozenlake, maze, textcraft_small, wordle
 from eval import Config, model_defaults, open_worlds, run, summarise
@@ -28,7 +27,7 @@ from fakes import collect
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
                       checked, parse_flags)
-from rollout import Agent
+from rollout import Agent, make_tokenizer
 from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent

@@ -195,7 +195,7 @@ def test_evaluations_are_as_many_as_were_asked_for(ppo, grpo):
 def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     rates = [statistics.fmean(t.success for t in play.trajectories) for play in ppo.evaluations()]
     notes = ppo.run.notes
-    assert [*map(tuple, notes.curve)] == [*zip((2, 4, 6), rates[2:5])]
+    assert notes.curve == [(step, rate, {"toy": rate}) for step, rate in zip((2, 4, 6), rates[2:5])]
     assert [notes.before["sampled"]["success"], notes.before["greedy"]["success"]] == rates[:2]
     assert [notes.after["sampled"]["success"], notes.after["greedy"]["success"]] == rates[5:]
     result = json.load(open("runs/recorded/result.json"))
@@ -679,17 +679,17 @@ def test_setup_gives_adam_no_decay_and_a_short_memory(ppo):
 
 
 def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
-    cfg = train.Config(env="toy", families="odd", clone_episodes=5, clone_skill=0.3, clone_steps=6,
+    cfg = train.Config(env="toy", families="odd", clone_n=5, clone_skill=0.3, clone_steps=6,
                        clone_lr=0.07, clone_width=48, clone_layers=3, clone_heads=6, seed=9,
                        format="think", context="window", max_turn_tokens=11, max_context=99,
                        name="settings")
     asked = []
     monkeypatch.setattr(train, "seconds_per_step", lambda *_: 1.0)
     monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
-    assert train.cloned(cfg) == "runs/settings/clone"
-    ((settings, out),) = asked
-    assert out == "runs/settings/clone"
-    assert [settings.env, settings.families, settings.episodes, settings.skill, settings.steps,
+    assert train.cloned(cfg, "cpu") == "runs/settings/clone"
+    ((settings, out, device),) = asked
+    assert (out, device) == ("runs/settings/clone", "cpu")
+    assert [settings.env, settings.families, settings.n, settings.skill, settings.steps,
             settings.lr, settings.width, settings.layers, settings.heads, settings.seed,
             settings.format, settings.context, settings.max_turn_tokens, settings.max_context] == [
         "toy", "odd", 5, 0.3, 6, 0.07, 48, 3, 6, 9, "think", "window", 11, 99]

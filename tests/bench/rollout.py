@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentevol import make_tokenizer
 from client import EnvClient, EnvError, Reply
 from curriculum import choose_tasks
 from env_server import load_env, local_server
-from rollout import Agent, Episode, Scheduler, Slot, World, collect, make_engine
+from rollout import (Agent, Episode, Scheduler, Slot, World, collect, make_engine,
+                     make_tokenizer)
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
@@ -64,7 +64,7 @@ class Words:
         text = "".join(self.words[i] for i in rng.integers(len(self.words), size=n))
         return Reply((0, stream), text, reward, False, {})
 
-    def close(self, sessions):
+    def close(self):
         pass
 
 
@@ -101,7 +101,7 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
         for episode, ids in zip(live, replies):
             end = next((n + 1 for n, t in enumerate(ids) if t in agent.chat.stop_ids), len(ids))
             episode.reply(ids[:end], [0.0] * end)
-    client.close(sessions.values())
+    client.close()
     return [episode.trajectory for episode in episodes]
 
 
