@@ -32,8 +32,7 @@ def group_centred(rewards, group_size):
     """r_i - mean(r) inside each group: (B,) -> (B / G, G), float64; a constant group exactly 0.
 
     A group is constant if max - min <= 1e-6 max|r|: rounding is not a difference. In float32 the
-    mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007.
-    """
+    mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007."""
     groups = rewards.double().reshape(-1, group_size)
     constant = groups.amax(1) - groups.amin(1) <= 1e-6 * groups.abs().amax(1)
     return torch.where(constant[:, None], 0.0, groups - groups.mean(1, keepdim=True))
@@ -49,10 +48,8 @@ def group_std(rewards, group_size):
 # Filter raw rewards: penalties make all-failed groups look informative.
 
 def keep_varied(rewards, group_size):
-    """Groups whose rewards are not all equal. DAPO, dynamic sampling (arXiv:2503.14476).
-
-    May be empty. DAPO plays new tasks until the batch is full; that loop is the caller's.
-    """
+    """Groups whose rewards are not all equal. DAPO, dynamic sampling (arXiv:2503.14476). May be
+    empty; to play new tasks until the batch is full, as DAPO does, is the caller's loop."""
     return group_std(rewards, group_size).nonzero().flatten()
 
 
@@ -60,8 +57,7 @@ def keep_most_uncertain(rewards, group_size, fraction):
     """The `fraction` of the groups with the largest reward std. StarPO-S (arXiv:2504.20073).
 
     floor(fraction * groups), at least one; 0 < fraction <= 1, and 1 keeps all. Ties go to the
-    earlier group. Below 1, no group is kept if all are constant: there is nothing to learn.
-    """
+    earlier group. Below 1, no group is kept if all are constant: there is nothing to learn."""
     std = group_std(rewards, group_size)
     if fraction < 1 and not std.any():
         return std.nonzero().flatten()
@@ -72,10 +68,8 @@ def keep_most_uncertain(rewards, group_size, fraction):
 def keep_top_p(rewards, group_size, p):
     """Fewest groups that hold the share p of sum_g std_g. RAGEN-2, linear rule (arXiv:2604.06268).
 
-    The number adapts to the batch: at p = 0.9, eight groups of equal std all stay; one group with
-    nearly all the spread stays alone. Ties go to the earlier group. 0 < p <= 1, and at 1 this is
-    keep_varied.
-    """
+    At p = 0.9, eight groups of equal std all stay; one with nearly all the spread stays alone. Ties
+    go to the earlier group. 0 < p <= 1, and at 1 this is keep_varied."""
     std, order = group_std(rewards, group_size).double().sort(descending=True, stable=True)
     held_before = std.cumsum(0) - std
     kept = (held_before < (p - 1e-6) * std.sum()) & (std > 0)   # 1e-6: 0.9 of ten equals is nine
@@ -87,9 +81,8 @@ def keep_top_p(rewards, group_size, p):
 def overlong_penalty(response_lengths, max_length, buffer):
     """-clip((L - (L_max - L_buf)) / L_buf, 0, 1), added to a reward. DAPO (arXiv:2503.14476).
 
-    response_lengths: (B,) action tokens per trajectory; the agent does not write observations, so
-    they do not count. Returns (B,): 0 up to L_max - L_buf tokens, then linear down to -1 at L_max.
-    """
+    response_lengths: (B,), of action tokens alone. Returns (B,): 0 up to L_max - L_buf tokens, then
+    linear down to -1 at L_max."""
     return -((response_lengths - (max_length - buffer)) / buffer).clamp(0, 1)
 
 
@@ -97,8 +90,7 @@ def overlong_penalty(response_lengths, max_length, buffer):
 def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mask, coef):
     """r_t - beta (log pi_old - log pi_ref) on action tokens: the KL inside the reward. All (B, T).
 
-    Advantages are then computed from the result. No gradient passes: here the KL is only a number.
-    """
+    Advantages are then computed from it. No gradient passes: here the KL is only a number."""
     penalised = token_rewards - coef * kl_k1(old_logprobs, ref_logprobs)
     return torch.where(response_mask.bool(), penalised, 0.0)
 
@@ -108,8 +100,7 @@ def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mas
 def grpo_advantages(rewards, group_size, eps=1e-6):
     """A_i = (r_i - mean(r)) / (std(r) + eps). GRPO, outcome supervision (arXiv:2402.03300).
 
-    The std is the sample's (G - 1). A constant group and a group of one give exactly 0.
-    """
+    The std is the sample's (G - 1). A constant group and a group of one give exactly 0."""
     centred = group_centred(rewards, group_size)
     return (centred / (group_std(rewards, group_size)[:, None] + eps)).flatten().float()
 
@@ -122,9 +113,7 @@ def dr_grpo_advantages(rewards, group_size):
 def rloo_advantages(rewards, group_size):
     """A_i = r_i - mean_{j != i}(r_j) = G / (G - 1) (r_i - mean(r)). RLOO (arXiv:2402.14740).
 
-    The baseline leaves i out, so it does not depend on i's actions and adds no bias.
-    A group of one gives 0 (some libraries return its raw reward).
-    """
+    The baseline leaves i out, so it adds no bias. A group of one gives 0 (elsewhere its reward)."""
     centred = group_centred(rewards, group_size)
     return (centred * group_size / max(group_size - 1, 1)).flatten().float()
 
@@ -137,8 +126,7 @@ def gae(token_rewards, values, response_mask, gamma, lam, ends=None):
     """A_t = delta_t + gamma lambda A_t+, delta_t = r_t + gamma V_t+ - V_t (arXiv:1506.02438).
 
     t+ is the row's next action token; V and A are 0 after the last one and after each of `ends`.
-    All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A.
-    """
+    All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A."""
     mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     running = next_value = torch.zeros_like(values[:, 0])
@@ -175,9 +163,8 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
 def reinforce_pp_advantages(token_rewards, response_mask, gamma):
     """A = whiten(R), R_t = r_t + gamma R_t+. REINFORCE++ (arXiv:2501.03262). All (B, T).
 
-    No critic and no group: the baseline is the mean of the batch. With kl_penalised_rewards and
-    gamma = 1, R_t is the paper's R - beta sum_{s >= t} KL_s.
-    """
+    The baseline is the mean of the batch. With kl_penalised_rewards and gamma = 1, R_t is the
+    paper's R - beta sum_{s >= t} KL_s."""
     returns, _ = gae(token_rewards, torch.zeros_like(token_rewards), response_mask, gamma, 1.0)
     return masked_whiten(returns, response_mask)   # gae without values, lambda 1: the plain return
 
@@ -185,9 +172,8 @@ def reinforce_pp_advantages(token_rewards, response_mask, gamma):
 def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
     """A = whiten(r_i - mean(r)). REINFORCE++-baseline (arXiv:2501.03262). (B,) -> (B, T).
 
-    The group mean includes i. The scale is the std of the batch, not of the group. Whitening also
-    subtracts the mean over all tokens: where that is not 0, neither is a constant group.
-    """
+    The group mean includes i; the std is the batch's, not the group's. Whitening also subtracts the
+    mean over all tokens: where that is not 0, neither is a constant group."""
     centred = group_centred(rewards, group_size).flatten().float()
     return masked_whiten(centred[:, None].expand(response_mask.shape), response_mask)
 
@@ -195,8 +181,7 @@ def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
 def masked_whiten(x, mask):
     """(x - mu) / sqrt(var + 1e-8) over the whole mask, var with sum(mask) - 1; 0 off the mask.
 
-    (B, T) -> (B, T). Equal values, a single value or an empty mask give 0.
-    """
+    (B, T) -> (B, T). Equal values, a single value or an empty mask give 0."""
     whitened = torch.zeros_like(x)
     selected = x[mask.bool()].double()   # float64: equal values become exactly 0
     centred = selected - selected.mean()
@@ -215,8 +200,7 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
     A^S compares the returns R_k = sum_{l >= k} gamma^(l-k) r_l of all turns of the group that
     answered the SAME observation (an anchor state): 0 if it was met once, biased if different
     states read alike. observation_hashes: (B, N) int64, what the agent read before each turn, -1
-    after its last turn. normalise=False leaves out both stds.
-    """
+    after its last turn. normalise=False leaves out both stds."""
     advantages = grpo_advantages if normalise else dr_grpo_advantages
     rewards = sum_turns(token_rewards, response_mask, turn_ids, observation_hashes.shape[1])
     episode = advantages(rewards.sum(1), group_size)
@@ -316,8 +300,7 @@ def row_mean(x, rows):
 def clipped_value_loss(values, old_values, returns, clip):
     """1/2 max((V - R)^2, (V_c - R)^2), V_c = V_old + clip(V - V_old, -e, e). PPO's first code.
 
-    clip=math.inf is the plain squared error. returns: those of gae, not whitened.
-    """
+    clip=math.inf is the plain squared error. returns: those of gae, not whitened."""
     check_aligned(values, old_values, returns)
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
@@ -344,9 +327,7 @@ def kl_k3(logprobs, ref_logprobs):
 
 def entropy(logits):
     """H = -sum_v p_v log p_v: (..., V) -> (...), float32. A logit of -inf (forbidden) adds 0.
-
-    logits: as they were sampled from, divided by the temperature.
-    """
+    logits: as they were sampled from, divided by the temperature."""
     logprobs = logits.float().log_softmax(-1).clamp(min=-1e9)   # 0 * -inf would be NaN
     return -(logprobs.exp() * logprobs).sum(-1)
 
@@ -428,10 +409,8 @@ def sequence_masked_importance_weights(old_logprobs, rollout_logprobs, response_
 # ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------
 
 def distinct_ngrams(token_lists, n=3):
-    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats.
-
-    1 if no text has n tokens. More text repeats more, so compare steps of one run, not two runs.
-    """
+    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats,
+    or none is there. More text repeats more, so compare steps of one run, not two runs."""
     ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
 
@@ -441,8 +420,7 @@ def mutual_information(scores, own):
 
     scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
     averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
-    thoughts do not depend on the prompt.
-    """
+    thoughts do not depend on the prompt."""
     matched = scores.double().gather(1, own[:, None])
     marginal = scores.double().logsumexp(1, keepdim=True) - math.log(scores.shape[1])
     return (matched - marginal).mean().item()
@@ -450,9 +428,7 @@ def mutual_information(scores, own):
 
 def retrieval_accuracy(scores, own):
     """How often argmax_j L_ij is the thought's own prompt: chance is 1 / P. Arguments as above.
-
-    Columns that tie share the point: thoughts that ignore the prompt score exactly chance.
-    """
+    Columns that tie share the point: thoughts that ignore the prompt score exactly chance."""
     best = scores == scores.amax(1, keepdim=True)
     return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()
 
@@ -465,8 +441,7 @@ def collapse_warnings(history, window=5):
     (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
     Means over `window` steps are compared; the thresholds are ours. A policy that solves its tasks
     loses reward std and entropy too: these count only while success neither rises nor has gone
-    half of the way from its first window to 1, unless it falls again.
-    """
+    half of the way from its first window to 1, unless it falls again."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)
@@ -485,11 +460,9 @@ KEEP = "train only on the quarter of the tasks with the largest in-group reward 
 
 
 def echo_trap_signals(history, window, solved, falling, rising):
-    """Rows (signal, past, now, seen, meaning, change). Echo Trap (arXiv:2504.20073).
-
-    Its usual order: reward std falls, entropy leaves its smooth decay, gradients spike, texts
-    repeat. What was not measured is NaN, and no comparison with NaN is true.
-    """
+    """Rows (signal, past, now, seen, meaning, change). Echo Trap (arXiv:2504.20073): reward std
+    falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
+    What was not measured is NaN, and no comparison with NaN is true."""
     success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
         ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
     # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.

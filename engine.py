@@ -53,8 +53,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
 
     path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
     weights; compute_dtype: see `equip`.
-    ValueError: a folder that is no model, or a model that cannot run here: see `check_config`.
-    """
+    ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
                                   use_safetensors=True, output_loading_info=True)
@@ -175,8 +174,7 @@ def equip(model, attention, dtype):
     computations and pages, where that is not the dtype of its weights.
 
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
-    gathers sharded weights in hooks, and it can hook methods only.
-    """
+    gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
@@ -380,8 +378,7 @@ def page_runs(table, lengths, page_size):
     at most two runs of (pages, readers (P, W): rows of the table, written (P,): tokens in a page).
 
     Row B is a dummy row. First the pages with one reader: as a slice, read in place, if they are
-    more than half of it (selected pages are copied). Then the pages that several rows share.
-    """
+    more than half of it (selected pages are copied). Then the pages that several rows share."""
     rows, columns = np.nonzero(table >= 0)
     pages = table[rows, columns]
     counts = np.bincount(pages)                           # readers of each page, (P,)
@@ -406,8 +403,7 @@ def walk_pages(query, runs, readers, scale):
     readers (N,), N the sum of P * KH * W over the runs: row * KH + head of each reader of a head.
     Row B is a dummy row, whose result is dropped. This is flash-decoding with the page as the
     split: each page gives scores and a partial output to its readers, which are then combined by
-    reader. exp2 takes a fourth of the time of exp on the CPU, a tenth where scores are NEVER.
-    """
+    reader. exp2 takes a fourth of the time of exp on the CPU, a tenth where scores are NEVER."""
     B, KH, G, D = query.shape
     shapes = [(len(keys) * KH, W * G, -1) for keys, _, W, _ in runs]      # of a run's products
     sizes = [pages * rows for pages, rows, _ in shapes]
@@ -500,8 +496,7 @@ class Pages:
     row owns the pages it names; after a `fork` two rows own the full pages together. `grow` and
     `fork` take pages. Only `clear` frees, when a sequence is forgotten or released, and only pages
     that no other row names. The lowest free page is taken first, so that the pages in use are a
-    dense beginning of the memory, which a decode step multiplies in place.
-    """
+    dense beginning of the memory, which a decode step multiplies in place."""
 
     def __init__(self, count, page_size, rows):
         self.count, self.page_size = count, page_size
@@ -619,8 +614,7 @@ class Engine:
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
     decodes from `join` to `leave`: not while it waits for its environment. tokens counts prefill,
-    decode, decode_steps and decode_read.
-    """
+    decode, decode_steps and decode_read."""
 
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True):
         self.model, self.device, self.kernel = model, model.device, model.kernel
@@ -708,8 +702,7 @@ class Engine:
         """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
 
         flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
-        graph holds the weights' addresses, so it lives no longer than this engine: one rollout.
-        """
+        graph holds the weights' addresses, so it lives no longer than this engine: one rollout."""
         for sequence in self._full():
             self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(self.active)
@@ -793,8 +786,7 @@ def sample(logits, uniforms, temperature):
     logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) of the distribution that was
     really sampled, in float32. One uniform per token, from the trajectory's own random stream,
     makes its text independent of the rest of the batch. temperature 0: the most likely token.
-    Memory: one (B, V) float32 tensor beside the logits, two at temperatures other than 0 and 1.
-    """
+    Memory: one (B, V) float32 tensor beside the logits, two at temperatures other than 0 and 1."""
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
@@ -832,8 +824,7 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
     token in its context; a 0 begins a new one, so that a row may hold several contexts one after
     the other. All are packed into one row without padding, and the head sees only the places before
-    sampled tokens.
-    """
+    sampled tokens."""
     hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
     return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
                       for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)

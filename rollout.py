@@ -176,8 +176,7 @@ class Chat:
     message(text)               -> a reply as the message that a chat server would keep of it
 
     thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
-    model's generation_config. ValueError: a template that cannot hold such a conversation.
-    """
+    model's generation_config. ValueError: a template that cannot hold such a conversation."""
 
     def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
         self.tokenizer, self.name = tokenizer, tokenizer.name_or_path or type(tokenizer).__name__
@@ -421,8 +420,7 @@ class Format:
         <|user|>Could not find flour
         The try has failed. Write in one or two sentences what went wrong and ...<|end|>
         <|assistant|>⟦Flour is not found, it is crafted. I will get its wax first.<|end|>⟧ ...
-        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ...
-    """
+        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ..."""
     ask: str = ASK_REACT         # how the system message asks for it
     read: object = read_react    # reply -> (action, complaint)
     write: str = "Thought: {thought}\nAction: {action}"     # a reply, from a demonstration
@@ -538,8 +536,7 @@ class Episode:
 
     key: the seed of the episode, a tuple of ints; in training (seed, step, wave, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
-    environment's luck.
-    """
+    environment's luck."""
 
     def __init__(self, agent, task_id, key, horizon):
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
@@ -736,8 +733,7 @@ def imitated(agent, demo):
 def play(policy, world, task_id, horizon, key=(0, 0, 0)):
     """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
 
-    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError.
-    """
+    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError."""
     agent, client = world.agent, world.client
     episode, session = Episode(agent, task_id, key, min(horizon, world.most_turns)), None
     try:
@@ -805,8 +801,7 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     step (i by default), so that a rank draws the numbers that one process would.
     finished(the group's Episodes) is called as soon as a group is played. EnvError when no group
     could be played, ServersGone when no server has answered for the client's patience. If the
-    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply.
-    """
+    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply."""
     if not tasks:
         return [], Stats()
     engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
