@@ -30,7 +30,6 @@ import torch
 
 def group_centred(rewards, group_size):
     """r_i - mean(r) inside each group: (B,) -> (B / G, G), float64; a constant group exactly 0.
-
     A group is constant if max - min <= 1e-6 max|r|: rounding is not a difference. In float32 the
     mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007."""
     groups = rewards.double().reshape(-1, group_size)
@@ -55,7 +54,6 @@ def keep_varied(rewards, group_size):
 
 def keep_most_uncertain(rewards, group_size, fraction):
     """The `fraction` of the groups with the largest reward std. StarPO-S (arXiv:2504.20073).
-
     floor(fraction * groups), at least one; 0 < fraction <= 1, and 1 keeps all. Ties go to the
     earlier group. Below 1, no group is kept if all are constant: there is nothing to learn."""
     std = group_std(rewards, group_size)
@@ -67,7 +65,6 @@ def keep_most_uncertain(rewards, group_size, fraction):
 
 def keep_top_p(rewards, group_size, p):
     """Fewest groups that hold the share p of sum_g std_g. RAGEN-2, linear rule (arXiv:2604.06268).
-
     At p = 0.9, eight groups of equal std all stay; one with nearly all the spread stays alone. Ties
     go to the earlier group. 0 < p <= 1, and at 1 this is keep_varied."""
     std, order = group_std(rewards, group_size).double().sort(descending=True, stable=True)
@@ -80,7 +77,6 @@ def keep_top_p(rewards, group_size, p):
 
 def overlong_penalty(response_lengths, max_length, buffer):
     """-clip((L - (L_max - L_buf)) / L_buf, 0, 1), added to a reward. DAPO (arXiv:2503.14476).
-
     response_lengths: (B,), of action tokens alone. Returns (B,): 0 up to L_max - L_buf tokens, then
     linear down to -1 at L_max."""
     return -((response_lengths - (max_length - buffer)) / buffer).clamp(0, 1)
@@ -89,7 +85,6 @@ def overlong_penalty(response_lengths, max_length, buffer):
 @torch.no_grad()
 def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mask, coef):
     """r_t - beta (log pi_old - log pi_ref) on action tokens: the KL inside the reward. All (B, T).
-
     Advantages are then computed from it. No gradient passes: here the KL is only a number."""
     penalised = token_rewards - coef * kl_k1(old_logprobs, ref_logprobs)
     return torch.where(response_mask.bool(), penalised, 0.0)
@@ -99,7 +94,6 @@ def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mas
 
 def grpo_advantages(rewards, group_size, eps=1e-6):
     """A_i = (r_i - mean(r)) / (std(r) + eps). GRPO, outcome supervision (arXiv:2402.03300).
-
     The std is the sample's (G - 1). A constant group and a group of one give exactly 0."""
     centred = group_centred(rewards, group_size)
     return (centred / (group_std(rewards, group_size)[:, None] + eps)).flatten().float()
@@ -112,7 +106,6 @@ def dr_grpo_advantages(rewards, group_size):
 
 def rloo_advantages(rewards, group_size):
     """A_i = r_i - mean_{j != i}(r_j) = G / (G - 1) (r_i - mean(r)). RLOO (arXiv:2402.14740).
-
     The baseline leaves i out, so it adds no bias. A group of one gives 0 (elsewhere its reward)."""
     centred = group_centred(rewards, group_size)
     return (centred * group_size / max(group_size - 1, 1)).flatten().float()
@@ -124,7 +117,6 @@ def rloo_advantages(rewards, group_size):
 @torch.no_grad()
 def gae(token_rewards, values, response_mask, gamma, lam, ends=None):
     """A_t = delta_t + gamma lambda A_t+, delta_t = r_t + gamma V_t+ - V_t (arXiv:1506.02438).
-
     t+ is the row's next action token; V and A are 0 after the last one and after each of `ends`.
     All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A."""
     mask = response_mask.bool()
@@ -162,7 +154,6 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
 
 def reinforce_pp_advantages(token_rewards, response_mask, gamma):
     """A = whiten(R), R_t = r_t + gamma R_t+. REINFORCE++ (arXiv:2501.03262). All (B, T).
-
     The baseline is the mean of the batch. With kl_penalised_rewards and gamma = 1, R_t is the
     paper's R - beta sum_{s >= t} KL_s."""
     returns, _ = gae(token_rewards, torch.zeros_like(token_rewards), response_mask, gamma, 1.0)
@@ -171,7 +162,6 @@ def reinforce_pp_advantages(token_rewards, response_mask, gamma):
 
 def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
     """A = whiten(r_i - mean(r)). REINFORCE++-baseline (arXiv:2501.03262). (B,) -> (B, T).
-
     The group mean includes i; the std is the batch's, not the group's. Whitening also subtracts the
     mean over all tokens: where that is not 0, neither is a constant group."""
     centred = group_centred(rewards, group_size).flatten().float()
@@ -180,7 +170,6 @@ def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
 
 def masked_whiten(x, mask):
     """(x - mu) / sqrt(var + 1e-8) over the whole mask, var with sum(mask) - 1; 0 off the mask.
-
     (B, T) -> (B, T). Equal values, a single value or an empty mask give 0."""
     whitened = torch.zeros_like(x)
     selected = x[mask.bool()].double()   # float64: equal values become exactly 0
@@ -299,7 +288,6 @@ def row_mean(x, rows):
 
 def clipped_value_loss(values, old_values, returns, clip):
     """1/2 max((V - R)^2, (V_c - R)^2), V_c = V_old + clip(V - V_old, -e, e). PPO's first code.
-
     clip=math.inf is the plain squared error. returns: those of gae, not whitened."""
     check_aligned(values, old_values, returns)
     clipped = old_values + (values - old_values).clamp(-clip, clip)
@@ -452,15 +440,13 @@ def collapse_warnings(history, window=5):
     if not solved:
         signals += template_collapse_signals(history, window)
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                     f"{success[-1]:.0%}); StarPO-S would {change}.")
-            for signal, past, now, seen, meaning, change in signals if seen]
-
-
-KEEP = "train only on the quarter of the tasks with the largest in-group reward std"
+                     f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
+                     "with the largest in-group reward std.")
+            for signal, past, now, seen, meaning in signals if seen]
 
 
 def echo_trap_signals(history, window, solved, falling, rising):
-    """Rows (signal, past, now, seen, meaning, change). Echo Trap (arXiv:2504.20073): reward std
+    """Rows (signal, past, now, seen, meaning). Echo Trap (arXiv:2504.20073): reward std
     falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
     What was not measured is NaN, and no comparison with NaN is true."""
     success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
@@ -474,23 +460,20 @@ def echo_trap_signals(history, window, solved, falling, rising):
     stuck = not solved and not rising
     return [
         ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
-         "echo trap: all tries at a task earn the same, noise is left to learn from", KEEP),
+         "echo trap: all tries at a task earn the same, noise is left to learn from"),
         ("entropy", before, last, stuck and last < 0.5 * before,
-         "echo trap: entropy leaves its smooth decay downwards",
-         f"raise clip_high to 0.28, so that rare tokens can grow, and {KEEP}"),
+         "echo trap: entropy leaves its smooth decay downwards"),
         ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
-         "echo trap: entropy leaves its smooth decay upwards, towards gibberish", KEEP),
+         "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
         ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
-         "the policy forgets how actions are written", KEEP),
+         "the policy forgets how actions are written"),
         ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
-         "echo trap: the texts repeat themselves",
-         f"drop the KL, which holds on to one style, and {KEEP}"),
+         "echo trap: the texts repeat themselves"),
         ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
-         "echo trap: the gradient spikes, and few runs recover",
-         f"{KEEP}; go back to a checkpoint and lower the learning rate"),
+         "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
         ("response_length", length[0], length[-1],
          falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
-         "echo trap: the answers shrink or swell", KEEP)]
+         "echo trap: the answers shrink or swell")]
 
 
 def template_collapse_signals(history, window):
@@ -504,7 +487,7 @@ def template_collapse_signals(history, window):
             chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
             rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
                          "template collapse: entropy stands, but the thoughts hardly depend on "
-                         "the prompt any more", KEEP))
+                         "the prompt any more"))
     return rows
 
 
