@@ -32,10 +32,9 @@ steps, keeps a late step out of the next episode. `stream` seeds a reset's luck:
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
 (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
-reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
-too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
+reset), 503 too many sessions or bytes. In both: 404 no such path, 422 a wrong field (with FastAPI's
+"detail"), 403 to 415 HttpRequest.refusal.
 """
-
 import argparse
 import contextlib
 import importlib
@@ -230,19 +229,14 @@ class Service:
 # ---- One function per verb: (service, body, address of the client) -> JSON value ----
 
 def field_of(body, key, kind, required=True):
-    """body[key] of exactly this type, or a 422 in the words the original's clients know."""
-    word = {int: "int", str: "string", list: "list"}[kind]
-    if not isinstance(body, dict):
-        problem = {"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}
-    elif not required and body.get(key) is None:
-        return None
-    elif key not in body:
-        problem = {"type": "missing", "loc": ["body", key], "msg": "Field required"}
-    elif type(body[key]) is not kind:
-        problem = {"type": f"{word}_type", "loc": ["body", key], "msg": f"Input should be {word}"}
-    else:
-        return body[key]
-    raise Refused(422, f"{'.'.join(problem['loc'])}: {problem['msg']}", [problem])
+    """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
+    value = body.get(key) if isinstance(body, dict) else body
+    if isinstance(body, dict) and (type(value) is kind or value is None and not required):
+        return value
+    problem, words = ("missing", "Field required") if value is None else \
+        (f"{kind.__name__}_type", f"Input should be {kind.__name__}")
+    raise Refused(422, f"body.{key}: {words}",
+                  [{"type": problem, "loc": ["body", key], "msg": words}])
 
 
 def start_episode(service, session, body):
