@@ -50,7 +50,6 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-
     path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
     weights; compute_dtype: see `equip`.
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
@@ -237,7 +236,6 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's device and kernel.
-
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     in_16_bit = model.device.type == "cuda" and model.compute_dtype != torch.float32
@@ -485,10 +483,6 @@ def flash_function(kernel):
 
 # ---- pages --------------------------------------------------------------------------------------
 
-class OutOfPages(RuntimeError):
-    """No page is free; some sequence must give pages back first."""
-
-
 class Pages:
     """Who owns which page of the KV memory: page numbers only, no tensors.
 
@@ -512,13 +506,13 @@ class Pages:
         return self.table[row][self.table[row] >= 0].tolist()
 
     def take(self, count):
-        """-> the lowest `count` free pages. OutOfPages: none is taken."""
+        """-> the lowest `count` free pages. MemoryError: none is taken."""
         if count > len(self.free):
-            raise OutOfPages(f"{count} pages are needed, {len(self.free)} are free")
+            raise MemoryError(f"{count} pages are needed, {len(self.free)} are free")
         return [heapq.heappop(self.free) for _ in range(count)]
 
     def grow(self, row, length):
-        """Give a row pages for `length` tokens in all. OutOfPages leaves it as it was."""
+        """Give a row pages for `length` tokens in all. MemoryError leaves it as it was."""
         have, want = len(self.of(row)), -(-length // self.page_size)
         new = self.take(max(0, want - have))
         if want > self.table.shape[1]:
@@ -528,7 +522,7 @@ class Pages:
     def fork(self, parent, child, length):
         """Share the full pages of row `parent`, of `length` tokens, with row `child`. Both will
         write to a last page that is not full, so the child gets its own: -> [(source, target)] to
-        be copied, or []. OutOfPages: nothing has changed."""
+        be copied, or []. MemoryError: nothing has changed."""
         full, rest = divmod(length, self.page_size)
         new = self.take(1 if rest else 0)                              # may raise: do it first
         self.table[child, :full] = self.table[parent, :full]
@@ -660,7 +654,7 @@ class Engine:
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
         """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token. OutOfPages: none is read."""
+        of each last token. MemoryError: none is read."""
         for sequence, ids in zip(sequences, token_ids):
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
@@ -700,7 +694,6 @@ class Engine:
     @torch.inference_mode()
     def decode(self, token_ids):
         """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
-
         flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
         graph holds the weights' addresses, so it lives no longer than this engine: one rollout."""
         for sequence in self._full():
@@ -782,11 +775,9 @@ class DecodeGraph:
 
 def sample(logits, uniforms, temperature):
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
-
     logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) of the distribution that was
     really sampled, in float32. One uniform per token, from the trajectory's own random stream,
-    makes its text independent of the rest of the batch. temperature 0: the most likely token.
-    Memory: one (B, V) float32 tensor beside the logits, two at temperatures other than 0 and 1."""
+    makes its text independent of the rest of the batch. temperature 0: the most likely token."""
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor

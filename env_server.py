@@ -51,6 +51,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -304,15 +305,7 @@ def close(service, body, client):
     return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
 
 
-def resets(service, body, client):
-    return for_each(service, body, start_episode, client)
-
-
-def steps(service, body, client):
-    return for_each(service, body, play_turn)
-
-
-def for_each(service, body, act, client=None):
+def for_each(act, service, body, client):
     """Answers in the order of the items. They are executed in that order, too, or side by side in
     threads where the engine frees Python's lock and no two are of one session."""
     items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
@@ -323,7 +316,7 @@ def for_each(service, body, act, client=None):
         try:
             if sum(sizes) > MAX_REPLY:
                 raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-            with service.hold(item, client) as session:
+            with service.hold(item, client if act is start_episode else None) as session:
                 answer = act(service, session, item)
         except Refused as refusal:
             answer = {"error": str(refusal), "status": refusal.status}
@@ -361,7 +354,8 @@ def look(service, path, query):
 
 # ---- HTTP ----
 
-VERBS = {verb.__name__: verb for verb in (create, reset, step, close, resets, steps, closes)}
+VERBS = dict(create=create, reset=reset, step=step, close=close, closes=closes,
+             resets=partial(for_each, start_episode), steps=partial(for_each, play_turn))
 encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
 
 

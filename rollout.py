@@ -78,8 +78,7 @@ class Trajectory:
         self.old_logprobs += [0.0] * len(token_ids)
 
     def add_action(self, token_ids, logprobs):
-        """Append what the policy sampled, with its stop token if the reply was not cut: exactly
-        this is trained on."""
+        """Append what the policy sampled, its stop token too: exactly this is trained on."""
         self.turns.append(Turn(len(self.token_ids), len(self.token_ids) + len(token_ids)))
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
@@ -215,7 +214,6 @@ class Chat:
     def _find_shape(self):
         """How this template takes messages: as they are, with the rules in the first user message
         (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
-        # the first pair that works stays
         for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
@@ -546,6 +544,7 @@ class Episode:
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
+        self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
         luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
         self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
@@ -554,6 +553,19 @@ class Episode:
         """A number in [0, 1) for each token that this turn's reply may have."""
         generator = np.random.default_rng((*self.trajectory.key, len(self.trajectory.turns)))
         return generator.random(self.agent.max_turn_tokens)
+
+    @property
+    def seen(self):
+        """The token ids in view, those of the unfinished reply included."""
+        return self.trajectory.context + self.token_ids
+
+    def sampled(self, token, logprob):
+        """Take the next token of the policy's reply; the last one sets the `request`."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.agent.chat.stop_ids or len(self.token_ids) == self.agent.max_turn_tokens:
+            self.reply(self.token_ids, self.logprobs)
+            self.token_ids, self.logprobs = [], []
 
     def reply(self, token_ids, logprobs):
         """Take the sampled tokens of the policy's reply. FloatingPointError: of a policy that holds
@@ -732,7 +744,6 @@ def imitated(agent, demo):
 @torch.inference_mode()
 def play(policy, world, task_id, horizon, key=(0, 0, 0)):
     """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
-
     Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError."""
     agent, client = world.agent, world.client
     episode, session = Episode(agent, task_id, key, min(horizon, world.most_turns)), None
@@ -745,16 +756,13 @@ def play(policy, world, task_id, horizon, key=(0, 0, 0)):
                 session = answer.session
                 episode.observe(answer.observation, answer.reward, answer.done, answer.info)
                 continue
-            token_ids, logprobs = [], []
-            for uniform in torch.tensor(episode.uniforms()):
-                seen = torch.tensor(episode.trajectory.context + token_ids, device=policy.device)
+            uniforms = torch.tensor(episode.uniforms())
+            while not episode.request:
+                seen = torch.tensor(episode.seen, device=policy.device)
                 logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
-                token, logprob = sample(logits, uniform[None], agent.temperature)
-                token_ids.append(token.item())
-                logprobs.append(logprob.item())
-                if token_ids[-1] in agent.chat.stop_ids:
-                    break
-            episode.reply(token_ids, logprobs)
+                uniform = uniforms[len(episode.token_ids)][None]
+                token, logprob = sample(logits, uniform, agent.temperature)
+                episode.sampled(token.item(), logprob.item())
     finally:
         client.close()
     return episode.trajectory
@@ -806,11 +814,10 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
         return [], Stats()
     engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
                                    max_concurrent)
-    slots = [Slot(Episode(world.agent, task_id, (*key, place, member),
+    places = places or range(len(tasks))
+    slots = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
                           min(horizon, world.most_turns)), group, world.client)
-             for group, (place, (world, task_id)) in enumerate(zip(places or itertools.count(),
-                                                                   tasks))
-             for member in range(group_size)]
+             for group, (world, task_id) in enumerate(tasks) for member in range(group_size)]
     scheduler = Scheduler(slots, engine, group_size, retries, finished)
     scheduler.run()
     stats = scheduler.stats
@@ -836,7 +843,6 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
 
 # ---- many episodes in one loop ------------------------------------------------------------------
 
-MOST_MOVES = 20                 # failures of an episode whose server went away
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
                 "asking",       # its request to the environment is still to be sent
                 "in flight",    # the request has been sent
@@ -854,15 +860,8 @@ class Slot:
     state: State = "waiting"
     session: object = None      # the environment's id for the episode
     sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
-    token_ids: list[int] = field(default_factory=list)       # of the reply being sampled
-    logprobs: list[float] = field(default_factory=list)
-    uniforms: np.ndarray = None
+    uniforms: np.ndarray = None     # of the reply that is being sampled
     failures: int = 0           # of its environment or its server
-
-    @property
-    def seen(self):
-        """The token ids in view, those of the unfinished reply included."""
-        return self.episode.trajectory.context + self.token_ids
 
 
 class Slots(dict):
@@ -960,7 +959,7 @@ class Scheduler:
             self.fail(slot, answer)
         elif answer:
             slot.session, trajectory = answer.session, slot.episode.trajectory
-            before, contexts = slot.sequence and slot.seen, len(trajectory.contexts)
+            before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
             slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
             if slot.sequence and len(trajectory.contexts) > contexts:
                 # its pages hold the context before; what begins both lists is not read again
@@ -974,10 +973,10 @@ class Scheduler:
     def fail(self, slot, error):
         """The environment or its server failed, after the client's own attempts: play the episode
         again from its start, in a new session; after `retries` such failures give its group up. A
-        server that went away is no fault of the episode, unless it takes each one down."""
+        server that went away is no fault of the episode, unless it takes 20 down."""
         self.stats.failures.append(error)
         slot.failures += 1
-        if slot.failures > (MOST_MOVES if isinstance(error, ServerAway) else self.retries):
+        if slot.failures > (20 if isinstance(error, ServerAway) else self.retries):
             self.lost.add(slot.group)
         self.release(slot)
         slot.session, old = None, slot.episode
@@ -1041,16 +1040,16 @@ class Sampler:
             return
         first = {}                         # a new prompt -> the slot that reads it
         for slot in admitted:
-            if not slot.sequence and first.setdefault(tuple(slot.seen), slot) is slot:
+            if not slot.sequence and first.setdefault(tuple(slot.episode.seen), slot) is slot:
                 slot.sequence = self.engine.start()
         readers = [slot for slot in admitted if slot.sequence]
         with self.stats.clock("prefill"):
             logits = self.engine.prefill([s.sequence for s in readers],
-                                         [s.seen[s.sequence.length:] for s in readers])
+                                         [s.episode.seen[s.sequence.length:] for s in readers])
         row = {slot: i for i, slot in enumerate(readers)}      # slot -> its row of the logits
         for slot in admitted:
             if not slot.sequence:
-                reader = first[tuple(slot.seen)]
+                reader = first[tuple(slot.episode.seen)]
                 slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
         for slot in row:
             self.engine.join(slot.sequence)
@@ -1066,23 +1065,19 @@ class Sampler:
         if not slots:
             return
         with self.stats.clock("decode"):
-            logits = self.engine.decode(torch.tensor([s.token_ids[-1] for s in slots]))
+            logits = self.engine.decode(torch.tensor([s.episode.token_ids[-1] for s in slots]))
         self.draw(slots, logits)
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
-        chat, longest = self.agent.chat, self.agent.max_turn_tokens
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
-            uniforms = torch.tensor([s.uniforms[len(s.token_ids)] for s in slots])
+            uniforms = torch.tensor([s.uniforms[len(s.episode.token_ids)] for s in slots])
             ids, logprobs = sample(logits, uniforms.to(logits.device), self.agent.temperature)
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
-                slot.token_ids.append(token)
-                slot.logprobs.append(logprob)
-                if token in chat.stop_ids or len(slot.token_ids) == longest:
+                slot.episode.sampled(token, logprob)
+                if slot.episode.request:
                     self.engine.leave(slot.sequence)
-                    slot.episode.reply(slot.token_ids, slot.logprobs)
-                    slot.token_ids, slot.logprobs = [], []
                     self.slots.move(slot, "asking")
 
     def admit(self, ready):
@@ -1091,7 +1086,7 @@ class Sampler:
             admitted, room = [], len(self.engine.pages.free) - len(self.slots["decoding"])
             for slot in ready:
                 held = len(slot.sequence.pages) if slot.sequence else 0
-                need = -(-(len(slot.seen) + 1) // self.engine.pages.page_size) - held
+                need = -(-(len(slot.episode.seen) + 1) // self.engine.pages.page_size) - held
                 if need > room:
                     break
                 room -= need

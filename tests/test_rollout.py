@@ -1400,9 +1400,9 @@ def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
     """The first slot, of 8 tokens, decodes: it has 1 page of 8 and will need another. The second
     has 27 tokens, with the next one 28: 4 pages. Together 6."""
     sampler, (first, second) = sampler_with(["start", "start" + "x" * 19], pages)
-    assert [len(slot.seen) for slot in (first, second)] == [8, 27]
+    assert [len(slot.episode.seen) for slot in (first, second)] == [8, 27]
     first.sequence = sampler.engine.start()
-    sampler.engine.prefill([first.sequence], [first.seen])
+    sampler.engine.prefill([first.sequence], [first.episode.seen])
     sampler.engine.join(first.sequence)
     sampler.slots.move(first, "decoding")
     assert sampler.admit([second]) == [second] * admitted
@@ -1412,7 +1412,7 @@ def test_preempt_takes_the_pages_of_the_last_that_holds_any():
     sampler, slots = sampler_with(["start"] * 4, pages=8)
     for slot in slots[:3]:                 # the fourth holds none
         slot.sequence = sampler.engine.start()
-    sampler.engine.prefill([s.sequence for s in slots[:3]], [s.seen for s in slots[:3]])
+    sampler.engine.prefill([s.sequence for s in slots[:3]], [s.episode.seen for s in slots[:3]])
     held = []
     for _ in range(2):
         sampler.preempt(spare=slots[1])
