@@ -141,8 +141,7 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
         A_k = delta_k + gamma_H lambda A_{k+1},   delta_k = r_k + gamma_H V_{k+1} - V_k.
     Inside a turn: gae, whose last token gets the reward A_k + V_k and no next value. A reward
     before that token (a KL penalty) counts inside its own turn only. Turns end where turn_ids
-    changes: one that earned 0 is a turn too. For one turn this is gae; shapes and results as there.
-    """
+    changes. For one turn this is gae; shapes and results as there."""
     mask = response_mask.bool()
     ends, turn = torch.zeros_like(mask), torch.full_like(turn_ids[:, 0], -1)
     for t in reversed(range(mask.shape[1])):
@@ -210,8 +209,7 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha
     norm is GRPO's over the group; norm_k is the same over the members that reached turn k. Returns
     (B, T). The paper has two turns, and its last turn has no turn term.
     BIASED when episodes differ in their number of turns: the mean of r_k is subtracted only from
-    those that reached turn k, so going on looks worse than stopping. Then prefer gigpo_advantages.
-    """
+    those that reached turn k: going on looks worse than stopping. Then prefer gigpo_advantages."""
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
     rewards = sum_turns(token_rewards, response_mask, turn_ids, turn_count)
     episode = grpo_advantages(rewards.sum(1), group_size)
@@ -256,8 +254,7 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, d
     """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old. PPO (arXiv:1707.06347).
 
     e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c > 1 bounds the
-    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20 there is no gradient.
-    """
+    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20: no gradient."""
     check_aligned(logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -271,8 +268,7 @@ def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high
     """clipped_surrogate with one ratio per row, exp(mean_t log rho_it). GSPO (arXiv:2507.18071).
 
     rows: (A,) the row of each token; all tokens of a row must be in the call. The mean over a row
-    hardly moves, hence clips as small as 3e-4. With sequence_weights this is the paper's mean loss.
-    """
+    hardly moves, hence clips like 3e-4. With sequence_weights this is the paper's mean loss."""
     check_aligned(logprobs, old_logprobs, advantages, rows)
     log_ratio = row_mean(logprobs - old_logprobs, rows)
     unmoved = torch.zeros_like(log_ratio)

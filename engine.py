@@ -90,8 +90,7 @@ def never_sample_padding(model, path):
     known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
     if max(known) >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
-                         f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
-                         "embeddings")
+                         f"embeddings up to {rows - 1}; give it its own tokenizer")
     model.padding = torch.tensor(sorted({*range(rows)} - known), device=model.device)
 
 
@@ -124,8 +123,8 @@ def check_model(path):
     if str(path)[0] in "./~" and not os.path.isdir(path):
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
     if os.path.isdir(path) and not any(x.endswith(".safetensors") for x in os.listdir(path)):
-        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors beside "
-                         "config.json, by save_pretrained (a .bin file is a pickle that runs code)")
+        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors, by "
+                         "save_pretrained (a .bin file is a pickle that runs code)")
     check_config(from_pretrained(AutoConfig, path))
 
 
@@ -171,7 +170,6 @@ def prepare(model, attention="auto", dtype=None):
 def equip(model, attention, dtype):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
-
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
@@ -182,8 +180,7 @@ def equip(model, attention, dtype):
 
 
 def add_value_head(model):
-    """Give the model a critic's head, V(text so far), a scalar, at first 0 everywhere, and the
-    method `action_values`."""
+    """Give the model `action_values`, a critic's head V(text so far), at first 0 everywhere."""
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
     torch.nn.init.zeros_(model.value_head.weight)
     torch.nn.init.zeros_(model.value_head.bias)
@@ -374,7 +371,6 @@ class Decode:
 def page_runs(table, lengths, page_size):
     """Who reads which page: table (B, width; see Pages) and lengths (B,), tokens of each row ->
     at most two runs of (pages, readers (P, W): rows of the table, written (P,): tokens in a page).
-
     Row B is a dummy row. First the pages with one reader: as a slice, read in place, if they are
     more than half of it (selected pages are copied). Then the pages that several rows share."""
     rows, columns = np.nonzero(table >= 0)
@@ -530,8 +526,7 @@ class Pages:
         return list(zip(self.table[parent, full:full + len(new)].tolist(), new))
 
     def clear(self, row, keep=0):
-        """Take all but the first `keep` pages from a row; those that no other row names are free
-        again."""
+        """Take all but the first `keep` pages from a row; free those that no other row names."""
         pages = self.table[row, keep:][self.table[row, keep:] >= 0]
         self.table[row, keep:] = -1
         for page in pages[~np.isin(pages, self.table)].tolist():
@@ -607,15 +602,14 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes from `join` to `leave`: not while it waits for its environment. tokens counts prefill,
-    decode, decode_steps and decode_read."""
+    decodes while it is in `active`. tokens counts prefill, decode, decode_steps, decode_read."""
 
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True):
         self.model, self.device, self.kernel = model, model.device, model.kernel
         self.pages = Pages(pages, page_size, rows)
         self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
-        self.prefill_tokens, self.active = prefill_tokens, []      # active: those that decode
+        self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
         self.tokens = Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
@@ -641,15 +635,9 @@ class Engine:
     def forget(self, sequence, keep=0):
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
         if sequence in self.active:
-            self.leave(sequence)
+            self.active.remove(sequence)
         self.pages.clear(sequence.row, keep // self.pages.page_size)
         sequence.length = len(sequence.pages) * self.pages.page_size
-
-    def join(self, sequence):
-        self.active.append(sequence)
-
-    def leave(self, sequence):
-        self.active.remove(sequence)
 
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
@@ -813,9 +801,8 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
     entropy=True (2, A), then H(pi) at each. The shift by one lives in `hidden_before` alone.
 
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
-    token in its context; a 0 begins a new one, so that a row may hold several contexts one after
-    the other. All are packed into one row without padding, and the head sees only the places before
-    sampled tokens."""
+    token in its context; a 0 begins a new one, of which a row may hold several. All are packed into
+    one row without padding, and the head sees only the places before sampled tokens."""
     hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
     return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
                       for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)

@@ -174,8 +174,7 @@ class Service:
         raise Refused(404, f"The id {session_id} is not valid.")
 
     def open(self, client):
-        """A new session. One client, that is one address, may hold three times what is left free:
-        there is room for another."""
+        """A new session. One client, that is one address, may hold three times what is left."""
         with self.lock:
             clients = [session.client for session in list(self.sessions.values())]
             if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
@@ -495,8 +494,8 @@ class HttpServer(ThreadingHTTPServer):
 def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
     """Start `workers` server processes, wait until they are ready, give the list of their base URLs
     (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
-    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: max_sessions,
-    idle_seconds. ValueError: the reason why they cannot start."""
+    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: of Service.
+    ValueError: the reason why they cannot start."""
     names = [names] if isinstance(names, str) else list(names)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     with contextlib.ExitStack() as stack:

@@ -288,8 +288,7 @@ def one_of(texts):
 
 
 def broken(pattern, text):
-    """A special token that is quoted gets a space, "< |end|>": it would be encoded as that token,
-    and could begin a message of its own."""
+    """A quoted special token gets a space, "< |end|>", or it could begin a message of its own."""
     return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
@@ -304,8 +303,7 @@ def split_thoughts(text):
 
 
 def reader_of_calls(chat, prompt, tools):
-    """The one of the readers below that reads the calls which a template writes; prompt: its text
-    of ASKED. ValueError: none does."""
+    """The reader of the calls that a template writes; prompt: its text of ASKED. ValueError."""
     call = assistant("", ("f", {"x": "V1V"}))
     try:
         written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
@@ -358,7 +356,6 @@ def read_call(text, key):
 
 def read_act(reply):
     """The reply is the action.
-
     <|user|>Crafting commands: ... craft 2 flour using 2 wax
     Goal: craft flour.<|end|><|assistant|>⟦get 2 wax<|end|>⟧ (reward 0)
     <|user|>Got 2 wax<|end|><|assistant|>⟦craft 2 flour using 2 wax<|end|>⟧ (reward 1)
@@ -368,7 +365,6 @@ def read_act(reply):
 
 def read_react(reply):
     """AgentGym's default: a thought, then the action.
-
     <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
     Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
     """
@@ -380,7 +376,6 @@ def read_react(reply):
 
 def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
-
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
     <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
     """
@@ -414,7 +409,6 @@ class Format:
         Action: get 2 wax<|end|>⟧ (reward 0)
     reflect: after a try that failed the agent writes a lesson and tries the task again (Reflexion,
         arXiv:2303.11366). One trajectory holds all tries; each has the whole horizon.
-        ... Action: get 1 flour<|end|>⟧ (reward 0, not understood)
         <|user|>Could not find flour
         The try has failed. Write in one or two sentences what went wrong and ...<|end|>
         <|assistant|>⟦Flour is not found, it is crafted. I will get its wax first.<|end|>⟧ ...
@@ -531,7 +525,6 @@ class Episode:
 
     `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
     action). While it is None the policy must reply, unless the episode is `over`.
-
     key: the seed of the episode, a tuple of ints; in training (seed, step, wave, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
     environment's luck."""
@@ -646,7 +639,6 @@ class Episode:
 
 def shortened(episode, text):
     """The messages of a shortened context: the task, what the agent wrote to keep, the end.
-
     window (of one turn): the last turns are repeated; their replies are not trained on again.
         <|user|>Crafting commands: ... Goal: craft ink.
         (earlier turns not shown: 1)
@@ -656,8 +648,7 @@ def shortened(episode, text):
         <|user|>Crafting commands: ... Goal: craft ink.
         Your note: get 2 wax
         Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
-        craft 3 ink using 1 flour<|end|>⟧ (reward 1)
-    """
+        craft 3 ink using 1 flour<|end|>⟧ (reward 1)"""
     memory = episode.agent.context == "memory"
     task = episode.history[0][0] if episode.history else ""
     replies = [words for *_, words in episode.history]
@@ -769,8 +760,7 @@ def play(policy, world, task_id, horizon, key=(0, 0, 0)):
 
 
 def progress(items, what, **options):
-    """The items, and while they last a bar with the remaining time: on a terminal, of one rank, and
-    of what takes more than two seconds."""
+    """The items, with a bar: on a terminal, of one rank, for what takes more than two seconds."""
     silent = os.environ.get("RANK", "0") != "0" or None            # None: if it is no terminal
     return tqdm(items, **dict(desc=what, leave=False, delay=2, disable=silent) | options)
 
@@ -800,8 +790,7 @@ class Stats:
 
 def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=None,
             max_concurrent=None, retries=2, finished=None):
-    """Many episodes at once on paged KV memory, of one environment or several
-    -> (trajectories, Stats).
+    """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
@@ -940,9 +929,8 @@ class Scheduler:
         return list(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take the answers that are there. Batched clients' are all waited for and taken in the
-        order of the requests, so that a run is the same to the last bit; any other only if there is
-        nothing else to do."""
+        """Take the answers that are there, in the order of the requests. Batched clients' are all
+        waited for, so that a run is the same to the bit; others' if there is nothing else to do."""
         wait = self.batched or not self.slots["decoding"] and not self.sampler.readable()
         order, came = {slot: i for i, slot in enumerate(self.slots["in flight"])}, []
         with self.stats.clock("environment"):
@@ -971,9 +959,8 @@ class Scheduler:
             self.slots.move(slot, "asking" if slot.episode.request else "ready")
 
     def fail(self, slot, error):
-        """The environment or its server failed, after the client's own attempts: play the episode
-        again from its start, in a new session; after `retries` such failures give its group up. A
-        server that went away is no fault of the episode, unless it takes 20 down."""
+        """The environment failed, after the client's own attempts: play the episode again, in a new
+        session; after `retries` failures (20, if its server went away) give its group up."""
         self.stats.failures.append(error)
         slot.failures += 1
         if slot.failures > (20 if isinstance(error, ServerAway) else self.retries):
@@ -1023,9 +1010,8 @@ class Sampler:
         self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """Slots to prefill now. A first prompt waits for the group's other members in play, so that
-        it is prefilled once. While others decode, all wait until at least an eighth of the playing
-        slots are ready, because each prefill is a whole forward pass."""
+        """Slots to prefill now. A first prompt waits for the group's other members, to be read
+        once; while others decode, all wait until an eighth of the playing slots are ready."""
         awaited = self.slots["ready"] and {
             slot.group for state in ("asking", "in flight") for slot in self.slots[state]
             if not slot.episode.trajectory.contexts}
@@ -1052,7 +1038,7 @@ class Sampler:
                 reader = first[tuple(slot.episode.seen)]
                 slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
         for slot in row:
-            self.engine.join(slot.sequence)
+            self.engine.active.append(slot.sequence)
             self.slots.move(slot, "decoding")
             slot.uniforms = slot.episode.uniforms()
         self.draw(list(row), logits[list(row.values())])
@@ -1077,7 +1063,7 @@ class Sampler:
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
                 slot.episode.sampled(token, logprob)
                 if slot.episode.request:
-                    self.engine.leave(slot.sequence)
+                    self.engine.active.remove(slot.sequence)
                     self.slots.move(slot, "asking")
 
     def admit(self, ready):

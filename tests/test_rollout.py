@@ -1403,7 +1403,7 @@ def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
     assert [len(slot.episode.seen) for slot in (first, second)] == [8, 27]
     first.sequence = sampler.engine.start()
     sampler.engine.prefill([first.sequence], [first.episode.seen])
-    sampler.engine.join(first.sequence)
+    sampler.engine.active.append(first.sequence)
     sampler.slots.move(first, "decoding")
     assert sampler.admit([second]) == [second] * admitted
 

@@ -116,7 +116,7 @@ def decode_ours(ours, prompts, new):
     sequences = [engine.start() for _ in prompts]
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
     for sequence in sequences:
-        engine.join(sequence)
+        engine.active.append(sequence)
     first = time.perf_counter()
     IN_ATTENTION.clear()
     for uniform in uniforms[1:]:
