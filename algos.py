@@ -252,7 +252,6 @@ def among_equals(advantages, x, labels):
 
 def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
     """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old. PPO (arXiv:1707.06347).
-
     e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c > 1 bounds the
     loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20: no gradient."""
     check_aligned(logprobs, old_logprobs, advantages)
@@ -266,7 +265,6 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, d
 
 def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high):
     """clipped_surrogate with one ratio per row, exp(mean_t log rho_it). GSPO (arXiv:2507.18071).
-
     rows: (A,) the row of each token; all tokens of a row must be in the call. The mean over a row
     hardly moves, hence clips like 3e-4. With sequence_weights this is the paper's mean loss."""
     check_aligned(logprobs, old_logprobs, advantages, rows)
@@ -401,7 +399,6 @@ def distinct_ngrams(token_lists, n=3):
 
 def mutual_information(scores, own):
     """I(X; Z) ~ mean_i [L_i,own(i) - log mean_j exp L_ij], nats, <= log P (arXiv:2604.06268).
-
     scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
     averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
     thoughts do not depend on the prompt."""
@@ -423,9 +420,8 @@ def collapse_warnings(history, window=5):
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
     (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. A policy that solves its tasks
-    loses reward std and entropy too: these count only while success neither rises nor has gone
-    half of the way from its first window to 1, unless it falls again."""
+    Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
+    and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)

@@ -103,11 +103,9 @@ def without_padding(model, logits):
 def longest_text(config):
     """The most tokens of a text for which a model was made. Beyond its first range longrope's
     positions depend on the longest text that is computed at the same time."""
-    original = getattr(config, "original_max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope" and original:
-        return original
-    return getattr(config, "max_position_embeddings", None) or math.inf
+    rope, name = getattr(config, "rope_parameters", None) or {}, "max_position_embeddings"
+    first = rope.get("rope_type") == "longrope" and getattr(config, f"original_{name}", None)
+    return first or getattr(config, name, None) or math.inf
 
 
 def from_pretrained(auto, path, **more):
@@ -647,23 +645,18 @@ class Engine:
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
-        for part in prefill_parts(cached, lengths, self.prefill_tokens):
-            rows = self._prefill([sequences[i] for i in part], [token_ids[i] for i in part])
-            logits.update(zip(part, rows))
+        for part in prefill_parts(cached, lengths, self.prefill_tokens):        # a forward pass
+            table, starts = self._cached([sequences[i] for i in part])
+            new = [lengths[i] for i in part]
+            layout = layout_for(self.model, new, self.memory, table,
+                                starts if cached[part[0]] else None)
+            for i in part:
+                sequences[i].length += lengths[i]
+            ids = torch.tensor([t for i in part for t in token_ids[i]], device=self.device)
+            last = torch.tensor(new, device=self.device).cumsum(0) - 1
+            self.tokens["prefill"] += len(ids)
+            logits.update(zip(part, forward(self.model, ids, layout, logits_to_keep=last)))
         return torch.stack([logits[i] for i in range(len(sequences))])
-
-    def _prefill(self, sequences, token_ids):
-        """One forward pass: either nothing is cached of these sequences, or something of each."""
-        lengths = [len(ids) for ids in token_ids]
-        table, starts = self._cached(sequences)
-        starts = starts if starts.any() else None
-        layout = layout_for(self.model, lengths, self.memory, table, starts)
-        for sequence, length in zip(sequences, lengths):
-            sequence.length += length
-        ids = torch.tensor([t for ids in token_ids for t in ids], device=self.device)
-        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        self.tokens["prefill"] += len(ids)
-        return forward(self.model, ids, layout, logits_to_keep=last)
 
     def _cached(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""

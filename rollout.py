@@ -190,7 +190,8 @@ class Chat:
         self._find_shape()
         if thinking:
             self._switch(thinking)
-        prompt, tail = self.prompt(ASKED), self._behind_a_reply(said("user", NEXT))
+        prompt, whole = (self.prompt(x) for x in (ASKED, ASKED + REPLIED + said("user", NEXT)))
+        tail = whole.partition(REPLY)[2]        # what stands behind a reply, up to the next one
         # what the prompt begins for the reply: "<think>", or empty thoughts where they are off
         self.opened = "".join(prompt.partition(ASK)[2].partition("<think>")[1:])
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
@@ -257,17 +258,14 @@ class Chat:
         except Exception as error:          # of a program that came with the model
             raise ValueError(f"{self.name}: its chat template fails: {error}") from error
 
-    def _behind_a_reply(self, message):
-        """What the template writes behind a reply, with the next message, up to the next reply."""
-        return self.prompt(ASKED + REPLIED + message).partition(REPLY)[2]
-
     def opening(self, messages):
         return self.encode(self.prompt([m | {"content": broken(
             self.special if m["role"] in ("user", "tool") else self.special_in_reply, m["content"])}
             for m in messages]))
 
     def between_replies(self, text, role="user"):
-        tail = self._behind_a_reply(said(role, broken(self.special, text)))
+        message = said(role, broken(self.special, text))
+        tail = self.prompt(ASKED + REPLIED + message).partition(REPLY)[2]
         # with the stop, which is there already, because some tokens swallow the space behind them
         return self.encode(tail[tail.index(self.stop):])[1:]
 
@@ -392,7 +390,6 @@ ASK_NOTE = "Earlier turns will not be shown again. Begin each reply with a line 
            "holds all you must remember; it replaces the note before it."
 ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong and what you " \
              "will do differently. Then you try again."
-
 CUT = "Your reply ended within its thoughts. Think less, then act."
 
 NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
@@ -807,7 +804,7 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     slots = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
                           min(horizon, world.most_turns)), group, world.client)
              for group, (world, task_id) in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, group_size, retries, finished)
+    scheduler = Scheduler(slots, engine, retries, finished)
     scheduler.run()
     stats = scheduler.stats
     kept = [slot for slot in slots if slot.group not in scheduler.lost]
@@ -875,9 +872,9 @@ class Scheduler:
     """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
-    def __init__(self, slots, engine, group_size, retries, finished=None):
-        self.slots, self.engine, self.retries = Slots(slots), engine, retries
-        self.group_size, self.finished = group_size, finished
+    def __init__(self, slots, engine, retries, finished=None):
+        self.slots, self.engine = Slots(slots), engine
+        self.retries, self.finished = retries, finished
         self.bar = progress(None, "episodes", total=len(slots))
         self.stats, agent = Stats(), slots[0].episode.agent
         self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
@@ -975,8 +972,7 @@ class Scheduler:
             self.idle[slot.client].append(slot.session)
         self.slots.move(slot, "done")
         self.bar.update()
-        first = slot.group * self.group_size
-        group = self.slots.everyone[first:first + self.group_size]
+        group = [s for s in self.slots.everyone if s.group == slot.group]
         if self.finished and slot.group not in self.lost and {s.state for s in group} == {"done"}:
             self.finished([s.episode for s in group])
 

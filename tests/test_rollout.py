@@ -768,7 +768,7 @@ def test_collect_does_not_spin_while_it_waits():
     who = agent(max_turn_tokens=1)
     client = LocalClient(batched=False, before=before)
     slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0, client) for member in range(2)]
-    scheduler = Scheduler(slots, make_engine(policy(), who, 2), group_size=2, retries=0)
+    scheduler = Scheduler(slots, make_engine(policy(), who, 2), retries=0)
     real = scheduler.sampler.prefill
 
     def prefill():

@@ -485,8 +485,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("torch.stack([logits[i] for i in range(len(sequences))])",
          "torch.stack(list(logits.values()))",
          "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
-        ("device=self.device).cumsum(0) - 1", "device=self.device).cumsum(0) - 2",
-         "tests/test_engine.py::test_engine_logprobs_equal_stock_transformers"),
         ('self.tokens["prefill"] += len(ids)', 'self.tokens["prefill"] += len(lengths)',
          "tests/test_engine.py::test_prefill_shares_and_counts"),
         ("len(self._full()) - len(self.pages.free)", "len(self._full()) - len(self.pages.free) - 1",

@@ -199,7 +199,7 @@ def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
     engine = make_engine(policy, agent, len(tasks) * group_size)
     slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group, client)
              for group, task in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, group_size, retries=0)
+    scheduler = Scheduler(slots, engine, retries=0)
     send, readable = scheduler.send, scheduler.sampler.readable
     scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
     scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
