@@ -30,10 +30,8 @@ import torch
 
 def group_centred(rewards, group_size):
     """r_i - mean(r) inside each group: (B,) -> (B / G, G), float64; a constant group exactly 0.
-
     A group is constant if max - min <= 1e-6 max|r|: rounding is not a difference. In float32 the
-    mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007.
-    """
+    mean of eight rewards of 0.1 is not 0.1, and GRPO would make of that an advantage of -0.007."""
     groups = rewards.double().reshape(-1, group_size)
     constant = groups.amax(1) - groups.amin(1) <= 1e-6 * groups.abs().amax(1)
     return torch.where(constant[:, None], 0.0, groups - groups.mean(1, keepdim=True))
@@ -49,19 +47,15 @@ def group_std(rewards, group_size):
 # Filter raw rewards: penalties make all-failed groups look informative.
 
 def keep_varied(rewards, group_size):
-    """Groups whose rewards are not all equal. DAPO, dynamic sampling (arXiv:2503.14476).
-
-    May be empty. DAPO plays new tasks until the batch is full; that loop is the caller's.
-    """
+    """Groups whose rewards are not all equal. DAPO, dynamic sampling (arXiv:2503.14476). May be
+    empty; to play new tasks until the batch is full, as DAPO does, is the caller's loop."""
     return group_std(rewards, group_size).nonzero().flatten()
 
 
 def keep_most_uncertain(rewards, group_size, fraction):
     """The `fraction` of the groups with the largest reward std. StarPO-S (arXiv:2504.20073).
-
     floor(fraction * groups), at least one; 0 < fraction <= 1, and 1 keeps all. Ties go to the
-    earlier group. Below 1, no group is kept if all are constant: there is nothing to learn.
-    """
+    earlier group. Below 1, no group is kept if all are constant: there is nothing to learn."""
     std = group_std(rewards, group_size)
     if fraction < 1 and not std.any():
         return std.nonzero().flatten()
@@ -71,11 +65,8 @@ def keep_most_uncertain(rewards, group_size, fraction):
 
 def keep_top_p(rewards, group_size, p):
     """Fewest groups that hold the share p of sum_g std_g. RAGEN-2, linear rule (arXiv:2604.06268).
-
-    The number adapts to the batch: at p = 0.9, eight groups of equal std all stay; one group with
-    nearly all the spread stays alone. Ties go to the earlier group. 0 < p <= 1, and at 1 this is
-    keep_varied.
-    """
+    At p = 0.9, eight groups of equal std all stay; one with nearly all the spread stays alone. Ties
+    go to the earlier group. 0 < p <= 1, and at 1 this is keep_varied."""
     std, order = group_std(rewards, group_size).double().sort(descending=True, stable=True)
     held_before = std.cumsum(0) - std
     kept = (held_before < (p - 1e-6) * std.sum()) & (std > 0)   # 1e-6: 0.9 of ten equals is nine
@@ -86,19 +77,15 @@ def keep_top_p(rewards, group_size, p):
 
 def overlong_penalty(response_lengths, max_length, buffer):
     """-clip((L - (L_max - L_buf)) / L_buf, 0, 1), added to a reward. DAPO (arXiv:2503.14476).
-
-    response_lengths: (B,) action tokens per trajectory; the agent does not write observations, so
-    they do not count. Returns (B,): 0 up to L_max - L_buf tokens, then linear down to -1 at L_max.
-    """
+    response_lengths: (B,), of action tokens alone. Returns (B,): 0 up to L_max - L_buf tokens, then
+    linear down to -1 at L_max."""
     return -((response_lengths - (max_length - buffer)) / buffer).clamp(0, 1)
 
 
 @torch.no_grad()
 def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mask, coef):
     """r_t - beta (log pi_old - log pi_ref) on action tokens: the KL inside the reward. All (B, T).
-
-    Advantages are then computed from the result. No gradient passes: here the KL is only a number.
-    """
+    Advantages are then computed from it. No gradient passes: here the KL is only a number."""
     penalised = token_rewards - coef * kl_k1(old_logprobs, ref_logprobs)
     return torch.where(response_mask.bool(), penalised, 0.0)
 
@@ -107,9 +94,7 @@ def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mas
 
 def grpo_advantages(rewards, group_size, eps=1e-6):
     """A_i = (r_i - mean(r)) / (std(r) + eps). GRPO, outcome supervision (arXiv:2402.03300).
-
-    The std is the sample's (G - 1). A constant group and a group of one give exactly 0.
-    """
+    The std is the sample's (G - 1). A constant group and a group of one give exactly 0."""
     centred = group_centred(rewards, group_size)
     return (centred / (group_std(rewards, group_size)[:, None] + eps)).flatten().float()
 
@@ -121,10 +106,7 @@ def dr_grpo_advantages(rewards, group_size):
 
 def rloo_advantages(rewards, group_size):
     """A_i = r_i - mean_{j != i}(r_j) = G / (G - 1) (r_i - mean(r)). RLOO (arXiv:2402.14740).
-
-    The baseline leaves i out, so it does not depend on i's actions and adds no bias.
-    A group of one gives 0 (some libraries return its raw reward).
-    """
+    The baseline leaves i out, so it adds no bias. A group of one gives 0 (elsewhere its reward)."""
     centred = group_centred(rewards, group_size)
     return (centred * group_size / max(group_size - 1, 1)).flatten().float()
 
@@ -135,10 +117,8 @@ def rloo_advantages(rewards, group_size):
 @torch.no_grad()
 def gae(token_rewards, values, response_mask, gamma, lam, ends=None):
     """A_t = delta_t + gamma lambda A_t+, delta_t = r_t + gamma V_t+ - V_t (arXiv:1506.02438).
-
     t+ is the row's next action token; V and A are 0 after the last one and after each of `ends`.
-    All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A.
-    """
+    All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A."""
     mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     running = next_value = torch.zeros_like(values[:, 0])
@@ -161,8 +141,7 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
         A_k = delta_k + gamma_H lambda A_{k+1},   delta_k = r_k + gamma_H V_{k+1} - V_k.
     Inside a turn: gae, whose last token gets the reward A_k + V_k and no next value. A reward
     before that token (a KL penalty) counts inside its own turn only. Turns end where turn_ids
-    changes: one that earned 0 is a turn too. For one turn this is gae; shapes and results as there.
-    """
+    changes. For one turn this is gae; shapes and results as there."""
     mask = response_mask.bool()
     ends, turn = torch.zeros_like(mask), torch.full_like(turn_ids[:, 0], -1)
     for t in reversed(range(mask.shape[1])):
@@ -174,29 +153,23 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
 
 def reinforce_pp_advantages(token_rewards, response_mask, gamma):
     """A = whiten(R), R_t = r_t + gamma R_t+. REINFORCE++ (arXiv:2501.03262). All (B, T).
-
-    No critic and no group: the baseline is the mean of the batch. With kl_penalised_rewards and
-    gamma = 1, R_t is the paper's R - beta sum_{s >= t} KL_s.
-    """
+    The baseline is the mean of the batch. With kl_penalised_rewards and gamma = 1, R_t is the
+    paper's R - beta sum_{s >= t} KL_s."""
     returns, _ = gae(token_rewards, torch.zeros_like(token_rewards), response_mask, gamma, 1.0)
     return masked_whiten(returns, response_mask)   # gae without values, lambda 1: the plain return
 
 
 def reinforce_pp_baseline_advantages(rewards, group_size, response_mask):
     """A = whiten(r_i - mean(r)). REINFORCE++-baseline (arXiv:2501.03262). (B,) -> (B, T).
-
-    The group mean includes i. The scale is the std of the batch, not of the group. Whitening also
-    subtracts the mean over all tokens: where that is not 0, neither is a constant group.
-    """
+    The group mean includes i; the std is the batch's, not the group's. Whitening also subtracts the
+    mean over all tokens: where that is not 0, neither is a constant group."""
     centred = group_centred(rewards, group_size).flatten().float()
     return masked_whiten(centred[:, None].expand(response_mask.shape), response_mask)
 
 
 def masked_whiten(x, mask):
     """(x - mu) / sqrt(var + 1e-8) over the whole mask, var with sum(mask) - 1; 0 off the mask.
-
-    (B, T) -> (B, T). Equal values, a single value or an empty mask give 0.
-    """
+    (B, T) -> (B, T). Equal values, a single value or an empty mask give 0."""
     whitened = torch.zeros_like(x)
     selected = x[mask.bool()].double()   # float64: equal values become exactly 0
     centred = selected - selected.mean()
@@ -215,8 +188,7 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
     A^S compares the returns R_k = sum_{l >= k} gamma^(l-k) r_l of all turns of the group that
     answered the SAME observation (an anchor state): 0 if it was met once, biased if different
     states read alike. observation_hashes: (B, N) int64, what the agent read before each turn, -1
-    after its last turn. normalise=False leaves out both stds.
-    """
+    after its last turn. normalise=False leaves out both stds."""
     advantages = grpo_advantages if normalise else dr_grpo_advantages
     rewards = sum_turns(token_rewards, response_mask, turn_ids, observation_hashes.shape[1])
     episode = advantages(rewards.sum(1), group_size)
@@ -237,8 +209,7 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha
     norm is GRPO's over the group; norm_k is the same over the members that reached turn k. Returns
     (B, T). The paper has two turns, and its last turn has no turn term.
     BIASED when episodes differ in their number of turns: the mean of r_k is subtracted only from
-    those that reached turn k, so going on looks worse than stopping. Then prefer gigpo_advantages.
-    """
+    those that reached turn k: going on looks worse than stopping. Then prefer gigpo_advantages."""
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
     rewards = sum_turns(token_rewards, response_mask, turn_ids, turn_count)
     episode = grpo_advantages(rewards.sum(1), group_size)
@@ -281,10 +252,8 @@ def among_equals(advantages, x, labels):
 
 def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
     """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old. PPO (arXiv:1707.06347).
-
     e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c > 1 bounds the
-    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20 there is no gradient.
-    """
+    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20: no gradient."""
     check_aligned(logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -296,10 +265,8 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, d
 
 def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high):
     """clipped_surrogate with one ratio per row, exp(mean_t log rho_it). GSPO (arXiv:2507.18071).
-
     rows: (A,) the row of each token; all tokens of a row must be in the call. The mean over a row
-    hardly moves, hence clips as small as 3e-4. With sequence_weights this is the paper's mean loss.
-    """
+    hardly moves, hence clips like 3e-4. With sequence_weights this is the paper's mean loss."""
     check_aligned(logprobs, old_logprobs, advantages, rows)
     log_ratio = row_mean(logprobs - old_logprobs, rows)
     unmoved = torch.zeros_like(log_ratio)
@@ -315,9 +282,7 @@ def row_mean(x, rows):
 
 def clipped_value_loss(values, old_values, returns, clip):
     """1/2 max((V - R)^2, (V_c - R)^2), V_c = V_old + clip(V - V_old, -e, e). PPO's first code.
-
-    clip=math.inf is the plain squared error. returns: those of gae, not whitened.
-    """
+    clip=math.inf is the plain squared error. returns: those of gae, not whitened."""
     check_aligned(values, old_values, returns)
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
@@ -344,9 +309,7 @@ def kl_k3(logprobs, ref_logprobs):
 
 def entropy(logits):
     """H = -sum_v p_v log p_v: (..., V) -> (...), float32. A logit of -inf (forbidden) adds 0.
-
-    logits: as they were sampled from, divided by the temperature.
-    """
+    logits: as they were sampled from, divided by the temperature."""
     logprobs = logits.float().log_softmax(-1).clamp(min=-1e9)   # 0 * -inf would be NaN
     return -(logprobs.exp() * logprobs).sum(-1)
 
@@ -428,21 +391,17 @@ def sequence_masked_importance_weights(old_logprobs, rollout_logprobs, response_
 # ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------
 
 def distinct_ngrams(token_lists, n=3):
-    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats.
-
-    1 if no text has n tokens. More text repeats more, so compare steps of one run, not two runs.
-    """
+    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats,
+    or none is there. More text repeats more, so compare steps of one run, not two runs."""
     ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
 
 
 def mutual_information(scores, own):
     """I(X; Z) ~ mean_i [L_i,own(i) - log mean_j exp L_ij], nats, <= log P (arXiv:2604.06268).
-
     scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
     averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
-    thoughts do not depend on the prompt.
-    """
+    thoughts do not depend on the prompt."""
     matched = scores.double().gather(1, own[:, None])
     marginal = scores.double().logsumexp(1, keepdim=True) - math.log(scores.shape[1])
     return (matched - marginal).mean().item()
@@ -450,9 +409,7 @@ def mutual_information(scores, own):
 
 def retrieval_accuracy(scores, own):
     """How often argmax_j L_ij is the thought's own prompt: chance is 1 / P. Arguments as above.
-
-    Columns that tie share the point: thoughts that ignore the prompt score exactly chance.
-    """
+    Columns that tie share the point: thoughts that ignore the prompt score exactly chance."""
     best = scores == scores.amax(1, keepdim=True)
     return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()
 
@@ -463,10 +420,8 @@ def collapse_warnings(history, window=5):
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
     (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. A policy that solves its tasks
-    loses reward std and entropy too: these count only while success neither rises nor has gone
-    half of the way from its first window to 1, unless it falls again.
-    """
+    Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
+    and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)
@@ -477,19 +432,15 @@ def collapse_warnings(history, window=5):
     if not solved:
         signals += template_collapse_signals(history, window)
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                     f"{success[-1]:.0%}); StarPO-S would {change}.")
-            for signal, past, now, seen, meaning, change in signals if seen]
-
-
-KEEP = "train only on the quarter of the tasks with the largest in-group reward std"
+                     f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
+                     "with the largest in-group reward std.")
+            for signal, past, now, seen, meaning in signals if seen]
 
 
 def echo_trap_signals(history, window, solved, falling, rising):
-    """Rows (signal, past, now, seen, meaning, change). Echo Trap (arXiv:2504.20073).
-
-    Its usual order: reward std falls, entropy leaves its smooth decay, gradients spike, texts
-    repeat. What was not measured is NaN, and no comparison with NaN is true.
-    """
+    """Rows (signal, past, now, seen, meaning). Echo Trap (arXiv:2504.20073): reward std
+    falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
+    What was not measured is NaN, and no comparison with NaN is true."""
     success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
         ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
     # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
@@ -501,23 +452,20 @@ def echo_trap_signals(history, window, solved, falling, rising):
     stuck = not solved and not rising
     return [
         ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
-         "echo trap: all tries at a task earn the same, noise is left to learn from", KEEP),
+         "echo trap: all tries at a task earn the same, noise is left to learn from"),
         ("entropy", before, last, stuck and last < 0.5 * before,
-         "echo trap: entropy leaves its smooth decay downwards",
-         f"raise clip_high to 0.28, so that rare tokens can grow, and {KEEP}"),
+         "echo trap: entropy leaves its smooth decay downwards"),
         ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
-         "echo trap: entropy leaves its smooth decay upwards, towards gibberish", KEEP),
+         "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
         ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
-         "the policy forgets how actions are written", KEEP),
+         "the policy forgets how actions are written"),
         ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
-         "echo trap: the texts repeat themselves",
-         f"drop the KL, which holds on to one style, and {KEEP}"),
+         "echo trap: the texts repeat themselves"),
         ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
-         "echo trap: the gradient spikes, and few runs recover",
-         f"{KEEP}; go back to a checkpoint and lower the learning rate"),
+         "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
         ("response_length", length[0], length[-1],
          falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
-         "echo trap: the answers shrink or swell", KEEP)]
+         "echo trap: the answers shrink or swell")]
 
 
 def template_collapse_signals(history, window):
@@ -531,7 +479,7 @@ def template_collapse_signals(history, window):
             chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
             rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
                          "template collapse: entropy stands, but the thoughts hardly depend on "
-                         "the prompt any more", KEEP))
+                         "the prompt any more"))
     return rows
 
 

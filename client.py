@@ -3,7 +3,7 @@
     client = EnvClient("http://127.0.0.1:8000", "textcraft")
     (reply,) = client.answer([(None, "reset", 7)])               # Reply: session, observation, ...
     (reply,) = client.answer([(reply.session, "step", "inventory")])
-    client.close([reply.session])
+    client.close()
 
 EnvClient speaks the protocol of env_server.py; OriginalServer translates it for a server of the
 original. Nothing that a server sends is used before `field` has checked it.
@@ -72,8 +72,7 @@ class EnvClient:
     by the numbers of episode and turn whether it has acted already; to an original a step is never
     sent twice. `success`: the score that counts as success on an original. `batched`: many episodes
     in one request, to ours; else one in each, `connections` at a time: a slow one holds up no
-    other. `patience`: seconds without any server until ServersGone.
-    """
+    other. `patience`: seconds without any server until ServersGone."""
 
     def __init__(self, urls, name, success=1.0, timeout=120.0, retries=2, batched=True,
                  patience=60.0):
@@ -93,8 +92,7 @@ class EnvClient:
     def answer(self, items):
         """[(session or None, "reset", task_id) | (session, "step", action)] -> one Reply or
         EnvError each, in order; ValueError when a server refuses one as wrong (no such task). None
-        opens a session. A task may be (task_id, stream): stream is a number that seeds the
-        episode's luck where an environment has some (bandit, frozenlake)."""
+        opens a session. A task may be (task_id, stream), a number that seeds the episode's luck."""
         bodies, replies = defaultdict(list), {}     # (server, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
             try:
@@ -160,13 +158,12 @@ class EnvClient:
         server.playing[session_id] = body["episode"], 0 if verb == "reset" else body["turn"] + 1
         return Reply((number, session_id, body["episode"]), *values, info)
 
-    def close(self, sessions):
-        """Close those that are open; a server that is gone has closed them already."""
-        for number, server in enumerate(self.servers):
-            mine = {session[1] for session in sessions if session and session[0] == number}
-            if ids := [i for i in sorted(mine) if server.playing.pop(i, None)]:
-                with suppress(EnvError):    # maze, wordle and the tools of the original have none
-                    server.close(ids)
+    def close(self):
+        """Close all sessions; a server that is gone has closed them already."""
+        for server in self.servers:
+            with suppress(EnvError):    # maze, wordle and the tools of the original have no /close
+                server.close(sorted(server.playing))
+            server.playing.clear()
 
 
 def split(bodies, most=BATCH):
@@ -241,7 +238,8 @@ class OurServer(Server):
         return items
 
     def close(self, ids):
-        self.http.post(f"{self.url}/closes", {"ids": ids})
+        if ids:
+            self.http.post(f"{self.url}/closes", {"ids": ids})
 
 
 class OriginalServer(Server):
@@ -283,8 +281,7 @@ class OriginalServer(Server):
         return field({key: made} if self.wire.create == key else made, key, int, url)
 
     def translated(self, answer, verb, number):
-        """{field: value}, [observation, null] or the observation alone, as WIRES says for this
-        environment, as our server would put it."""
+        """{field: value}, [observation, null] or the observation alone, as our server puts it."""
         form, url = self.wire.reset if verb == "reset" else self.wire.step, f"{self.url}/{verb}"
         if form[0] == "[":
             answer = answer[0] if type(answer) is list and answer else None
@@ -389,8 +386,7 @@ def field(answer, name, kind, url):
 
 def checked(status, answer, url):
     """The answer (JSON, None if it was none), unless it reports a failure, with whatever status:
-    then ValueError if the request was wrong, and would be again, else EnvError. A step is never
-    wrong: any text may be sent."""
+    then ValueError if the request was wrong, else EnvError. A step never is: any text is one."""
     fields = answer if isinstance(answer, dict) else {}
     if answer is not None and "error" not in fields and status < 400:
         return answer

@@ -15,7 +15,6 @@ Who owns a page, and who frees it: see class Pages; when: class Engine.
 Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
 D head size, S page size in tokens, P pages, V vocabulary.
 """
-import contextlib
 import heapq
 import math
 import os
@@ -51,11 +50,9 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-
     path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
     weights; compute_dtype: see `equip`.
-    ValueError: a folder that is no model, or a model that cannot run here: see `check_config`.
-    """
+    ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
                                   use_safetensors=True, output_loading_info=True)
@@ -93,8 +90,7 @@ def never_sample_padding(model, path):
     known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
     if max(known) >= rows:
         raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
-                         f"embeddings up to {rows - 1}; give it its own tokenizer, or resize the "
-                         "embeddings")
+                         f"embeddings up to {rows - 1}; give it its own tokenizer")
     model.padding = torch.tensor(sorted({*range(rows)} - known), device=model.device)
 
 
@@ -107,11 +103,9 @@ def without_padding(model, logits):
 def longest_text(config):
     """The most tokens of a text for which a model was made. Beyond its first range longrope's
     positions depend on the longest text that is computed at the same time."""
-    original = getattr(config, "original_max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope" and original:
-        return original
-    return getattr(config, "max_position_embeddings", None) or math.inf
+    rope, name = getattr(config, "rope_parameters", None) or {}, "max_position_embeddings"
+    first = rope.get("rope_type") == "longrope" and getattr(config, f"original_{name}", None)
+    return first or getattr(config, name, None) or math.inf
 
 
 def from_pretrained(auto, path, **more):
@@ -127,8 +121,8 @@ def check_model(path):
     if str(path)[0] in "./~" and not os.path.isdir(path):
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
     if os.path.isdir(path) and not any(x.endswith(".safetensors") for x in os.listdir(path)):
-        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors beside "
-                         "config.json, by save_pretrained (a .bin file is a pickle that runs code)")
+        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors, by "
+                         "save_pretrained (a .bin file is a pickle that runs code)")
     check_config(from_pretrained(AutoConfig, path))
 
 
@@ -174,10 +168,8 @@ def prepare(model, attention="auto", dtype=None):
 def equip(model, attention, dtype):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
-
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
-    gathers sharded weights in hooks, and it can hook methods only.
-    """
+    gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
@@ -186,8 +178,7 @@ def equip(model, attention, dtype):
 
 
 def add_value_head(model):
-    """Give the model a critic's head, V(text so far), a scalar, at first 0 everywhere, and the
-    method `action_values`."""
+    """Give the model `action_values`, a critic's head V(text so far), at first 0 everywhere."""
     model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
     torch.nn.init.zeros_(model.value_head.weight)
     torch.nn.init.zeros_(model.value_head.bias)
@@ -240,7 +231,6 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's device and kernel.
-
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     in_16_bit = model.device.type == "cuda" and model.compute_dtype != torch.float32
@@ -379,10 +369,8 @@ class Decode:
 def page_runs(table, lengths, page_size):
     """Who reads which page: table (B, width; see Pages) and lengths (B,), tokens of each row ->
     at most two runs of (pages, readers (P, W): rows of the table, written (P,): tokens in a page).
-
     Row B is a dummy row. First the pages with one reader: as a slice, read in place, if they are
-    more than half of it (selected pages are copied). Then the pages that several rows share.
-    """
+    more than half of it (selected pages are copied). Then the pages that several rows share."""
     rows, columns = np.nonzero(table >= 0)
     pages = table[rows, columns]
     counts = np.bincount(pages)                           # readers of each page, (P,)
@@ -407,8 +395,7 @@ def walk_pages(query, runs, readers, scale):
     readers (N,), N the sum of P * KH * W over the runs: row * KH + head of each reader of a head.
     Row B is a dummy row, whose result is dropped. This is flash-decoding with the page as the
     split: each page gives scores and a partial output to its readers, which are then combined by
-    reader. exp2 takes a fourth of the time of exp on the CPU, a tenth where scores are NEVER.
-    """
+    reader. exp2 takes a fourth of the time of exp on the CPU, a tenth where scores are NEVER."""
     B, KH, G, D = query.shape
     shapes = [(len(keys) * KH, W * G, -1) for keys, _, W, _ in runs]      # of a run's products
     sizes = [pages * rows for pages, rows, _ in shapes]
@@ -490,10 +477,6 @@ def flash_function(kernel):
 
 # ---- pages --------------------------------------------------------------------------------------
 
-class OutOfPages(RuntimeError):
-    """No page is free; some sequence must give pages back first."""
-
-
 class Pages:
     """Who owns which page of the KV memory: page numbers only, no tensors.
 
@@ -501,8 +484,7 @@ class Pages:
     row owns the pages it names; after a `fork` two rows own the full pages together. `grow` and
     `fork` take pages. Only `clear` frees, when a sequence is forgotten or released, and only pages
     that no other row names. The lowest free page is taken first, so that the pages in use are a
-    dense beginning of the memory, which a decode step multiplies in place.
-    """
+    dense beginning of the memory, which a decode step multiplies in place."""
 
     def __init__(self, count, page_size, rows):
         self.count, self.page_size = count, page_size
@@ -518,13 +500,13 @@ class Pages:
         return self.table[row][self.table[row] >= 0].tolist()
 
     def take(self, count):
-        """-> the lowest `count` free pages. OutOfPages: none is taken."""
+        """-> the lowest `count` free pages. MemoryError: none is taken."""
         if count > len(self.free):
-            raise OutOfPages(f"{count} pages are needed, {len(self.free)} are free")
+            raise MemoryError(f"{count} pages are needed, {len(self.free)} are free")
         return [heapq.heappop(self.free) for _ in range(count)]
 
     def grow(self, row, length):
-        """Give a row pages for `length` tokens in all. OutOfPages leaves it as it was."""
+        """Give a row pages for `length` tokens in all. MemoryError leaves it as it was."""
         have, want = len(self.of(row)), -(-length // self.page_size)
         new = self.take(max(0, want - have))
         if want > self.table.shape[1]:
@@ -534,7 +516,7 @@ class Pages:
     def fork(self, parent, child, length):
         """Share the full pages of row `parent`, of `length` tokens, with row `child`. Both will
         write to a last page that is not full, so the child gets its own: -> [(source, target)] to
-        be copied, or []. OutOfPages: nothing has changed."""
+        be copied, or []. MemoryError: nothing has changed."""
         full, rest = divmod(length, self.page_size)
         new = self.take(1 if rest else 0)                              # may raise: do it first
         self.table[child, :full] = self.table[parent, :full]
@@ -542,8 +524,7 @@ class Pages:
         return list(zip(self.table[parent, full:full + len(new)].tolist(), new))
 
     def clear(self, row, keep=0):
-        """Take all but the first `keep` pages from a row; those that no other row names are free
-        again."""
+        """Take all but the first `keep` pages from a row; free those that no other row names."""
         pages = self.table[row, keep:][self.table[row, keep:] >= 0]
         self.table[row, keep:] = -1
         for page in pages[~np.isin(pages, self.table)].tolist():
@@ -562,7 +543,10 @@ class Memory:
     def __init__(self, config, count, page_size, device, dtype):
         (layers, KH, D), self.page_size = kv_shape(config), page_size
         shape = layers, count, KH, page_size, D
-        self.keys, self.values = self.pools = [zeros(shape, device, dtype) for _ in range(2)]
+        # zeroed, since 0 * NaN is NaN; numpy's zeros cost nothing until used, torch writes them
+        self.keys, self.values = self.pools = [
+            torch.from_numpy(np.zeros(shape, np.float32)).to(dtype) if device.type == "cpu"
+            else torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
         self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
 
     def slots(self, table, row, position):
@@ -597,14 +581,6 @@ class Memory:
         return [x.view(*runs.shape[:2], -1, D) for x in out]
 
 
-def zeros(shape, device, dtype):
-    """Zeroed memory: a slot that was never written must be finite, since 0 * NaN is NaN. On the CPU
-    numpy asks the system for zero pages, which cost nothing until used; torch would write them."""
-    if torch.device(device).type != "cpu" or dtype != torch.float32:
-        return torch.zeros(shape, device=device, dtype=dtype)
-    return torch.from_numpy(np.zeros(shape, np.float32))
-
-
 # ---- the engine ---------------------------------------------------------------------------------
 
 @dataclass(eq=False)
@@ -624,17 +600,14 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes from `join` to `leave`: not while it waits for its environment. tokens counts prefill,
-    decode, decode_steps and decode_read.
-    """
+    decodes while it is in `active`. tokens counts prefill, decode, decode_steps, decode_read."""
 
-    def __init__(self, model, rows, pages, page_size=None, prefill_tokens=4096, graphs=True):
+    def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True):
         self.model, self.device, self.kernel = model, model.device, model.kernel
-        page_size = page_size or (32 if self.kernel == "torch" else 256)
         self.pages = Pages(pages, page_size, rows)
         self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
-        self.prefill_tokens, self.active = prefill_tokens, []      # active: those that decode
+        self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
         self.tokens = Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
@@ -660,41 +633,30 @@ class Engine:
     def forget(self, sequence, keep=0):
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
         if sequence in self.active:
-            self.leave(sequence)
+            self.active.remove(sequence)
         self.pages.clear(sequence.row, keep // self.pages.page_size)
         sequence.length = len(sequence.pages) * self.pages.page_size
-
-    def join(self, sequence):
-        self.active.append(sequence)
-
-    def leave(self, sequence):
-        self.active.remove(sequence)
 
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
         """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token. OutOfPages: none is read."""
+        of each last token. MemoryError: none is read."""
         for sequence, ids in zip(sequences, token_ids):
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
-        for part in prefill_parts(cached, lengths, self.prefill_tokens):
-            rows = self._prefill([sequences[i] for i in part], [token_ids[i] for i in part])
-            logits.update(zip(part, rows))
+        for part in prefill_parts(cached, lengths, self.prefill_tokens):        # a forward pass
+            table, starts = self._cached([sequences[i] for i in part])
+            new = [lengths[i] for i in part]
+            layout = layout_for(self.model, new, self.memory, table,
+                                starts if cached[part[0]] else None)
+            for i in part:
+                sequences[i].length += lengths[i]
+            ids = torch.tensor([t for i in part for t in token_ids[i]], device=self.device)
+            last = torch.tensor(new, device=self.device).cumsum(0) - 1
+            self.tokens["prefill"] += len(ids)
+            logits.update(zip(part, forward(self.model, ids, layout, logits_to_keep=last)))
         return torch.stack([logits[i] for i in range(len(sequences))])
-
-    def _prefill(self, sequences, token_ids):
-        """One forward pass: either nothing is cached of these sequences, or something of each."""
-        lengths = [len(ids) for ids in token_ids]
-        table, starts = self._cached(sequences)
-        starts = starts if starts.any() else None
-        layout = layout_for(self.model, lengths, self.memory, table, starts)
-        for sequence, length in zip(sequences, lengths):
-            sequence.length += length
-        ids = torch.tensor([t for ids in token_ids for t in ids], device=self.device)
-        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        self.tokens["prefill"] += len(ids)
-        return forward(self.model, ids, layout, logits_to_keep=last)
 
     def _cached(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
@@ -713,10 +675,8 @@ class Engine:
     @torch.inference_mode()
     def decode(self, token_ids):
         """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
-
         flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
-        graph holds the weights' addresses, so it lives no longer than this engine: one rollout.
-        """
+        graph holds the weights' addresses, so it lives no longer than this engine: one rollout."""
         for sequence in self._full():
             self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(self.active)
@@ -726,8 +686,12 @@ class Engine:
                            decode_read=int(starts.sum()))                # tokens attended to
         ids, n = token_ids.to(self.device), len(starts)
         if self.kernel == "torch":
-            with on_threads(self.threads):
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
+            try:
                 return forward(self.model, ids, Decode(self.memory, table, starts))
+            finally:
+                torch.set_num_threads(before)
         if self.graphs is not None:
             ids, table, starts = graph_shape(ids, table, starts, self.spare)
         layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
@@ -790,25 +754,11 @@ class DecodeGraph:
         return self.logits
 
 
-@contextlib.contextmanager
-def on_threads(count):
-    """Inside, torch computes on `count` threads; afterwards, even after an error, as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def sample(logits, uniforms, temperature):
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
-
     logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) of the distribution that was
     really sampled, in float32. One uniform per token, from the trajectory's own random stream,
-    makes its text independent of the rest of the batch. temperature 0: the most likely token.
-    Memory: one (B, V) float32 tensor beside the logits, two at temperatures other than 0 and 1.
-    """
+    makes its text independent of the rest of the batch. temperature 0: the most likely token."""
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
@@ -844,10 +794,8 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
     entropy=True (2, A), then H(pi) at each. The shift by one lives in `hidden_before` alone.
 
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
-    token in its context; a 0 begins a new one, so that a row may hold several contexts one after
-    the other. All are packed into one row without padding, and the head sees only the places before
-    sampled tokens.
-    """
+    token in its context; a 0 begins a new one, of which a row may hold several. All are packed into
+    one row without padding, and the head sees only the places before sampled tokens."""
     hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
     return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
                       for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)

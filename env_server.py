@@ -32,10 +32,9 @@ steps, keeps a late step out of the next episode. `stream` seeds a reset's luck:
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
 (finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
-reset), 503 too many sessions or bytes. In both dialects: 404 no such path, 422 a field is missing,
-too long or of the wrong type (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
+reset), 503 too many sessions or bytes. In both: 404 no such path, 422 a wrong field (with FastAPI's
+"detail"), 403 to 415 HttpRequest.refusal.
 """
-
 import argparse
 import contextlib
 import importlib
@@ -52,6 +51,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -180,8 +180,7 @@ class Service:
         raise Refused(404, f"The id {session_id} is not valid.")
 
     def open(self, client):
-        """A new session. One client, that is one address, may hold three times what is left free:
-        there is room for another."""
+        """A new session. One client, that is one address, may hold three times what is left."""
         with self.lock:
             clients = [session.client for session in list(self.sessions.values())]
             if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
@@ -236,19 +235,14 @@ class Service:
 # ---- One function per verb: (service, body, address of the client) -> JSON value ----
 
 def field_of(body, key, kind, required=True):
-    """body[key] of exactly this type, or a 422 in the words the original's clients know."""
-    word = {int: "int", str: "string", list: "list"}[kind]
-    if not isinstance(body, dict):
-        problem = {"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}
-    elif not required and body.get(key) is None:
-        return None
-    elif key not in body:
-        problem = {"type": "missing", "loc": ["body", key], "msg": "Field required"}
-    elif type(body[key]) is not kind:
-        problem = {"type": f"{word}_type", "loc": ["body", key], "msg": f"Input should be {word}"}
-    else:
-        return body[key]
-    raise Refused(422, f"{'.'.join(problem['loc'])}: {problem['msg']}", [problem])
+    """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
+    value = body.get(key) if isinstance(body, dict) else body
+    if isinstance(body, dict) and (type(value) is kind or value is None and not required):
+        return value
+    problem, words = ("missing", "Field required") if value is None else \
+        (f"{kind.__name__}_type", f"Input should be {kind.__name__}")
+    raise Refused(422, f"body.{key}: {words}",
+                  [{"type": problem, "loc": ["body", key], "msg": words}])
 
 
 def start_episode(service, session, body):
@@ -316,15 +310,7 @@ def close(service, body, client):
     return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
 
 
-def resets(service, body, client):
-    return for_each(service, body, start_episode, client)
-
-
-def steps(service, body, client):
-    return for_each(service, body, play_turn)
-
-
-def for_each(service, body, act, client=None):
+def for_each(act, service, body, client):
     """Answers in the order of the items. They are executed in that order, too, or side by side in
     threads where the engine frees Python's lock and no two are of one session."""
     items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
@@ -335,7 +321,7 @@ def for_each(service, body, act, client=None):
         try:
             if sum(sizes) > MAX_REPLY:
                 raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-            with service.hold(item, client) as session:
+            with service.hold(item, client if act is start_episode else None) as session:
                 answer = act(service, session, item)
         except Refused as refusal:
             answer = {"error": str(refusal), "status": refusal.status}
@@ -373,7 +359,8 @@ def look(service, path, query):
 
 # ---- HTTP ----
 
-VERBS = {verb.__name__: verb for verb in (create, reset, step, close, resets, steps, closes)}
+VERBS = dict(create=create, reset=reset, step=step, close=close, closes=closes,
+             resets=partial(for_each, start_episode), steps=partial(for_each, play_turn))
 encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
 
 
@@ -513,8 +500,8 @@ class HttpServer(ThreadingHTTPServer):
 def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
     """Start `workers` server processes, wait until they are ready, give the list of their base URLs
     (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
-    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: max_sessions,
-    idle_seconds. ValueError: the reason why they cannot start."""
+    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: of Service.
+    ValueError: the reason why they cannot start."""
     names = [names] if isinstance(names, str) else list(names)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     with contextlib.ExitStack() as stack:

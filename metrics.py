@@ -230,15 +230,16 @@ def speeds(run, played, batch, stats, seconds):
     updating = seconds - stats.seconds["rollout"]
     read = number_bytes * (stats.tokens["decode_steps"] * weights
                            + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
+    forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     decoding = stats.seconds["decode"] + stats.seconds["sampling"]
     figures = {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
                for phase in ("prefill", "decode", "sampling", "environment")}
     figures |= dict(
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
-        rollout_tokens=stats.forward_tokens,
+        rollout_tokens=forwarded,
         decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth,
-        rollout_tokens_per_second=stats.forward_tokens / stats.seconds["rollout"])
+        rollout_tokens_per_second=forwarded / stats.seconds["rollout"])
     if batch:
         lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
         flop = passes * (6 * weights * lengths.sum()

@@ -17,7 +17,7 @@ import os
 import queue
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -79,8 +79,7 @@ class Trajectory:
         self.old_logprobs += [0.0] * len(token_ids)
 
     def add_action(self, token_ids, logprobs):
-        """Append what the policy sampled, with its stop token if the reply was not cut: exactly
-        this is trained on."""
+        """Append what the policy sampled, its stop token too: exactly this is trained on."""
         self.turns.append(Turn(len(self.token_ids), len(self.token_ids) + len(token_ids)))
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
@@ -105,20 +104,19 @@ class Trajectory:
 
     def text(self, tokenizer):
         """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
-        def shown(start, end):
-            cuts = [start, *(c for c in self.contexts[1:] if start <= c < end), end]
-            return "\n--- a context of its own:\n".join(
-                tokenizer.decode(self.token_ids[a:b]) for a, b in itertools.pairwise(cuts))
-        pieces, at = [], 0
+        end = len(self.token_ids)
+        marks = defaultdict(str, {0: "", end: ""})       # what is written before which token
         for turn in self.turns:
-            pieces += [shown(at, turn.start), "⟦",
-                       tokenizer.decode(self.token_ids[turn.start:turn.end]),
-                       f"⟧ (reward {turn.reward:g}"
-                       f"{', not understood' if turn.valid is False else ''})"]
-            at = turn.end
-        end = "done" if self.done else f"truncated: {self.truncated}"
-        return "".join(pieces) + shown(at, len(self.token_ids)) + \
-            f"\n[{self.env} {self.task_id}: return {self.reward:g}, score {self.score:g}, {end}]"
+            marks[turn.start] += "⟦"
+            understood = ", not understood" if turn.valid is False else ""
+            marks[turn.end] += f"⟧ (reward {turn.reward:g}{understood})"
+        for start in self.contexts[1:]:
+            marks[start] += "\n--- a context of its own:\n"
+        text = "".join(marks[a] + tokenizer.decode(self.token_ids[a:b])
+                       for a, b in itertools.pairwise([*sorted(marks), end]))
+        how = "done" if self.done else f"truncated: {self.truncated}"
+        return f"{text}\n[{self.env} {self.task_id}: return {self.reward:g}, " \
+               f"score {self.score:g}, {how}]"
 
 
 # ---- text to tokens -----------------------------------------------------------------------------
@@ -184,8 +182,7 @@ class Chat:
     message(text)               -> a reply as the message that a chat server would keep of it
 
     thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
-    model's generation_config. ValueError: a template that cannot hold such a conversation.
-    """
+    model's generation_config. ValueError: a template that cannot hold such a conversation."""
 
     def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
         self.tokenizer, self.name = tokenizer, tokenizer.name_or_path or type(tokenizer).__name__
@@ -200,7 +197,8 @@ class Chat:
         self._find_shape()
         if thinking:
             self._switch(thinking)
-        prompt, tail = self.prompt(ASKED), self._behind_a_reply(said("user", NEXT))
+        prompt, whole = (self.prompt(x) for x in (ASKED, ASKED + REPLIED + said("user", NEXT)))
+        tail = whole.partition(REPLY)[2]        # what stands behind a reply, up to the next one
         # what the prompt begins for the reply: "<think>", or empty thoughts where they are off
         self.opened = "".join(prompt.partition(ASK)[2].partition("<think>")[1:])
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
@@ -224,7 +222,6 @@ class Chat:
     def _find_shape(self):
         """How this template takes messages: as they are, with the rules in the first user message
         (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
-        # the first pair that works stays
         for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
@@ -268,17 +265,14 @@ class Chat:
         except Exception as error:          # of a program that came with the model
             raise ValueError(f"{self.name}: its chat template fails: {error}") from error
 
-    def _behind_a_reply(self, message):
-        """What the template writes behind a reply, with the next message, up to the next reply."""
-        return self.prompt(ASKED + REPLIED + message).partition(REPLY)[2]
-
     def opening(self, messages):
         return self.encode(self.prompt([m | {"content": broken(
             self.special if m["role"] in ("user", "tool") else self.special_in_reply, m["content"])}
             for m in messages]))
 
     def between_replies(self, text, role="user"):
-        tail = self._behind_a_reply(said(role, broken(self.special, text)))
+        message = said(role, broken(self.special, text))
+        tail = self.prompt(ASKED + REPLIED + message).partition(REPLY)[2]
         # with the stop, which is there already, because some tokens swallow the space behind them
         return self.encode(tail[tail.index(self.stop):])[1:]
 
@@ -299,8 +293,7 @@ def one_of(texts):
 
 
 def broken(pattern, text):
-    """A special token that is quoted gets a space, "< |end|>": it would be encoded as that token,
-    and could begin a message of its own."""
+    """A quoted special token gets a space, "< |end|>", or it could begin a message of its own."""
     return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
@@ -315,8 +308,7 @@ def split_thoughts(text):
 
 
 def reader_of_calls(chat, prompt, tools):
-    """The one of the readers below that reads the calls which a template writes; prompt: its text
-    of ASKED. ValueError: none does."""
+    """The reader of the calls that a template writes; prompt: its text of ASKED. ValueError."""
     call = assistant("", ("f", {"x": "V1V"}))
     try:
         written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
@@ -369,7 +361,6 @@ def read_call(text, key):
 
 def read_act(reply):
     """The reply is the action.
-
     <|user|>Crafting commands: ... craft 2 flour using 2 wax
     Goal: craft flour.<|end|><|assistant|>⟦get 2 wax<|end|>⟧ (reward 0)
     <|user|>Got 2 wax<|end|><|assistant|>⟦craft 2 flour using 2 wax<|end|>⟧ (reward 1)
@@ -379,29 +370,19 @@ def read_act(reply):
 
 def read_react(reply):
     """AgentGym's default: a thought, then the action.
-
-    ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft flour I still need 2 wax, which is
-    raw: I get it.
-    Action: get 2 wax<|end|>⟧ (reward 0)
-    <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour, and it is the goal:
-    I craft it.
+    <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
     Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
     """
     before, found, action = reply.partition("Action:")
-    if not found:
-        return "", "Your reply had no line 'Action: ...'."
     if "Action:" in action:
         return "", "Your reply had several actions; give one."
-    return action.strip(), ""
+    return action.strip(), "" if found else "Your reply had no line 'Action: ...'."
 
 
 def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
-
-    ... Goal: craft flour.<|end|><|assistant|>⟦<think>To craft flour I still need 2 wax, which is
-    raw: I get it.</think><answer>get 2 wax</answer><|end|>⟧ (reward 0)
-    <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour, and it is the goal: I
-    craft it.</think><answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
+    <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
+    <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
     """
     opening = re.search(r"</think>\s*<answer>", reply)     # if it is not closed, no later one is
     answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
@@ -416,16 +397,10 @@ ASK_NOTE = "Earlier turns will not be shown again. Begin each reply with a line 
            "holds all you must remember; it replaces the note before it."
 ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong and what you " \
              "will do differently. Then you try again."
-
 CUT = "Your reply ended within its thoughts. Think less, then act."
 
 NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
-
-
-def last(pattern, replies):
-    """The newest note or plan among the replies, or ""."""
-    return ["", *pattern.findall("\n".join(replies))][-1].strip()
 
 
 @dataclass(frozen=True)
@@ -436,17 +411,12 @@ class Format:
         ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
         Thought: To craft flour I still need 2 wax, which is raw: I get it.
         Action: get 2 wax<|end|>⟧ (reward 0)
-        <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour, and ...
-        Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
     reflect: after a try that failed the agent writes a lesson and tries the task again (Reflexion,
         arXiv:2303.11366). One trajectory holds all tries; each has the whole horizon.
-        ... Action: get 1 flour<|end|>⟧ (reward 0, not understood)
         <|user|>Could not find flour
         The try has failed. Write in one or two sentences what went wrong and ...<|end|>
         <|assistant|>⟦Flour is not found, it is crafted. I will get its wax first.<|end|>⟧ ...
-        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To craft ...
-        Action: get 2 wax<|end|>⟧ (reward 0)
-    """
+        <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ..."""
     ask: str = ASK_REACT         # how the system message asks for it
     read: object = read_react    # reply -> (action, complaint)
     write: str = "Thought: {thought}\nAction: {action}"     # a reply, from a demonstration
@@ -559,11 +529,9 @@ class Episode:
 
     `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
     action). While it is None the policy must reply, unless the episode is `over`.
-
     key: the seed of the episode, a tuple of ints; in training (seed, step, wave, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
-    environment's luck.
-    """
+    environment's luck."""
 
     def __init__(self, agent, task_id, key, horizon):
         self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
@@ -573,6 +541,7 @@ class Episode:
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
+        self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
         luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
         self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
@@ -581,6 +550,19 @@ class Episode:
         """A number in [0, 1) for each token that this turn's reply may have."""
         generator = np.random.default_rng((*self.trajectory.key, len(self.trajectory.turns)))
         return generator.random(self.agent.max_turn_tokens)
+
+    @property
+    def seen(self):
+        """The token ids in view, those of the unfinished reply included."""
+        return self.trajectory.context + self.token_ids
+
+    def sampled(self, token, logprob):
+        """Take the next token of the policy's reply; the last one sets the `request`."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.agent.chat.stop_ids or len(self.token_ids) == self.agent.max_turn_tokens:
+            self.reply(self.token_ids, self.logprobs)
+            self.token_ids, self.logprobs = [], []
 
     def reply(self, token_ids, logprobs):
         """Take the sampled tokens of the policy's reply. FloatingPointError: of a policy that holds
@@ -600,7 +582,8 @@ class Episode:
     def answer(self, text, message):
         """Take the policy's reply as text and as a message, and set the request that follows."""
         turn = self.trajectory.turns[-1]
-        turn.observation_hash = text_hash(self.observation)
+        digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
+        turn.observation_hash = int.from_bytes(digest, "big") >> 1   # unlike hash(), on any machine
         self.messages.append(message)
         _, words = split_thoughts(text)
         if self.reflecting:
@@ -660,7 +643,6 @@ class Episode:
 
 def shortened(episode, text):
     """The messages of a shortened context: the task, what the agent wrote to keep, the end.
-
     window (of one turn): the last turns are repeated; their replies are not trained on again.
         <|user|>Crafting commands: ... Goal: craft ink.
         (earlier turns not shown: 1)
@@ -670,28 +652,22 @@ def shortened(episode, text):
         <|user|>Crafting commands: ... Goal: craft ink.
         Your note: get 2 wax
         Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
-        craft 3 ink using 1 flour<|end|>⟧ (reward 1)
-    """
+        craft 3 ink using 1 flour<|end|>⟧ (reward 1)"""
     memory = episode.agent.context == "memory"
     task = episode.history[0][0] if episode.history else ""
     replies = [words for *_, words in episode.history]
     top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in episode.lessons)]
     for name, pattern in (episode.format.keeps | ({"note": NOTE} if memory else {})).items():
-        if last(pattern, replies):
-            top.append(f"Your {name}: {last(pattern, replies)}")
-    if memory:
-        return said("user", "\n\n".join([*filter(None, top), text]))
-    recent = episode.history[-episode.agent.window:]
-    top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
-    messages = said("user", "\n\n".join([*filter(None, top), recent[0][0]]))
-    for (_, reply, _), observation in zip(recent, [o for o, *_ in recent[1:]] + [text]):
+        if newest := "".join(pattern.findall("\n".join(replies))[-1:]).strip():
+            top.append(f"Your {name}: {newest}")
+    recent = [] if memory else episode.history[-episode.agent.window:]
+    if recent:
+        top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
+    first, *later = [observation for observation, *_ in recent] + [text]
+    messages = said("user", "\n\n".join([*filter(None, top), first]))
+    for (_, reply, _), observation in zip(recent, later):
         messages += [reply, *answer_to(reply, observation)]
     return messages
-
-
-def text_hash(text):
-    """63 bits that are the same on every machine, unlike hash()."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -774,9 +750,7 @@ def imitated(agent, demo):
 @torch.inference_mode()
 def play(policy, world, task_id, horizon, key=(0, 0, 0)):
     """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
-
-    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError.
-    """
+    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError."""
     agent, client = world.agent, world.client
     episode, session = Episode(agent, task_id, key, min(horizon, world.most_turns)), None
     try:
@@ -788,24 +762,20 @@ def play(policy, world, task_id, horizon, key=(0, 0, 0)):
                 session = answer.session
                 episode.observe(answer.observation, answer.reward, answer.done, answer.info)
                 continue
-            token_ids, logprobs = [], []
-            for uniform in torch.tensor(episode.uniforms()):
-                seen = torch.tensor(episode.trajectory.context + token_ids, device=policy.device)
+            uniforms = torch.tensor(episode.uniforms())
+            while not episode.request:
+                seen = torch.tensor(episode.seen, device=policy.device)
                 logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
-                token, logprob = sample(logits, uniform[None], agent.temperature)
-                token_ids.append(token.item())
-                logprobs.append(logprob.item())
-                if token_ids[-1] in agent.chat.stop_ids:
-                    break
-            episode.reply(token_ids, logprobs)
+                uniform = uniforms[len(episode.token_ids)][None]
+                token, logprob = sample(logits, uniform, agent.temperature)
+                episode.sampled(token.item(), logprob.item())
     finally:
-        client.close([session])
+        client.close()
     return episode.trajectory
 
 
 def progress(items, what, **options):
-    """The items, and while they last a bar with the remaining time: on a terminal, of one rank, and
-    of what takes more than two seconds."""
+    """The items, with a bar: on a terminal, of one rank, for what takes more than two seconds."""
     silent = os.environ.get("RANK", "0") != "0" or None            # None: if it is no terminal
     return tqdm(items, **dict(desc=what, leave=False, delay=2, disable=silent) | options)
 
@@ -825,11 +795,6 @@ class Stats:
                      self.seconds + other.seconds, self.tokens + other.tokens,
                      max(self.pages, other.pages), self.preempted + other.preempted)
 
-    @property
-    def forward_tokens(self):
-        """Tokens that went through the model: prefilled, or decoded one by one."""
-        return self.tokens["prefill"] + self.tokens["decode"]
-
     @contextmanager
     def clock(self, phase):
         """Add the seconds spent inside to seconds[phase]."""
@@ -840,8 +805,7 @@ class Stats:
 
 def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=None,
             max_concurrent=None, retries=2, finished=None):
-    """Many episodes at once on paged KV memory, of one environment or several
-    -> (trajectories, Stats).
+    """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
@@ -849,18 +813,16 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     step (i by default), so that a rank draws the numbers that one process would.
     finished(the group's Episodes) is called as soon as a group is played. EnvError when no group
     could be played, ServersGone when no server has answered for the client's patience. If the
-    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply.
-    """
+    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply."""
     if not tasks:
         return [], Stats()
     engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
                                    max_concurrent)
-    slots = [Slot(Episode(world.agent, task_id, (*key, place, member),
+    places = places or range(len(tasks))
+    slots = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
                           min(horizon, world.most_turns)), group, world.client)
-             for group, (place, (world, task_id)) in enumerate(zip(places or itertools.count(),
-                                                                   tasks))
-             for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, group_size, retries, finished)
+             for group, (world, task_id) in enumerate(tasks) for member in range(group_size)]
+    scheduler = Scheduler(slots, engine, retries, finished)
     scheduler.run()
     stats = scheduler.stats
     kept = [slot for slot in slots if slot.group not in scheduler.lost]
@@ -873,22 +835,18 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
 def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     """An engine with rows and pages for `episodes` at a time, within `memory` bytes of KV."""
     rows = min(episodes, max_concurrent or episodes)
-    size = 32 if policy.kernel == "torch" else 256
-    layers, kv_heads, head_dim = kv_shape(policy.config)
-    page_bytes = 2 * layers * kv_heads * head_dim * size * policy.compute_dtype.itemsize
-    if memory is None:
-        memory = 2**30
-        if policy.device.type == "cuda":
-            torch.cuda.empty_cache()                # what the update held and no longer needs
-            memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
+    size = 32 if policy.kernel == "torch" else 256      # flash-attn wants no smaller pages
+    page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
+    if memory is None and policy.device.type == "cuda":
+        torch.cuda.empty_cache()                # what the update held and no longer needs
+        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
-    pages = max(each, min(rows * each, int(memory / page_bytes)))
+    pages = max(each, min(rows * each, int((memory or 2**30) / page_bytes)))
     return Engine(policy, rows, pages, size)
 
 
 # ---- many episodes in one loop ------------------------------------------------------------------
 
-MOST_MOVES = 20                 # failures of an episode whose server went away
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
                 "asking",       # its request to the environment is still to be sent
                 "in flight",    # the request has been sent
@@ -906,15 +864,8 @@ class Slot:
     state: State = "waiting"
     session: object = None      # the environment's id for the episode
     sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
-    token_ids: list[int] = field(default_factory=list)       # of the reply being sampled
-    logprobs: list[float] = field(default_factory=list)
-    uniforms: np.ndarray = None
+    uniforms: np.ndarray = None     # of the reply that is being sampled
     failures: int = 0           # of its environment or its server
-
-    @property
-    def seen(self):
-        """The token ids in view, those of the unfinished reply included."""
-        return self.episode.trajectory.context + self.token_ids
 
 
 class Slots(dict):
@@ -939,41 +890,38 @@ class Scheduler:
     """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
-    def __init__(self, slots, engine, group_size, retries, finished=None):
-        self.slots, self.engine, self.retries = Slots(slots), engine, retries
-        self.group_size, self.finished = group_size, finished
+    def __init__(self, slots, engine, retries, finished=None):
+        self.slots, self.engine = Slots(slots), engine
+        self.retries, self.finished = retries, finished
         self.bar = progress(None, "episodes", total=len(slots))
         self.stats, agent = Stats(), slots[0].episode.agent
         self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
         self.lost = set()                      # groups with a member whose environment kept failing
         self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
-        self.sessions = {slot.client: set() for slot in slots}    # all that a client has opened
-        self.idle = {client: [] for client in self.sessions}    # and those free to be used again
-        self.batched = all(client.batched for client in self.sessions)
+        self.idle = {slot.client: [] for slot in slots}     # sessions free to be used again
+        self.batched = all(client.batched for client in self.idle)
 
     def run(self):
         try:
-            with ThreadPoolExecutor(sum(client.connections for client in self.sessions)) as pool:
+            with ThreadPoolExecutor(sum(client.connections for client in self.idle)) as pool:
                 while self.slots["waiting"] or self.slots.playing:
                     self.start()
                     self.send(pool)
                     self.receive()
-                    if not self.chat:
+                    if self.chat:
+                        self.sampler.prefill()
+                        self.sampler.decode()
+                    else:
                         ask_api(self.engine, self.slots, self.answers)
-                        continue
-                    self.sampler.prefill()
-                    self.sampler.decode()
         finally:
             for slot in self.slots.everyone:
-                if slot.sequence:
-                    self.engine.release(slot.sequence)
-            for client, sessions in self.sessions.items():
-                client.close(list(sessions))
+                self.release(slot)
+            for client in self.idle:
+                client.close()
             self.bar.close()
 
     def start(self):
-        while self.slots["waiting"] and self.slots.playing < self.engine.rows:
-            slot = next(iter(self.slots["waiting"]))
+        for slot in list(self.slots["waiting"])[:self.engine.rows - self.slots.playing]:
             idle = self.idle[slot.client]
             slot.session = idle.pop() if idle else None
             self.slots.move(slot, "asking")
@@ -992,15 +940,12 @@ class Scheduler:
             pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
 
     def exchange(self, slots):                 # in a thread -> [(slot, Reply or EnvError)]
-        client = slots[0].client
-        answers = client.answer([(s.session, *s.episode.request) for s in slots])
-        self.sessions[client].update(a.session for a in answers if not isinstance(a, EnvError))
+        answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
         return list(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take the answers that are there. Batched clients' are all waited for and taken in the
-        order of the requests, so that a run is the same to the last bit; any other only if there is
-        nothing else to do."""
+        """Take the answers that are there, in the order of the requests. Batched clients' are all
+        waited for, so that a run is the same to the bit; others' if there is nothing else to do."""
         wait = self.batched or not self.slots["decoding"] and not self.sampler.readable()
         order, came = {slot: i for i, slot in enumerate(self.slots["in flight"])}, []
         with self.stats.clock("environment"):
@@ -1013,39 +958,31 @@ class Scheduler:
     def take(self, slot, answer):
         """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: no
         environment answered, an API has given the episode its reply."""
-        episode, broken = slot.episode, isinstance(answer, EnvError)
-        if answer:
-            slot.session = None if broken else answer.session
-        if slot.group in self.lost or episode.over:
-            return self.finish(slot)
-        if not answer:
-            return self.slots.move(slot, "asking")
-        if broken:
-            return self.fail(slot, answer)
-        contexts = len(episode.trajectory.contexts)
-        before = slot.seen if slot.sequence else []
-        episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if episode.over:
-            return self.finish(slot)
-        if slot.sequence and len(episode.trajectory.contexts) > contexts:
-            # its pages hold the context before; what begins both lists is not read again
-            same = os.path.commonprefix([before, episode.trajectory.context[:-1]])
-            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
-        self.slots.move(slot, "ready")
+        if isinstance(answer, EnvError):
+            self.fail(slot, answer)
+        elif answer:
+            slot.session, trajectory = answer.session, slot.episode.trajectory
+            before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
+            slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+            if slot.sequence and len(trajectory.contexts) > contexts:
+                # its pages hold the context before; what begins both lists is not read again
+                same = os.path.commonprefix([before, trajectory.context[:-1]])
+                self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
+        if slot.group in self.lost or slot.episode.over:
+            self.finish(slot)
+        else:
+            self.slots.move(slot, "asking" if slot.episode.request else "ready")
 
     def fail(self, slot, error):
-        """The environment or its server failed, after the client's own attempts: play the episode
-        again from its start, in a new session; after `retries` such failures give its group up. A
-        server that went away is no fault of the episode, unless it takes each one down."""
+        """The environment failed, after the client's own attempts: play the episode again, in a new
+        session; after `retries` failures (20, if its server went away) give its group up."""
         self.stats.failures.append(error)
         slot.failures += 1
-        if slot.failures > (MOST_MOVES if isinstance(error, ServerAway) else self.retries):
+        if slot.failures > (20 if isinstance(error, ServerAway) else self.retries):
             self.lost.add(slot.group)
-            return self.finish(slot)
         self.release(slot)
-        old = slot.episode
+        slot.session, old = None, slot.episode
         slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
-        self.slots.move(slot, "asking")
 
     def finish(self, slot):
         self.release(slot)
@@ -1053,8 +990,7 @@ class Scheduler:
             self.idle[slot.client].append(slot.session)
         self.slots.move(slot, "done")
         self.bar.update()
-        first = slot.group * self.group_size
-        group = self.slots.everyone[first:first + self.group_size]
+        group = [s for s in self.slots.everyone if s.group == slot.group]
         if self.finished and slot.group not in self.lost and {s.state for s in group} == {"done"}:
             self.finished([s.episode for s in group])
 
@@ -1088,9 +1024,8 @@ class Sampler:
         self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
 
     def readable(self):
-        """Slots to prefill now. A first prompt waits for the group's other members in play, so that
-        it is prefilled once. While others decode, all wait until at least an eighth of the playing
-        slots are ready, because each prefill is a whole forward pass."""
+        """Slots to prefill now. A first prompt waits for the group's other members, to be read
+        once; while others decode, all wait until an eighth of the playing slots are ready."""
         awaited = self.slots["ready"] and {
             slot.group for state in ("asking", "in flight") for slot in self.slots[state]
             if not slot.episode.trajectory.contexts}
@@ -1105,19 +1040,19 @@ class Sampler:
             return
         first = {}                         # a new prompt -> the slot that reads it
         for slot in admitted:
-            if not slot.sequence and first.setdefault(tuple(slot.seen), slot) is slot:
+            if not slot.sequence and first.setdefault(tuple(slot.episode.seen), slot) is slot:
                 slot.sequence = self.engine.start()
         readers = [slot for slot in admitted if slot.sequence]
         with self.stats.clock("prefill"):
             logits = self.engine.prefill([s.sequence for s in readers],
-                                         [s.seen[s.sequence.length:] for s in readers])
+                                         [s.episode.seen[s.sequence.length:] for s in readers])
         row = {slot: i for i, slot in enumerate(readers)}      # slot -> its row of the logits
         for slot in admitted:
             if not slot.sequence:
-                reader = first[tuple(slot.seen)]
+                reader = first[tuple(slot.episode.seen)]
                 slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
         for slot in row:
-            self.engine.join(slot.sequence)
+            self.engine.active.append(slot.sequence)
             self.slots.move(slot, "decoding")
             slot.uniforms = slot.episode.uniforms()
         self.draw(list(row), logits[list(row.values())])
@@ -1130,23 +1065,19 @@ class Sampler:
         if not slots:
             return
         with self.stats.clock("decode"):
-            logits = self.engine.decode(torch.tensor([s.token_ids[-1] for s in slots]))
+            logits = self.engine.decode(torch.tensor([s.episode.token_ids[-1] for s in slots]))
         self.draw(slots, logits)
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
-        chat, longest = self.agent.chat, self.agent.max_turn_tokens
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
-            uniforms = torch.tensor([s.uniforms[len(s.token_ids)] for s in slots])
+            uniforms = torch.tensor([s.uniforms[len(s.episode.token_ids)] for s in slots])
             ids, logprobs = sample(logits, uniforms.to(logits.device), self.agent.temperature)
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
-                slot.token_ids.append(token)
-                slot.logprobs.append(logprob)
-                if token in chat.stop_ids or len(slot.token_ids) == longest:
-                    self.engine.leave(slot.sequence)
-                    slot.episode.reply(slot.token_ids, slot.logprobs)
-                    slot.token_ids, slot.logprobs = [], []
+                slot.episode.sampled(token, logprob)
+                if slot.episode.request:
+                    self.engine.active.remove(slot.sequence)
                     self.slots.move(slot, "asking")
 
     def admit(self, ready):
@@ -1155,7 +1086,7 @@ class Sampler:
             admitted, room = [], len(self.engine.pages.free) - len(self.slots["decoding"])
             for slot in ready:
                 held = len(slot.sequence.pages) if slot.sequence else 0
-                need = -(-(len(slot.seen) + 1) // self.engine.pages.page_size) - held
+                need = -(-(len(slot.episode.seen) + 1) // self.engine.pages.page_size) - held
                 if need > room:
                     break
                 room -= need

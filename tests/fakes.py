@@ -147,10 +147,9 @@ class LocalClient:
         more = {"stream": stream} if self.luck else {}
         return Reply(session, self.open[session].reset(task_id, **more), 0.0, False, {})
 
-    def close(self, sessions):
-        for session in sessions:
-            if session in self.open:
-                self.open.pop(session).close()
+    def close(self):
+        while self.open:
+            self.open.popitem()[1].close()
 
 
 def collect(policy, agent, client, tasks, *arguments, **settings):

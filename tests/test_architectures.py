@@ -146,12 +146,12 @@ def samples(model, stock):
     for lengths, steps in (((5, 1, 9, 2), 7), ((1, 6, 3, 17), 5)):
         read(rng.sample(everyone, 4), lengths)
         for sequence in rng.sample(everyone, 6):
-            engine.join(sequence)
+            engine.active.append(sequence)
         for _ in range(steps):
             ids = tokens_of(rng, 6)
             note(list(engine.active), [[x] for x in ids], engine.decode(torch.tensor(ids)))
         for sequence in everyone:
-            engine.leave(sequence)
+            engine.active.remove(sequence)
     read(everyone, [1] * 6)
     worst = [0.0, 0.0]
     with torch.no_grad():

@@ -109,7 +109,7 @@ def test_answer_keeps_the_order_of_many_episodes(url, posts):
     replies = client.answer([(r.session, "step", a) for r, a in zip(replies, actions)])
     assert [(r.observation, r.reward, r.done, r.info) for r in replies] == expected
     assert len(posts) == 2
-    client.close([r.session for r in replies])
+    client.close()
 
 
 def test_answer_mixes_resets_and_steps(url):
@@ -122,7 +122,7 @@ def test_answer_mixes_resets_and_steps(url):
     sessions = [first.session, again.session, fresh.session]
     assert client.servers[0].playing == {
         number: (episode, turns) for (_, number, episode), turns in zip(sessions, (1, 0, 0))}
-    client.close(sessions)
+    client.close()
     assert client.servers[0].playing == {}
 
 
@@ -132,7 +132,7 @@ def test_answer_gives_an_episode_its_stream(url, posts):
     episodes = [item.pop("episode") for item in posts[0][1]]
     assert posts[0][1] == [{"data_idx": 3, "stream": 77}, {"data_idx": 3}]
     assert len(set(map(int, episodes))) == 2
-    client.close([reply.session])
+    client.close()
 
 
 def test_answer_cuts_a_batch_that_one_request_cannot_hold(url, posts):
@@ -143,7 +143,7 @@ def test_answer_cuts_a_batch_that_one_request_cannot_hold(url, posts):
     # 600 x 10 kB are 6 MB, six times what the server reads
     replies = client.answer([(r.session, "step", "x" * 10_000) for r in replies])
     assert all(r.info["valid"] is False for r in replies)
-    client.close([r.session for r in replies])
+    client.close()
 
 
 def test_answer_gives_each_episode_its_own_request_unless_batched(url, posts):
@@ -151,7 +151,7 @@ def test_answer_gives_each_episode_its_own_request_unless_batched(url, posts):
     replies = opened(client, [7, 3, 24])
     assert [r.observation for r in replies] == [STARTS[t] for t in (7, 3, 24)]
     assert [len(items) for _, items in posts] == [1, 1, 1]
-    client.close([r.session for r in replies])
+    client.close()
 
 
 def test_split_counts_what_is_sent():
@@ -175,7 +175,7 @@ def test_a_lost_answer_is_asked_for_again_and_acts_once(url, posts, retries, los
     assert [items[0]["turn"] for _, items in posts] == [0] * (lose + 1)
     (reply,) = client.answer([(reply.session, "step", "move up")])
     assert reply.observation == env.step("move up")[0]
-    client.close([reply.session])
+    client.close()
 
 
 def test_a_request_is_sent_again_a_bounded_number_of_times(url, posts):
@@ -186,7 +186,7 @@ def test_a_request_is_sent_again_a_bounded_number_of_times(url, posts):
     (error,) = client.answer([(reply.session, "step", "move up")])
     assert isinstance(error, EnvError) and len(posts) == 3
     assert client.servers[0].playing[reply.session[1]][1] == 0
-    client.close([reply.session])
+    client.close()
 
 
 @pytest.mark.parametrize("task, sentence", [
@@ -202,12 +202,12 @@ def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task,
 def test_an_expired_session_is_an_outage(url):
     client = EnvClient(url, "maze")
     a, b = opened(client, [1, 2])
-    client.close([a.session])
+    client.servers[0].close([a.session[1]])
     client.servers[0].playing[a.session[1]] = a.session[2], 0
     gone, fine = client.answer([(s, "step", "move up") for s in (a.session, b.session)])
     assert isinstance(gone, EnvError) and "not valid any more" in str(gone)
     assert fine.observation.startswith("The goal")
-    client.close([b.session])
+    client.close()
 
 
 def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
@@ -216,7 +216,7 @@ def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
         replies = opened(client, [1, 2, 3])
     answers = client.answer([(r.session, "step", "move up") for r in replies])
     assert all(isinstance(answer, EnvError) for answer in answers)
-    client.close([r.session for r in replies])      # gone already; not an error
+    client.close()      # gone already; not an error
 
 
 def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
@@ -428,7 +428,7 @@ def test_the_original_babyai_is_played_as_recorded():
             0.8875, True, {"success": True, "valid": None, "score": 0.8875})
         (error,) = client.answer([(reply.session, "step", "turn left")])
         assert isinstance(error, EnvError) and "has finished" in str(error)
-        client.close([reply.session])
+        client.close()
     assert [entry for entry in server.log if entry[0] == "POST"] == [
         ("POST", "/create", {}), ("POST", "/reset", {"id": 0, "data_idx": 7}),
         ("POST", "/step", {"id": 0, "action": "go to red ball 1"}),
@@ -487,7 +487,7 @@ def test_the_original_second_dialect_is_played():
         (reply,) = client.answer([(reply.session, "step", "click[Buy Now]")])
         assert (reply.reward, reply.done, reply.info) == (
             0.75, True, {"success": False, "valid": None, "score": 0.75})
-        client.close([reply.session])       # the original has no /close here
+        client.close()       # the original has no /close here
     assert server.log[-1][1] == "/close"
 
 
@@ -682,7 +682,7 @@ def outage_of_ours(url, answers, verb, change):
     assert len(str(error)) < 900 and "\n" not in str(error)
     (fresh,) = opened(client, [5])
     assert fresh.observation == STARTS[5]
-    client.close([reply.session, fresh.session])
+    client.close()
 
 
 @pytest.mark.parametrize("verb", ["steps", "resets"])
@@ -730,7 +730,7 @@ def test_answer_does_not_let_a_wrong_item_disturb_its_neighbours(url, answers):
     answers.verb, answers.change = "steps", change
     a, b, c = client.answer([(r.session, "step", "look") for r in replies])
     assert (a.observation, c.observation) == (STARTS[1], STARTS[3]) and isinstance(b, EnvError)
-    client.close([r.session for r in replies])
+    client.close()
 
 
 def outages_of_an_original(name, verb, wrong):
@@ -919,7 +919,7 @@ def test_a_step_names_the_episode_of_its_reset(url, posts):
     # the handle of the episode that has ended can no longer move the new one
     (late,) = client.answer([(first.session, "step", "move up")])
     assert isinstance(late, EnvError) and len(posts) == 3
-    client.close([again.session, second.session])
+    client.close()
 
 
 def test_a_reset_sent_again_has_the_same_number(url, posts):
@@ -1025,7 +1025,7 @@ def test_a_server_that_is_back_is_used_again():
             replies = opened(client, range(4))
             assert [reply.session[0] for reply in replies] in ([0, 1, 0, 1], [1, 0, 1, 0])
             assert [reply.observation for reply in replies] == STARTS[:4]
-            client.close([reply.session for reply in replies])
+            client.close()
 
 
 def test_what_was_played_on_a_server_that_died_moves_though_it_is_back():

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import engine as engine_module
-from engine import (DecodeGraph, Engine, Flash, OutOfPages, choose_kernel, flash_function, forward,
+from engine import (DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
                     prepare, sample)
 from fakes import LocalClient, chat_tokenizer, collect, token_logprobs, twins
 from rollout import Agent, make_engine
@@ -175,7 +175,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     for active in ([child, sequences[0], sequences[2]], [sequences[1], sequences[0]],
                    [*sequences, child]):
         for sequence in active:
-            engine.join(sequence)
+            engine.active.append(sequence)
         for _ in range(2):
             ids = torch.tensor([rng.randrange(50) for _ in active])
             logits = engine.decode(ids)
@@ -184,7 +184,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
                 texts[id(sequence)].append(token)
                 assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
         for sequence in active:
-            engine.leave(sequence)
+            engine.active.remove(sequence)
     if graphs:                                             # padded to powers of two, recorded once
         assert set(engine.graphs) == {(4, 2), (2, 2)}
 
@@ -198,7 +198,7 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
     sequence = engine.start()
     assert differ(engine.prefill([sequence], [text]), stock, [text]) < 1e-5
     assert differ(engine.prefill([sequence], [more]), stock, [text + more]) < 1e-5
-    engine.join(sequence)
+    engine.active.append(sequence)
     for token in (7, 8):                                   # twice the same recorded graph
         more.append(token)
         assert differ(engine.decode(torch.tensor([token])), stock, [text + more]) < 1e-5
@@ -209,7 +209,7 @@ def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1, 2], [3], [4, 5, 6]])
     for sequence in sequences:
-        engine.join(sequence)
+        engine.active.append(sequence)
     before = engine.memory.keys.clone()
     engine.decode(torch.tensor([7, 8, 9]))                 # 3 rows, recorded for 4
     changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
@@ -246,10 +246,10 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
             logits = []
             for i, e in enumerate(engines):
                 for pair in some:
-                    e.join(pair[i])
+                    e.active.append(pair[i])
                 logits.append(e.decode(ids))
                 for pair in some:
-                    e.leave(pair[i])
+                    e.active.remove(pair[i])
             decoded += 1
             assert near(*logits)
         elif act == "end" and pairs:
@@ -379,7 +379,7 @@ class TestOnGpu:
         logits = torch.cat([logits, logits[:1]])
         texts, logprobs = [list(p) for p in (*prompts, prompts[0])], []
         for sequence in sequences:
-            engine.join(sequence)
+            engine.active.append(sequence)
         for step in range(steps):
             ids, chosen = sample(logits, torch.zeros(len(texts)), 0.0)
             logprobs.append(chosen)
@@ -430,7 +430,7 @@ class TestOnGpu:
     def test_out_of_pages_is_said_and_nothing_is_lost(self, attention, dtype):
         engine, _, _ = self.engine(attention, dtype)
         free = len(engine.pages.free)
-        with pytest.raises(OutOfPages):
+        with pytest.raises(MemoryError):
             engine.prefill([engine.start()], texts_of(random.Random(2), [64 * 256 + 1]))
         assert len(engine.pages.free) == free
 

@@ -13,9 +13,9 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig,
                           PreTrainedTokenizerFast)
 
 import engine as engine_module
-from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, OutOfPages, Pages,
+from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
-                    load_policy, longest_text, machine_rates, on_threads, page_runs, prefill_parts,
+                    load_policy, longest_text, machine_rates, page_runs, prefill_parts,
                     prepare, sample, walk_pages)
 from fakes import CONFIGS, token_logprobs, token_values, twins
 
@@ -161,10 +161,10 @@ def test_engine_logprobs_equal_stock_transformers(kind, tied):
                   [texts[sequences.index(s)] for s in chosen]) < 1e-5
 
     for sequence in rng.sample(sequences, len(sequences)):
-        engine.join(sequence)
+        engine.active.append(sequence)
     for step in range(12):                 # everybody crosses the end of a page at least once
         if step == 5:
-            engine.leave(sequences[2])
+            engine.active.remove(sequences[2])
         ids = tokens_of(rng, len(engine.active))
         for sequence, token in zip(engine.active, ids):
             texts[sequences.index(sequence)].append(token)
@@ -184,12 +184,12 @@ def test_fork_branches_never_see_each_other():
     root = engine.start()
     engine.prefill([root], [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
     texts = {root.row: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}
-    engine.join(root)
+    engine.active.append(root)
 
     def fork(parent):
         child = engine.fork(parent)
         texts[child.row] = list(texts[parent.row])
-        engine.join(child)
+        engine.active.append(child)
         return child
 
     def decode():
@@ -224,14 +224,14 @@ def test_engine_results_do_not_depend_on_batch_or_page_size():
             engine.prefill(sequences[at:at + 3], texts[at:at + 3])
         for _ in range(4):
             for sequence in rng.sample(sequences, rng.randint(1, 9)):
-                engine.join(sequence)
+                engine.active.append(sequence)
             ids = tokens_of(rng, len(engine.active))
             for sequence, token in zip(engine.active, ids):
                 texts[sequence.row].append(token)
             assert differ(engine.decode(torch.tensor(ids)), stock,
                           [texts[s.row] for s in engine.active]) < 1e-5
             for sequence in list(engine.active):
-                engine.leave(sequence)
+                engine.active.remove(sequence)
 
 
 def test_forget_then_prefill_gives_the_same_again():
@@ -241,12 +241,12 @@ def test_forget_then_prefill_gives_the_same_again():
     engine.prefill([first], [[9, 8, 7, 6, 5]])
     second = engine.fork(first)
     for sequence in (first, second):
-        engine.join(sequence)
+        engine.active.append(sequence)
     engine.decode(torch.tensor([1, 2]))
     engine.forget(first)
     assert engine.active == [second] and first.length == 0 and first.pages == []
     assert differ(engine.prefill([first], [[9, 8, 7, 6, 5, 1]]), stock, [[9, 8, 7, 6, 5, 1]]) < 1e-5
-    engine.join(first)
+    engine.active.append(first)
     assert differ(engine.decode(torch.tensor([4, 3])), stock,
                   [[9, 8, 7, 6, 5, 2, 4], [9, 8, 7, 6, 5, 1, 3]]) < 1e-5
 
@@ -268,7 +268,7 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
         other = prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8]
         assert differ(engine.prefill([members[which]], [other[4 * pages:]]), stock, [other]) < 1e-5
     for member in members:
-        engine.join(member)
+        engine.active.append(member)
     texts = [prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8] for which in (0, 1)]
     texts = [[*text, which] for which, text in enumerate([*texts, prompt])]
     assert differ(engine.decode(torch.tensor([0, 1, 2])), stock, texts) < 1e-5
@@ -499,7 +499,7 @@ def random_schedule(seed, window=None):
             elif do == "join":
                 for sequence in waiting:
                     if sequence.length:
-                        engine.join(sequence)
+                        engine.active.append(sequence)
             elif do == "decode" and engine.active:
                 chosen = list(engine.active)
                 short = engine.pages_short()
@@ -514,7 +514,7 @@ def random_schedule(seed, window=None):
                 child = engine.fork(parent)
                 texts[child.row] = (child, list(texts[parent.row][1]))
             elif do == "leave" and engine.active:
-                engine.leave(rng.choice(engine.active))
+                engine.active.remove(rng.choice(engine.active))
             elif do == "forget" and everyone:
                 sequence = rng.choice(everyone)
                 keep = rng.choice((0, rng.randint(0, sequence.length)))
@@ -527,7 +527,7 @@ def random_schedule(seed, window=None):
             else:
                 continue
             happened.add(do)
-        except OutOfPages:
+        except MemoryError:
             happened.add(f"{do} without pages")
             if do == "decode":
                 assert short > 0
@@ -575,7 +575,7 @@ def test_readers_of_one_page_begin_their_windows_where_they_like():
     child = engine.fork(parent)
     engine.prefill([child], [[6]])
     for sequence in (parent, child):
-        engine.join(sequence)
+        engine.active.append(sequence)
     got = engine.decode(torch.tensor([3, 5]))
     assert torch.allclose(got, torch.tensor([mean([*text, 3], 7), mean([*text, 6, 5], 7)]))
 
@@ -588,8 +588,8 @@ def test_pages_behind_a_window_are_not_read(window, pages):
         engine = Engine(Mean(window=window), rows=2, pages=12, page_size=2)
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2, 3, 4, 5, 6, 7, 8, 9]])
-        engine.join(engine.fork(sequence))                     # shares the first four pages
-        engine.join(sequence)
+        engine.active.append(engine.fork(sequence))             # shares the first four pages
+        engine.active.append(sequence)
         for pool in engine.memory.pools:
             pool[0, sequence.pages[:pages]] = math.nan
         want = mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], window)
@@ -602,7 +602,7 @@ def test_prefill_without_pages_reads_nothing():
     """Of three, each of 4 tokens, only two fit: none is read, and two can be read afterwards."""
     engine = Engine(Mean(), rows=3, pages=4, page_size=2, prefill_tokens=4)
     sequences = [engine.start() for _ in range(3)]
-    with pytest.raises(OutOfPages, match="2 pages are needed, 0 are free"):
+    with pytest.raises(match="2 pages are needed, 0 are free"):
         engine.prefill(sequences, [[1, 2, 3, 4]] * 3)
     assert [s.length for s in sequences] == [0, 0, 0] and engine.tokens["prefill"] == 0
     assert engine.prefill(sequences[:2], [[1, 2, 3, 4]] * 2).tolist() == [mean([1, 2, 3, 4])] * 2
@@ -623,9 +623,9 @@ def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
     pages.grow(1, 4)
     pages.grow(2, 1)
     assert [pages.of(row) for row in range(3)] == [[0, 1], [2, 3], [4]] and pages.in_use == 5
-    with pytest.raises(OutOfPages, match="1 pages are needed, 0 are free"):
+    with pytest.raises(match="1 pages are needed, 0 are free"):
         pages.grow(2, 3)
-    with pytest.raises(OutOfPages, match="1 pages are needed, 0 are free"):
+    with pytest.raises(match="1 pages are needed, 0 are free"):
         pages.fork(0, 2, 3)
     pages.clear(2)
     assert pages.fork(0, 2, 3) == [(1, 4)] and pages.of(2) == [0, 4]     # page 0 is shared
@@ -644,15 +644,15 @@ def test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place():
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1] * 7, [2] * 2, [3] * 4])
     assert [s.pages for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
-    engine.join(sequences[1])
+    engine.active.append(sequences[1])
     (chosen, readers, written), = runs_of(engine)                   # 1 of 5 pages is wanted
     assert chosen.tolist() == [4] and readers.tolist() == [[0]] and written.tolist() == [2]
-    engine.join(sequences[0])
+    engine.active.append(sequences[0])
     (chosen, readers, written), = runs_of(engine)                   # 5 of 5
     assert chosen == slice(0, 5) and readers[:, 0].tolist() == [1, 1, 1, 1, 0]
     assert written.tolist() == [2, 2, 2, 1, 2]
-    engine.leave(sequences[1])
-    engine.join(sequences[2])
+    engine.active.remove(sequences[1])
+    engine.active.append(sequences[2])
     (chosen, readers, written), = runs_of(engine)                   # 6 of 7; page 4 is not read
     assert chosen == slice(0, 7) and readers[:, 0].tolist() == [0, 0, 0, 0, 2, 1, 1]
 
@@ -663,14 +663,14 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
     engine.prefill([parent, other], [[1] * 5, [2] * 3])             # pages 0, 1, 2 and 3, 4
     children = [engine.fork(parent) for _ in range(3)]              # each copies page 2: 5, 6, 7
     for sequence in (other, parent, children[0], children[2]):      # children[1] waits
-        engine.join(sequence)
+        engine.active.append(sequence)
     (alone, one, written), (shared, several, full) = runs_of(engine)
     assert alone == slice(0, 8) and one[:, 0].tolist() == [4, 4, 1, 0, 0, 2, 4, 3]
     assert written.tolist() == [2, 2, 1, 2, 1, 1, 0, 1]
     assert shared.tolist() == [0, 1] and several.tolist() == [[1, 2, 3]] * 2
     assert full.tolist() == [2, 2]
-    engine.leave(parent)
-    engine.leave(children[2])
+    engine.active.remove(parent)
+    engine.active.remove(children[2])
     (alone, one, _), = runs_of(engine)                              # one reader is left: no group
     assert alone == slice(0, 6) and one[:, 0].tolist() == [1, 1, 2, 0, 0, 1]
 
@@ -688,7 +688,7 @@ def test_decode_reads_no_page_of_those_who_wait():
     sequences = [engine.start() for _ in range(2)]
     engine.prefill(sequences, [[1] * 8, [2] * 2])
     engine.memory.values[0, sequences[0].pages] = math.nan
-    engine.join(sequences[1])
+    engine.active.append(sequences[1])
     assert engine.decode(torch.tensor([5])).tolist() == [[3.0, 1.0]]       # (2 + 2 + 5) / 3
 
 
@@ -698,7 +698,7 @@ def test_decode_hides_what_the_last_owner_of_a_page_wrote():
     engine.prefill([first], [[9] * 7])
     engine.release(first)
     engine.prefill([second], [[1]])
-    engine.join(second)
+    engine.active.append(second)
     assert second.pages == [0]
     assert engine.decode(torch.tensor([5])).tolist() == [[3.0, 0.5]]       # (1 + 5) / 2
 
@@ -839,7 +839,7 @@ def test_token_logprobs_equal_what_the_engine_sampled_with():
     engine = Engine(model, rows=1, pages=8, page_size=4)
     sequence = engine.start()
     logits = [engine.prefill([sequence], [text[:6]])]
-    engine.join(sequence)
+    engine.active.append(sequence)
     for token in text[6:-1]:
         logits.append(engine.decode(torch.tensor([token])))
     sampled = torch.cat(logits).log_softmax(-1)[torch.arange(8), text[6:]]
@@ -851,12 +851,12 @@ def test_token_logprobs_equal_what_the_engine_sampled_with():
 def test_decode_layout_writes_before_it_reads():
     """The new token sees itself: alone in its page, it is all there is."""
     value = torch.tensor([[[4.0, 6.0]]])
-    memory = Memory(Mean.config, 2, 2, "cpu", torch.float32)
+    memory = Memory(Mean.config, 2, 2, torch.device("cpu"), torch.float32)
     layout = Decode(memory, np.array([[1]]), np.array([0]))
     assert attention(layout, torch.ones(1, 1, 2), value).tolist() == [[[4.0, 6.0]]]
 
 
-def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
+def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
     seen = []
 
     class Watched(Mean):
@@ -865,17 +865,19 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back():
             return super().__call__(*arguments, **more)
 
     wide = SimpleNamespace(**vars(Mean.config) | dict(hidden_size=4096, head_dim=2))
-    with on_threads(3):
-        for config, threads in ((Mean.config, 1), (wide, 3)):
-            model = Watched(config=config)
-            engine = Engine(model, rows=1, pages=2, page_size=2)
-            sequence = engine.start()
-            engine.prefill([sequence], [[1, 2]])
-            engine.join(sequence)
-            model.broken = True
-            with pytest.raises(ArithmeticError):
-                engine.decode(torch.tensor([3]))
-            assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(3)
+    for config, threads in ((Mean.config, 1), (wide, 3)):
+        model = Watched(config=config)
+        engine = Engine(model, rows=1, pages=2, page_size=2)
+        sequence = engine.start()
+        engine.prefill([sequence], [[1, 2]])
+        engine.active.append(sequence)
+        model.broken = True
+        with pytest.raises(ArithmeticError):
+            engine.decode(torch.tensor([3]))
+        assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
 def test_decode_counts_the_tokens_it_attends_to():
@@ -885,10 +887,10 @@ def test_decode_counts_the_tokens_it_attends_to():
     sequences = [engine.start() for _ in range(2)]
     engine.prefill(sequences, [[1] * 3, [2] * 5])
     for sequence in sequences:
-        engine.join(sequence)
+        engine.active.append(sequence)
     for _ in range(2):
         engine.decode(torch.tensor([7, 7]))
-    engine.leave(sequences[0])
+    engine.active.remove(sequences[0])
     engine.decode(torch.tensor([7]))
     assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1, "decode_steps": 3,
                              "decode_read": 3 + 5 + 4 + 6 + 7}

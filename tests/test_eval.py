@@ -27,10 +27,10 @@ from engine import load_policy, make_policy
 from env_server import HttpServer, load_env, open_env
 from envs import frozenlake, maze, textcraft, textcraft_small, wordle
 from envs._suites import COMPOSITION, SUITES, suite_tasks
-from eval import Config, interleaved, model_defaults, open_worlds, rows_of, run, summarise, table
+from eval import Config, interleaved, rows_of, run, summarise, table
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
-                      checked, parse_flags)
+                      checked, model_defaults, open_worlds, parse_flags)
 from fakes import Env, toy
 from rollout import Agent, Trajectory, World, collect, make_tokenizer
 from test_client import lmrl_gym, serving

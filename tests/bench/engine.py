@@ -111,12 +111,12 @@ def decode_theirs(theirs, prompts, new):
 
 
 def decode_ours(ours, prompts, new):
-    engine = Engine(ours, len(prompts), sum(-(-(len(p) + new) // 32) for p in prompts))
+    engine = Engine(ours, len(prompts), sum(-(-(len(p) + new) // 32) for p in prompts), 32)
     uniforms, began = torch.rand(new, len(prompts)), time.perf_counter()
     sequences = [engine.start() for _ in prompts]
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
     for sequence in sequences:
-        engine.join(sequence)
+        engine.active.append(sequence)
     first = time.perf_counter()
     IN_ATTENTION.clear()
     for uniform in uniforms[1:]:

@@ -92,7 +92,7 @@ def steps_per_second(client, episodes, way, threads):
         began = time.perf_counter()
         list(pool.map(lambda i: way(client, opened[i::threads]), range(threads)))
         seconds = time.perf_counter() - began
-    client.close([session for session, _ in opened])
+    client.close()
     return sum(len(actions) for _, actions in opened) / seconds
 
 

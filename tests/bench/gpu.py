@@ -101,7 +101,7 @@ def decoding(model, B, context, graphs=False):
         for _ in range(B):
             sequence = engine.start(context)
             engine.pages.grow(sequence.row, context)
-            engine.join(sequence)
+            engine.active.append(sequence)
     return engine
 
 

@@ -64,7 +64,7 @@ class Words:
         text = "".join(self.words[i] for i in rng.integers(len(self.words), size=n))
         return Reply((0, stream), text, reward, False, {})
 
-    def close(self, sessions):
+    def close(self):
         pass
 
 
@@ -101,7 +101,7 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
         for episode, ids in zip(live, replies):
             end = next((n + 1 for n, t in enumerate(ids) if t in agent.chat.stop_ids), len(ids))
             episode.reply(ids[:end], [0.0] * end)
-    client.close(sessions.values())
+    client.close()
     return [episode.trajectory for episode in episodes]
 
 
@@ -199,7 +199,7 @@ def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
     engine = make_engine(policy, agent, len(tasks) * group_size)
     slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group, client)
              for group, task in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, group_size, retries=0)
+    scheduler = Scheduler(slots, engine, retries=0)
     send, readable = scheduler.send, scheduler.sampler.readable
     scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
     scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
