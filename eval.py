@@ -26,8 +26,7 @@ from typing import Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
-from api import Api
-from client import EnvError, ServersGone, connected
+from client import Api, EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from engine import load_policy
 from env_server import known_envs, open_env

@@ -31,7 +31,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from client import EnvClient, EnvError, ServerAway
+from client import EnvClient, EnvError, ServerAway, read_call
 from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
 from env_server import load_env
 from envs import tools_of
@@ -340,18 +340,6 @@ def read_llama_calls(text):
     before, begins, call = text.partition("{")
     before = before.removesuffix("<|python_tag|>")
     return (before.strip(), [read_call(begins + call, "parameters")]) if begins else (text, [])
-
-
-def read_call(text, key):
-    """-> (name, {argument: text or number}), or None."""
-    try:
-        call = json.loads(text)
-        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
-        name, arguments = call["name"], call.get(key, {})
-        plain = {type(x) for x in [name, *arguments.values()]} <= {str, int, float}
-        return (name, arguments) if plain and type(name) is str else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------

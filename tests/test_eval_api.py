@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import api as policy_api
+import client as policy_api
 import client
 import eval as evaluation
 import rollout
-from api import read_completion
+from client import read_completion
 from client import EnvError
 from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins

@@ -298,21 +298,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('"test-conductivity": 42', '"test-conductivity": 24', "tests/test_eval.py::"
          "test_suite_tasks_are_composed_as_the_papers_percentages"),
     ],
-    "api.py": [
-        ("seed=int(2**31 * episode.uniforms()[0])", "seed=episode.trajectory.key[0]",
-         "tests/test_eval_api.py::test_speak_asks_for_what_the_flags_say"),
-        ('tokens["prompt"] + self.cfg.max_turn_tokens >', 'tokens["prompt"] >',
-         "tests/test_eval_api.py::test_a_prompt_beyond_max_context_ends_its_episode"),
-        ("min(60, max(pause, PAUSE", "min(60, min(pause, PAUSE",
-         "tests/test_eval_api.py::test_ask_waits_as_long_as_it_is_told"),
-        ('.replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY")', "",
-         "tests/test_eval_api.py::test_the_key_is_sent_and_nowhere_else"),
-        ("or time.monotonic() > ends", "", "tests/test_eval_api.py::"
-         "test_a_server_that_is_silent_or_away_ends_the_run"),
-        ("{'' if cut else '</think>'}", "</think>", "tests/test_eval_api.py::test_read_completion"),
-        ("if len(calls) == 1 and type(", "if calls and type(",
-         "tests/test_eval_api.py::test_read_completion"),
-    ],
     "eval.py": [
         ('passed=sum(any(p["success"]', 'passed=sum(all(p["success"]',
          "tests/test_eval.py::test_summarise_k_samples_a_task"),
@@ -724,6 +709,19 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_rollout.py::test_collect_waits_for_all_batched_clients_before_it_goes_on"),
     ],
     "client.py": [
+        ("seed=int(2**31 * episode.uniforms()[0])", "seed=episode.trajectory.key[0]",
+         "tests/test_eval_api.py::test_speak_asks_for_what_the_flags_say"),
+        ('tokens["prompt"] + self.cfg.max_turn_tokens >', 'tokens["prompt"] >',
+         "tests/test_eval_api.py::test_a_prompt_beyond_max_context_ends_its_episode"),
+        ("min(60, max(pause, PAUSE", "min(60, min(pause, PAUSE",
+         "tests/test_eval_api.py::test_ask_waits_as_long_as_it_is_told"),
+        ('.replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY")', "",
+         "tests/test_eval_api.py::test_the_key_is_sent_and_nowhere_else"),
+        ("or time.monotonic() > ends", "", "tests/test_eval_api.py::"
+         "test_a_server_that_is_silent_or_away_ends_the_run"),
+        ("{'' if cut else '</think>'}", "</think>", "tests/test_eval_api.py::test_read_completion"),
+        ("if len(calls) == 1 and type(", "if calls and type(",
+         "tests/test_eval_api.py::test_read_completion"),
         ('"alfworld": {"world_type": "Text"}', '"alfworld": {"world_type": "Thor"}',
          "tests/test_client.py::"
          "test_the_original_alfworld_is_told_its_world_and_tells_its_actions"),
