@@ -194,7 +194,7 @@ def checked(kind, values):
     names = values.get("env", getattr(kind, "env", "")).split(",")
     if len({*names}) < len(names):
         raise ValueError(f"env={','.join(names)!r}: expected each environment once")
-    if values.get("format") == "agentgym":
+    if values.get("format") == "agentgym" and not values.get("suite"):      # all have one
         for name in names:
             manner_of(name)
     return kind(**values)
@@ -440,7 +440,7 @@ def claimed(folder):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder} belongs to a run that is still going on; wait for its end, "
-                             "or give this run another --name (eval.py: --out)") from None
+                             "or give this run another (train.py: --name, else --out)") from None
         yield
 
 
@@ -507,7 +507,7 @@ def last_checkpoint(folder):
         except (OSError, ValueError, LookupError, SafetensorError):
             say(f"{os.path.join(checkpoint, name)} is missing or not whole, or an older version "
                 "made it: the checkpoint before is tried")
-    raise ValueError(f"--resume: no whole checkpoint in {folder}; start without it, or give --name")
+    raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
 
 
 def read_json(path):

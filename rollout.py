@@ -16,6 +16,7 @@ import math
 import os
 import queue
 import re
+import statistics
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -678,8 +679,18 @@ def tokenizer_of(demos, cfg):
 
 
 def trajectories_of(demos, tokenizer, cfg):
+    """Demonstrations as Trajectories. ValueError: half of them do not fit into cfg's limits, so
+    that a policy which imitates them would be cut when it plays."""
     agents = agents_of(cfg, tokenizer)
-    return [imitated(agents[demo["env"]], demo) for demo in demos]
+    trajectories = [imitated(agents[demo["env"]], demo) for demo in demos]
+    for name, lengths in (
+            ("max_turn_tokens", [turn.end - turn.start for t in trajectories for turn in t.turns]),
+            ("max_context", [b - a for t in trajectories for a, b in itertools.pairwise(
+                [*t.contexts, len(t.token_ids)])])):
+        if lengths and statistics.median(lengths) > getattr(cfg, name):
+            raise ValueError(f"{name}={getattr(cfg, name)}: half of the demonstrations need more, "
+                             f"up to {max(lengths)}; give --{name.replace('_', '-')}")
+    return trajectories
 
 
 def reply(agent, turn, number=0, notes=None):
@@ -690,14 +701,19 @@ def reply(agent, turn, number=0, notes=None):
 
 
 def quoting(agent, demo):
-    """The agent; in the format agentgym, for a demonstration of a file, one that opens with the
-    file's words and takes every reply. Other formats state the rules in their own way."""
-    if not agent.manner or "opening" not in demo:
+    """The agent; for a demonstration of a file one that takes every reply as it is and, in the
+    format agentgym, opens with the file's words. ValueError: the format would change its words."""
+    if "opening" not in demo:
         return agent
-    quoting = copy.copy(agent)
-    rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
-    quoting.manner = Manner(rules, lambda text: (text, ""), agreed=agreed)
-    return quoting
+    own = copy.copy(agent)
+    own.read = lambda words, message: (words, "")
+    if agent.manner:
+        rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
+        own.manner = Manner(rules, None, agreed=agreed)
+    elif demo["env"] in ("maze", "wordle"):
+        raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
+                         "observation; use --format agentgym")
+    return own
 
 
 def texts_of(agent, demo):
