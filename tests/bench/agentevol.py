@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from metrics import mean_and_error
 
-STEPS, LEARN, M = 200, 150, 4
+STEPS, LEARN, M = 300, 150, 4
 FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
 EVOLVE = f"--steps {STEPS} --learn-steps {LEARN} --explore 400 --eval-tasks 256"
 LARGE = f"--iterations 0 --n 8000 --steps {STEPS + M * LEARN} --eval-tasks 256"
