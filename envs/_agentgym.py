@@ -18,6 +18,7 @@ Commit 0412982, which also takes "up" in maze and "look" in textcraft, is later 
 """
 import importlib
 import json
+import os
 import random
 import re
 import reprlib
@@ -329,7 +330,7 @@ def read_trajectories(path, names):
     turn's thought is None, its action the whole reply. ValueError: the item and the field that are
     wrong, and what was expected."""
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8-sig") as file:
             items = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
@@ -361,7 +362,9 @@ def read_item(item, where):
         who = ("human", "gpt")[i % 2]
         expect(fields.get("from") == who, f"{at}.from", fields.get("from"),
                f'"{who}": human and gpt speak by turns')
-        expect(type(fields.get("value")) is str, f"{at}.value", fields.get("value"), "a text")
+        value = fields.get("value")
+        expect(type(value) is str and value == value.encode(errors="replace").decode(),
+               f"{at}.value", value, "a text, without half a character")
         loss = fields.get("loss")
         expect(loss is None or loss is False or loss is True and who == "gpt", f"{at}.loss", loss,
                "false or null" + ", or true" * (who == "gpt"))
@@ -402,6 +405,8 @@ def write_trajectories(path, demos, seed):
                 for i, text in enumerate(texts)]))
     if not items:
         raise ValueError("no demonstration to write: the expert played none, or had no success")
+    if os.path.exists(path):
+        raise ValueError(f"{path} is there already; remove it, or give another --out")
     with open(path, "w") as file:
         json.dump(items, file, indent=1)
     return len(items)
