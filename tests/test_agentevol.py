@@ -31,8 +31,8 @@ from agentevol import (Clone, Evolve, clone, evolve, explore, learn, learn_step,
 from client import EnvClient
 from engine import check_heads, load_policy, make_policy
 from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
-from eval import CHAT_MODEL
 from fakes import make_known, save_policy, served, token_logprobs
+from parallel import CHAT_MODEL
 from rollout import (FORMATS, Agent, Stats, Trajectory, World, imitated, make_tokenizer, to_batch,
                      tokenizer_of, trajectories_of)
 from train import continue_cloning
@@ -324,22 +324,18 @@ def loss_of(policy, trajectories):
 def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     """`learn` of demonstrations that all weigh 1."""
     cfg = replace(SMALL, batch=batch)
-    return learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
-                 **dict(say=quiet) | more)
-
-
-def steps_of(optimizer):
-    """How many steps an AdamW has made."""
-    return {int(state["step"]) for state in optimizer.state.values()}
+    learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
+          **dict(say=quiet) | more)
 
 
 def test_learn_lowers_the_loss_and_repeats_itself(demos, tokenizer):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     fresh = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    policies = []
+    policies, said = [], []
     for _ in range(2):
         policies.append(copy.deepcopy(fresh))
-        assert steps_of(imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0)) == {25}
+        imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0, say=said.append)
+    assert [line.split(" |")[0] for line in said] == 2 * ["learn     0", "learn    24"]
     before, after = loss_of(fresh, trajectories), loss_of(policies[0], trajectories)
     # at first nothing is known: log 300 = 5.7 nats a token
     assert before == pytest.approx(5.7, abs=0.3) and after < 0.6 * before
@@ -425,11 +421,20 @@ def test_learn_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeyp
             torch.testing.assert_close(grad, own[name] / norm, atol=1e-5, rtol=1e-3)
 
 
-def test_learn_ends_when_its_seconds_are_over(demos, tokenizer):
+def test_learn_ends_when_its_seconds_are_over(demos, tokenizer, monkeypatch):
+    """By a clock that each step moves on by a second; the rate falls as over so many steps."""
+    now, rates = [0.0], []
+
+    def learn_step(policy, optimizer, *_):
+        now[0] += 1
+        rates.append(optimizer.param_groups[0]["lr"])
+        return 0.0
+    monkeypatch.setattr(agentevol, "learn_step", learn_step)
+    monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    (steps,) = steps_of(imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=0.3))
-    assert 0 < steps < 1000
+    imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=20)
+    assert len(rates) == 20 and rates[10] == pytest.approx(0.55e-3)     # half of the way
 
 
 def test_continue_cloning_goes_on_from_the_folder(folder):
@@ -478,7 +483,7 @@ def spoken(*pieces, task_id=0, **more):
 WEIGHED = [(spoken([1, 7], [8, 9, 0], [3], [5, 0]), 0.5), (spoken([2, 4, 6], [4]), 2.0),
            (spoken([5], [6, 6, 2, 0]), 0.25)]               # of 5, 1 and 4 sampled tokens
 # the factor of each trajectory's log pi: its weight over 10 tokens; over 5 * 0.5 + 2 + 4 * 0.25
-FACTORS = {"tokens": (0.05, 0.2, 0.025), "weight": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
+FACTORS = {"tokens": (0.05, 0.2, 0.025), "weights": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
 
 
 def toy_policy():
@@ -606,7 +611,7 @@ class Played:
     """A run whose exploration brings what the test says, and what `evolve` then did."""
 
     def __init__(self, monkeypatch, explored, **settings):
-        self.learned, self.loaded, self.saved = [], [], []
+        self.learned, self.loaded, self.saved, self.recorded, self.now = [], [], [], [], 0.0
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
                      | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
@@ -614,12 +619,18 @@ class Played:
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(agentevol, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
-        monkeypatch.setattr(metrics, "record_iteration", lambda *_: dict(success=0.5, envs={}))
+        monkeypatch.setattr(metrics, "held_out", self.held_out)
+        monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
         monkeypatch.setattr(parallel, "save", lambda run: self.saved.append(run.step))
+        monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def learn(self, policy, data, weights, *rest):
+        self.now += 3                                   # seconds
         self.learned.append((policy, data, weights, rest))
-        return "optimizer"
+
+    def held_out(self, run, temperature):
+        self.now += 50
+        return dict(success=0.5, envs={})
 
 
 BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
@@ -655,6 +666,17 @@ def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, pol
         assert (steps, lr, cfg, seed) == (7, 0.5, played.run.cfg, 31 + m)   # another order each
     assert played.saved == [1, 2] and played.run.step == 2
     assert played.run.notes.curve == [(1, 0.5, {}), (2, 0.5, {})]
+
+
+def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkeypatch):
+    """Its seconds are those of exploring and learning; an evaluation is no part of them."""
+    played = Played(monkeypatch, [FOUND, FOUND[:1]])
+    evolve(played.run, BASE)
+    for i, (explored, kept) in enumerate(((FOUND, FOUND[1:3]), (FOUND[:1], []))):
+        run, *found, stats, held, seconds = played.recorded[i]
+        assert run is played.run and found == [explored, kept] and stats == Stats()
+        assert (held["success"], seconds) == (0.5, 3.0)
+    assert played.run.optimizer is None                 # an iteration's own ends with it
 
 
 def test_evolve_of_no_iterations_does_nothing(monkeypatch):
@@ -734,29 +756,38 @@ def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
 
 def test_explore_adapts_tries_to_how_rare_success_is(monkeypatch):
     """Task 0 succeeds at once, 1 at its third try, 2 never, 3 has no room, 4 is lost, 5 at its
-    second. K = 3 of 6 tasks is 18 tries; after 6, 3 and 2 the rest goes to task 2."""
+    second. K = 3 of 6 tasks is 18 tries: after 6 the rest, 12, gives 2 to each of 5 that failed."""
     rule = {0: lambda tries: 1.0, 1: lambda tries: float(tries == 2), 2: lambda tries: 0.0,
             3: lambda tries: None, 4: lambda tries: "lost", 5: lambda tries: float(tries == 1)}
     run, asked = explorer(monkeypatch, lambda name, task, tries: rule[task](tries), samples=(3,),
                           adaptive=True)
     explored, stats = explore(run)
-    waves = [sorted(task for _, task, _ in tasks) for tasks, *_ in asked]
-    assert waves == [[*range(6)], [1, 2, 5], [1, 2]] + [[2]] * 7
-    assert sum(map(len, waves)) == 18 and {group_size for _, group_size, *_ in asked} == {1}
-    assert [key for *_, key in asked] == [(4, 0, wave) for wave in range(10)]   # new random numbers
-    assert len(explored) == 17 and stats.dropped == 10
+    waves = [(sorted(task for _, task, _ in tasks), each) for tasks, each, *_ in asked]
+    assert waves == [([*range(6)], 1), ([1, 2, 3, 4, 5], 2)]
+    assert [more for *_, more in asked] == [(4, 0, 0), (4, 0, 1)]       # new random numbers
+    assert len(explored) == 16 - 3 and stats.dropped == 2
     assert {t.task_id for t in successes(explored, True)} == {0, 1, 5}
 
 
-def test_explore_adaptively_keeps_to_its_budget_within_a_wave(monkeypatch):
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(tries > 0), samples=(1,),
-                          adaptive=True)
+@pytest.mark.parametrize("samples, solved, expected", [
+    (1, 2, [(5, 1)]),                   # K = 1: nothing is left for a second wave
+    (2, 2, [(5, 1), (3, 1)]), (2, 0, [(5, 1), (5, 1)]), (2, 4, [(5, 1), (1, 5)]),
+    (4, 3, [(5, 1), (2, 7)]),           # 15 tries for two tasks
+    (4, 5, [(5, 1)])])                  # nothing failed
+def test_explore_adaptively_keeps_to_its_budget(samples, solved, expected, monkeypatch):
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < solved),
+                          tasks=range(5), samples=(samples,), adaptive=True)
     explore(run)
-    assert [len(tasks) for tasks, *_ in asked] == [6]           # K = 1: there is no second wave
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < 2), tasks=range(5),
-                          samples=(2,), adaptive=True)
+    assert [(len(tasks), each) for tasks, each, *_ in asked] == expected
+    assert sum(count * each for count, each in expected) <= samples * 5
+
+
+def test_explore_adaptively_tells_environments_apart(monkeypatch):
+    """A task that one environment's policy solves is still tried in the other."""
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(name == "toy"),
+                          tasks=range(2), envs=("toy", "sums"), samples=(2,), adaptive=True)
     explore(run)
-    assert [len(tasks) for tasks, *_ in asked] == [5, 3, 2]     # 10 tries
+    assert sorted(asked[1][0]) == [("sums", 0, 1.0), ("sums", 1, 1.0)] and asked[1][1] == 2
 
 
 # ---- whole runs ---------------------------------------------------------------------------------
@@ -826,8 +857,9 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
     assert sorted(os.listdir()) == ["e", "e.lock"]
-    assert sorted(os.listdir("e")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
-                                       "result.json", "samples.txt", "step_0", "step_1", "step_2"]
+    assert sorted(os.listdir("e")) == [
+        "clone", "config.json", "curve.png", "demonstrations.json", "metrics.jsonl", "result.json",
+        "samples.txt", "step_0", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
@@ -835,7 +867,7 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     assert result["control"]["n"] == 8 and result["expert"] == 1
     assert all(line["random"] == result["random"] for line in lines)
     out = capsys.readouterr().out
-    assert "toy: 8 demonstrations (8 wanted) of a player of skill 1, 8 succeed" in out
+    assert "toy: 8 demonstrations of 8 wanted, skill 1, 8 succeed" in out
     for row in ("before", "after AgentEvol", "control: more", "random player", "expert player"):
         assert re.search(rf"^{row}", out, re.MULTILINE)
     kept = json.load(open("e/step_2/clone.json"))           # a policy that our cloning made
@@ -1067,7 +1099,7 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
     ("evolve --weight score", "weight='score'; known: reward, filter"),
     ("evolve --start again", "start='again'; known: base, last"),
-    ("evolve --normalise rows", "normalise='rows'; known: tokens, weight"),
+    ("evolve --normalise rows", "normalise='rows'; known: tokens, weights"),
     ("evolve --learn-steps 0", "learn_steps=0: expected 1 or more"),
     ("evolve --env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),

@@ -35,9 +35,9 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "algos.py": [
         ("return token_weights(response_mask) * w[:, None]",
          "return token_weights(response_mask) * w[:, None] / w.sum()",
-         "tests/test_algos.py::test_reward_token_weights_by_hand"),
+         "tests/test_algos.py::test_over_tokens_by_hand"),
         ("weighted / weighted.sum().clamp", "weighted / (weighted > 0).sum().clamp",
-         "tests/test_algos.py::test_reward_mean_weights_by_hand"),
+         "tests/test_algos.py::test_over_weights_by_hand"),
         ("groups - groups.mean(1, keepdim=True)", "groups - groups.mean()",
          "tests/test_algos.py::test_dr_grpo_advantages_by_hand"),
         ("<= 1e-6 * groups.abs().amax(1)", "< 0",
