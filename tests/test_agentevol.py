@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -47,7 +48,7 @@ def quiet(text):
 
 @pytest.fixture(scope="module")
 def demos():
-    return demonstrations("textcraft_small", range(24), 0.7, seed=0)
+    return demonstrations("textcraft_small", range(24), 24, 0.7, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,44 @@ def test_skill_is_the_share_of_the_experts_actions():
 
 
 def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
-    serial = demonstrations("maze", range(12), 0.6, seed=1)
+    serial = demonstrations("maze", range(12), 12, 0.6, seed=1)
     assert [demo["task_id"] for demo in serial] == list(range(12))
     monkeypatch.setattr(envs, "PATIENCE", 0)
-    assert demonstrations("maze", range(12), 0.6, seed=1, processes=1) == serial
+    assert demonstrations("maze", range(12), 12, 0.6, seed=1, processes=1) == serial
+
+
+@pytest.mark.parametrize("count, played, kept", [
+    (3, [0, 1, 2, 3, 4, 5], [0, 3, 5]),             # for 1 and 2 comes 3, 4 again fails
+    (1, [0], [0]), (0, [], []),
+    (9, [*range(8)], [0, 3, 5, 6, 7])])             # there are no more tasks
+def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypatch):
+    asked = []
+
+    def record(name, skill, seed, task_id, horizon):
+        asked.append((task_id, skill, seed, horizon))
+        return dict(task_id=task_id, success=task_id not in (1, 2, 4))
+    monkeypatch.setattr(envs, "record", record)
+    demos = demonstrations("maze", range(8), count, 1.0, 5, 6)
+    assert [demo["task_id"] for demo in demos] == kept
+    assert asked == [(task_id, 1.0, 5, 6) for task_id in played]
+
+
+@pytest.mark.parametrize("count, rounds", [(2, 1), (4, 1), (7, 1), (8, 2), (13, 3)])
+def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, monkeypatch):
+    """Failures too: they are part of what it does. Each round has other chances."""
+    monkeypatch.setattr(envs, "record", lambda name, skill, seed, task_id, horizon: dict(
+        task_id=task_id, seed=seed, success=False))
+    demos = demonstrations("maze", [3, 1, 4, 5], count, 0.5, 9)
+    assert [demo["task_id"] for demo in demos] == [3, 1, 4, 5][:count] * rounds
+    seeds = [demo["seed"] for demo in demos]
+    assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
+
+
+@pytest.mark.parametrize("processes", [None, 1])
+def test_recorded_plays_a_list(processes, monkeypatch):
+    monkeypatch.setattr(envs, "PATIENCE", 0 if processes else 10)
+    games = envs.recorded("maze", [9, 2, 2], 0.5, 1, 4, processes)
+    assert games == [record("maze", 0.5, 1, task, 4) for task in (9, 2, 2)]
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -127,18 +162,33 @@ def test_lesson_says_what_is_wrong(change, sentence):
         lesson(Clone(**{**vars(SMALL), **change}), quiet)
 
 
-def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
-    demos = lesson(replace(SMALL, families="depth 2", n=5), quiet)
+def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
+    cfg = replace(SMALL, families="depth 2", n=5)
+    demos, again = lesson(cfg, quiet), lesson(cfg, quiet)
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
-    assert [demo["task_id"] for demo in demos] == wanted[:5]
-    assert demos == demonstrations("textcraft_small", wanted[:5], SMALL.skill, SMALL.seed)
+    chosen = [demo["task_id"] for demo in demos]
+    assert len({*chosen} & {*wanted}) == 5 and max(chosen) > wanted[len(wanted) // 2]
+    assert demos == again == demonstrations("textcraft_small", chosen, 5, SMALL.skill, SMALL.seed)
+    assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1), quiet)] != chosen
+
+
+def test_lesson_plays_all_tasks_in_their_order_if_there_are_no_more():
     plain = [t for t in bandit.TRAIN if bandit.family(t) == "plain"]
-    cfg = replace(SMALL, env="bandit", families="plain", n=3 * len(plain) - 1)
+    cfg = replace(SMALL, env="bandit", families="plain", n=2 * len(plain) + 1)
     demos = lesson(cfg, quiet)
     assert [demo["task_id"] for demo in demos] == 2 * plain     # whole times only, all alike
     assert demos[:len(plain)] != demos[len(plain):]             # with other chances
     demos = lesson(replace(cfg, skill=1.0), quiet)
     assert [demo["task_id"] for demo in demos] == plain         # there is nothing new
+
+
+def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
+    """Others neither play nor read: an expert with a clock would play another game there."""
+    monkeypatch.setattr(parallel, "gathered", lambda thing: ["rank 0's", thing])
+    monkeypatch.setattr(agentevol, "demonstrations", lambda *_: [])
+    assert lesson(SMALL, quiet) == "rank 0's"
+    monkeypatch.setattr(parallel, "rank", lambda: 1)
+    assert lesson(replace(SMALL, demos="absent.json"), quiet) == "rank 0's"
 
 
 def test_a_demonstration_has_as_many_turns_as_its_horizon():
@@ -148,16 +198,20 @@ def test_a_demonstration_has_as_many_turns_as_its_horizon():
 
 def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch):
     """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
-    monkeypatch.setattr(agentevol, "demonstrations", lambda name, tasks, *_: [
-        dict(env=name, success=True) for _ in tasks])
+    skills = []
+
+    def demonstrations(name, tasks, count, skill, *_):
+        skills.append(skill)
+        return [dict(env=name, success=True) for _ in tasks[:count]]
+    monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
     said = []
-    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=1.0)
+    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=0.6)
     counts = Counter(demo["env"] for demo in lesson(cfg, said.append))
     assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
     assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1"
-                              f" of skill 1, {len(wordle.TRAIN)} succeed")
+                              f", {len(wordle.TRAIN)} succeed")
     counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze"), quiet))
-    assert counts == dict(maze=215)
+    assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
 
 
 @pytest.mark.parametrize("width, heads", [(2, 1), (64, 1), (8, 2), (64, 4), (96, 6), (16, 8)])
@@ -453,7 +507,7 @@ def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
         ([t.task_id for t in trajectories], *rest)))
     continue_cloning(folder, 7.5)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
-    assert tasks == list(textcraft_small.TRAIN[:24]) and weights == [1.0] * 24
+    assert tasks == [d["task_id"] for d in lesson(SMALL, quiet)] and weights == [1.0] * 24
     assert (cfg.batch, seconds) == (8, 7.5)
     assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
 
@@ -690,8 +744,7 @@ def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
     for base in ([], [BASE[2]]):
         played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
         evolve(played.run, base)
-        (_, first, _, (none, *_)), (_, data, _, (steps, *_)) = played.learned
-        assert (first, none) == (base, 0) and steps == 7
+        ((_, data, *_),) = played.learned               # by the second iteration
         assert data == base + [FOUND[1], FOUND[2]] and played.saved == [1, 2]
 
 
@@ -843,13 +896,15 @@ def weights_of(folder):
 
 def test_setup_explores_beyond_the_demonstrations_or_all_again(url, model, here):
     run, base_set = begun(url, model=model, n=8)
-    assert [t.task_id for t in base_set] == [*range(8)]
-    assert [*run.tasks.values()] == [[*range(8, 40)]]
+    (own,) = run.tasks.values()
+    cloned = [t.task_id for t in base_set]
+    assert len(cloned) == 8 and sorted(cloned + own) == [*range(40)]
     assert all(task >= 40 for _, task in run.eval_tasks)
     run, _ = begun(url, model=model, n=99, env="toy,sums")
     assert [*run.tasks.values()] == [[*range(40)], [*range(100, 130)]]
-    run, _ = begun(url, model=model, n=35, env="toy,sums")      # of sums there are but 30
-    assert [*run.tasks.values()] == [[*range(35, 40)], [*range(100, 130)]]
+    run, base_set = begun(url, model=model, n=35, env="toy,sums")       # of sums there are but 30
+    left = {*range(40)} - {t.task_id for t in base_set}
+    assert [*map(set, run.tasks.values())] == [left, {*range(100, 130)}] and len(left) == 5
 
 
 def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
@@ -890,10 +945,10 @@ def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, he
     monkeypatch.setattr(agentevol, "learn", noting)
     script(monkeypatch, url, "evolve", "--control", out="e", model=model, **TINY)
     assert len(calls) == 4                                  # cloning, two iterations, the control
-    assert calls[0] == ([*range(8)], [1.0] * 8, 2, 1e-3)
-    assert all(tasks[:8] == [*range(8)] and (steps, lr) == (3, 3e-3)
-               for tasks, _, steps, lr in calls[1:3])
-    assert calls[3] == ([*range(8)], [1.0] * 8, 2 * 3, 3e-3)
+    own = calls[0][0]
+    assert len({*own}) == 8 and calls[0] == (own, [1.0] * 8, 2, 1e-3)
+    assert all(tasks[:8] == own and (steps, lr) == (3, 3e-3) for tasks, _, steps, lr in calls[1:3])
+    assert calls[3] == (own, [1.0] * 8, 2 * 3, 3e-3)
 
 
 @pytest.mark.parametrize("n", [0, 8])
@@ -920,10 +975,11 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("start", ["last", pytest.param("base", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, monkeypatch):
-    """Killed before an iteration, in its learning, in its checkpoint, in the final report."""
+    """Killed before the first iteration, in its learning, in a checkpoint, in the final report.
+    The demonstrations are those of the run, whatever the experts would play now."""
     flags = dict(model=model, start=start, failures=0.5, **TINY | dict(iterations=3))
     script(monkeypatch, url, out="whole", **flags)
-    for owner, name, passes in ((agentevol, "explore", 1), (agentevol, "learn_step", 2),
+    for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
                                 (parallel, "save", 1), (metrics, "report", 0)):
         real, left = getattr(owner, name), [passes]
 
@@ -937,6 +993,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             if name == "explore":
                 script(monkeypatch, url, out="e", **flags)
             else:
+                patch.setattr(agentevol, "demonstrations", None)
                 script(monkeypatch, url, "evolve", "--resume", out="e")
     script(monkeypatch, url, "evolve", "--resume", out="e")
     mine, its = weights_of("e/step_3"), weights_of("whole/step_3")
@@ -1021,8 +1078,7 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
     base_set = clone(cfg, str(tmp_path / "both"), say=quiet)
-    assert [(t.env, t.task_id) for t in base_set] == [
-        (m.NAME, t) for m in (maze, textcraft_small) for t in m.TRAIN[:4]]
+    assert [t.env for t in base_set] == ["maze"] * 4 + ["textcraft_small"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
     for word in ("move up", "craft"):
         assert len(tokenizer.encode(word)) == 1
@@ -1127,10 +1183,11 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
     def demonstrations(*_):
         raise AssertionError("it was not refused")
     monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
+    monkeypatch.setattr(agentevol, "connected", lambda *_: nullcontext())
     monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
         agentevol.main()
-    assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
+    assert {p.name for p in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"clone.json"}
     assert (tmp_path / "clone.json").read_text() == "mine"
 
 
