@@ -326,11 +326,11 @@ def test_trajectories_of_refuses_limits_that_half_of_the_demonstrations_exceed(t
     assert len(long.token_ids) == context + 60 and middle.turns[0].end == context
     assert len(imitate(items, tmp_path, "babyai", max_turn_tokens=reply, max_context=context)[0]) \
         == 3
-    for name, limit, most in (("max_turn_tokens", reply, 71),
-                              ("max_context", context, context + 60)):
-        says = f"^{name}={limit - 1}: half of the demonstrations need more, up to {most}; give --max"
-        with pytest.raises(ValueError, match=says):
-            imitate(items, tmp_path, "babyai", **{name: limit - 1})
+    for name, limit, most in (("max_turn_tokens", reply - 1, 71),
+                              ("max_context", context - 1, context + 60)):
+        with pytest.raises(ValueError, match=f"^{name}={limit}: half of the demonstrations need "
+                                             f"more, up to {most}; give --max"):
+            imitate(items, tmp_path, "babyai", **{name: limit})
 
 
 def test_trajectories_of_measures_each_context_by_itself():
