@@ -351,6 +351,13 @@ def test_clone_writes_an_ordinary_folder(folder):
     torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
 
 
+def test_begin_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
+    out = str(tmp_path / "again")
+    shutil.copytree(folder, out)
+    parallel.begin_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
+    assert sorted(os.listdir(out)) == sorted({*os.listdir(folder)} - {"clone.json"})
+
+
 def test_stock_generate_speaks_with_the_folder(folder):
     stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(
         folder)
@@ -919,6 +926,8 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
     assert result["after"]["sampled"] == lines[-1]["held_out"]          # the same random numbers
+    assert [point[:2] for point in result["curve"]] == [
+        [0, result["before"]["sampled"]], *([line["step"] + 1, line["held_out"]] for line in lines)]
     assert result["control"]["n"] == 8 and result["expert"] == 1
     assert all(line["random"] == result["random"] for line in lines)
     out = capsys.readouterr().out
