@@ -137,8 +137,9 @@ def evolve(run, base_set):
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
+        seconds = time.perf_counter() - began
         held = metrics.held_out(run, 1.0)                   # on tasks that nobody learns from
-        metrics.record_iteration(run, explored, kept, stats, held, time.perf_counter() - began)
+        metrics.record_iteration(run, explored, kept, stats, held, seconds)
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.save(run)

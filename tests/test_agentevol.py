@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -31,8 +32,8 @@ from agentevol import (Clone, Evolve, clone, evolve, explore, learn, learn_step,
 from client import EnvClient
 from engine import check_heads, load_policy, make_policy
 from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
-from eval import CHAT_MODEL
 from fakes import make_known, save_policy, served, token_logprobs
+from parallel import CHAT_MODEL
 from rollout import (FORMATS, Agent, Stats, Trajectory, World, imitated, make_tokenizer, to_batch,
                      tokenizer_of, trajectories_of)
 from train import continue_cloning
@@ -47,7 +48,7 @@ def quiet(text):
 
 @pytest.fixture(scope="module")
 def demos():
-    return demonstrations("textcraft_small", range(24), 0.7, seed=0)
+    return demonstrations("textcraft_small", range(24), 24, 0.7, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,44 @@ def test_skill_is_the_share_of_the_experts_actions():
 
 
 def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
-    serial = demonstrations("maze", range(12), 0.6, seed=1)
+    serial = demonstrations("maze", range(12), 12, 0.6, seed=1)
     assert [demo["task_id"] for demo in serial] == list(range(12))
     monkeypatch.setattr(envs, "PATIENCE", 0)
-    assert demonstrations("maze", range(12), 0.6, seed=1, processes=1) == serial
+    assert demonstrations("maze", range(12), 12, 0.6, seed=1, processes=1) == serial
+
+
+@pytest.mark.parametrize("count, played, kept", [
+    (3, [0, 1, 2, 3, 4, 5], [0, 3, 5]),             # for 1 and 2 comes 3, 4 again fails
+    (1, [0], [0]), (0, [], []),
+    (9, [*range(8)], [0, 3, 5, 6, 7])])             # there are no more tasks
+def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypatch):
+    asked = []
+
+    def record(name, skill, seed, task_id, horizon):
+        asked.append((task_id, skill, seed, horizon))
+        return dict(task_id=task_id, success=task_id not in (1, 2, 4))
+    monkeypatch.setattr(envs, "record", record)
+    demos = demonstrations("maze", range(8), count, 1.0, 5, 6)
+    assert [demo["task_id"] for demo in demos] == kept
+    assert asked == [(task_id, 1.0, 5, 6) for task_id in played]
+
+
+@pytest.mark.parametrize("count, rounds", [(2, 1), (4, 1), (7, 1), (8, 2), (13, 3)])
+def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, monkeypatch):
+    """Failures too: they are part of what it does. Each round has other chances."""
+    monkeypatch.setattr(envs, "record", lambda name, skill, seed, task_id, horizon: dict(
+        task_id=task_id, seed=seed, success=False))
+    demos = demonstrations("maze", [3, 1, 4, 5], count, 0.5, 9)
+    assert [demo["task_id"] for demo in demos] == [3, 1, 4, 5][:count] * rounds
+    seeds = [demo["seed"] for demo in demos]
+    assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
+
+
+@pytest.mark.parametrize("processes", [None, 1])
+def test_recorded_plays_a_list(processes, monkeypatch):
+    monkeypatch.setattr(envs, "PATIENCE", 0 if processes else 10)
+    games = envs.recorded("maze", [9, 2, 2], 0.5, 1, 4, processes)
+    assert games == [record("maze", 0.5, 1, task, 4) for task in (9, 2, 2)]
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -127,18 +162,33 @@ def test_lesson_says_what_is_wrong(change, sentence):
         lesson(Clone(**{**vars(SMALL), **change}), quiet)
 
 
-def test_lesson_plays_the_first_training_tasks_of_the_families_asked_for():
-    demos = lesson(replace(SMALL, families="depth 2", n=5), quiet)
+def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
+    cfg = replace(SMALL, families="depth 2", n=5)
+    demos, again = lesson(cfg, quiet), lesson(cfg, quiet)
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
-    assert [demo["task_id"] for demo in demos] == wanted[:5]
-    assert demos == demonstrations("textcraft_small", wanted[:5], SMALL.skill, SMALL.seed)
+    chosen = [demo["task_id"] for demo in demos]
+    assert len({*chosen} & {*wanted}) == 5 and max(chosen) > wanted[len(wanted) // 2]
+    assert demos == again == demonstrations("textcraft_small", chosen, 5, SMALL.skill, SMALL.seed)
+    assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1), quiet)] != chosen
+
+
+def test_lesson_plays_all_tasks_in_their_order_if_there_are_no_more():
     plain = [t for t in bandit.TRAIN if bandit.family(t) == "plain"]
-    cfg = replace(SMALL, env="bandit", families="plain", n=3 * len(plain) - 1)
+    cfg = replace(SMALL, env="bandit", families="plain", n=2 * len(plain) + 1)
     demos = lesson(cfg, quiet)
     assert [demo["task_id"] for demo in demos] == 2 * plain     # whole times only, all alike
     assert demos[:len(plain)] != demos[len(plain):]             # with other chances
     demos = lesson(replace(cfg, skill=1.0), quiet)
     assert [demo["task_id"] for demo in demos] == plain         # there is nothing new
+
+
+def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
+    """Others neither play nor read: an expert with a clock would play another game there."""
+    monkeypatch.setattr(parallel, "gathered", lambda thing: ["rank 0's", thing])
+    monkeypatch.setattr(agentevol, "demonstrations", lambda *_: [])
+    assert lesson(SMALL, quiet) == "rank 0's"
+    monkeypatch.setattr(parallel, "rank", lambda: 1)
+    assert lesson(replace(SMALL, demos="absent.json"), quiet) == "rank 0's"
 
 
 def test_a_demonstration_has_as_many_turns_as_its_horizon():
@@ -148,16 +198,20 @@ def test_a_demonstration_has_as_many_turns_as_its_horizon():
 
 def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch):
     """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
-    monkeypatch.setattr(agentevol, "demonstrations", lambda name, tasks, *_: [
-        dict(env=name, success=True) for _ in tasks])
+    skills = []
+
+    def demonstrations(name, tasks, count, skill, *_):
+        skills.append(skill)
+        return [dict(env=name, success=True) for _ in tasks[:count]]
+    monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
     said = []
-    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=1.0)
+    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=0.6)
     counts = Counter(demo["env"] for demo in lesson(cfg, said.append))
     assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
     assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1"
-                              f" of skill 1, {len(wordle.TRAIN)} succeed")
+                              f", {len(wordle.TRAIN)} succeed")
     counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze"), quiet))
-    assert counts == dict(maze=215)
+    assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
 
 
 @pytest.mark.parametrize("width, heads", [(2, 1), (64, 1), (8, 2), (64, 4), (96, 6), (16, 8)])
@@ -297,6 +351,13 @@ def test_clone_writes_an_ordinary_folder(folder):
     torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
 
 
+def test_begin_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
+    out = str(tmp_path / "again")
+    shutil.copytree(folder, out)
+    parallel.begin_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
+    assert sorted(os.listdir(out)) == sorted({*os.listdir(folder)} - {"clone.json"})
+
+
 def test_stock_generate_speaks_with_the_folder(folder):
     stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(
         folder)
@@ -324,22 +385,18 @@ def loss_of(policy, trajectories):
 def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     """`learn` of demonstrations that all weigh 1."""
     cfg = replace(SMALL, batch=batch)
-    return learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
-                 **dict(say=quiet) | more)
-
-
-def steps_of(optimizer):
-    """How many steps an AdamW has made."""
-    return {int(state["step"]) for state in optimizer.state.values()}
+    learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
+          **dict(say=quiet) | more)
 
 
 def test_learn_lowers_the_loss_and_repeats_itself(demos, tokenizer):
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     fresh = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    policies = []
+    policies, said = [], []
     for _ in range(2):
         policies.append(copy.deepcopy(fresh))
-        assert steps_of(imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0)) == {25}
+        imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0, say=said.append)
+    assert [line.split(" |")[0] for line in said] == 2 * ["learn     0", "learn    24"]
     before, after = loss_of(fresh, trajectories), loss_of(policies[0], trajectories)
     # at first nothing is known: log 300 = 5.7 nats a token
     assert before == pytest.approx(5.7, abs=0.3) and after < 0.6 * before
@@ -425,11 +482,20 @@ def test_learn_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeyp
             torch.testing.assert_close(grad, own[name] / norm, atol=1e-5, rtol=1e-3)
 
 
-def test_learn_ends_when_its_seconds_are_over(demos, tokenizer):
+def test_learn_ends_when_its_seconds_are_over(demos, tokenizer, monkeypatch):
+    """By a clock that each step moves on by a second; the rate falls as over so many steps."""
+    now, rates = [0.0], []
+
+    def learn_step(policy, optimizer, *_):
+        now[0] += 1
+        rates.append(optimizer.param_groups[0]["lr"])
+        return 0.0
+    monkeypatch.setattr(agentevol, "learn_step", learn_step)
+    monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     trajectories = trajectories_of(demos, tokenizer, SMALL)
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    (steps,) = steps_of(imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=0.3))
-    assert 0 < steps < 1000
+    imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=20)
+    assert len(rates) == 20 and rates[10] == pytest.approx(0.55e-3)     # half of the way
 
 
 def test_continue_cloning_goes_on_from_the_folder(folder):
@@ -448,7 +514,7 @@ def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
         ([t.task_id for t in trajectories], *rest)))
     continue_cloning(folder, 7.5)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
-    assert tasks == list(textcraft_small.TRAIN[:24]) and weights == [1.0] * 24
+    assert tasks == [d["task_id"] for d in lesson(SMALL, quiet)] and weights == [1.0] * 24
     assert (cfg.batch, seconds) == (8, 7.5)
     assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
 
@@ -478,7 +544,7 @@ def spoken(*pieces, task_id=0, **more):
 WEIGHED = [(spoken([1, 7], [8, 9, 0], [3], [5, 0]), 0.5), (spoken([2, 4, 6], [4]), 2.0),
            (spoken([5], [6, 6, 2, 0]), 0.25)]               # of 5, 1 and 4 sampled tokens
 # the factor of each trajectory's log pi: its weight over 10 tokens; over 5 * 0.5 + 2 + 4 * 0.25
-FACTORS = {"tokens": (0.05, 0.2, 0.025), "weight": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
+FACTORS = {"tokens": (0.05, 0.2, 0.025), "weights": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
 
 
 def toy_policy():
@@ -606,7 +672,7 @@ class Played:
     """A run whose exploration brings what the test says, and what `evolve` then did."""
 
     def __init__(self, monkeypatch, explored, **settings):
-        self.learned, self.loaded, self.saved = [], [], []
+        self.learned, self.loaded, self.saved, self.recorded, self.now = [], [], [], [], 0.0
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
                      | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
@@ -614,12 +680,18 @@ class Played:
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(agentevol, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
-        monkeypatch.setattr(metrics, "record_iteration", lambda *_: dict(success=0.5, envs={}))
+        monkeypatch.setattr(metrics, "held_out", self.held_out)
+        monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
         monkeypatch.setattr(parallel, "save", lambda run: self.saved.append(run.step))
+        monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def learn(self, policy, data, weights, *rest):
+        self.now += 3                                   # seconds
         self.learned.append((policy, data, weights, rest))
-        return "optimizer"
+
+    def held_out(self, run, temperature):
+        self.now += 50
+        return dict(success=0.5, envs={})
 
 
 BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
@@ -657,6 +729,17 @@ def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, pol
     assert played.run.notes.curve == [(1, 0.5, {}), (2, 0.5, {})]
 
 
+def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkeypatch):
+    """Its seconds are those of exploring and learning; an evaluation is no part of them."""
+    played = Played(monkeypatch, [FOUND, FOUND[:1]])
+    evolve(played.run, BASE)
+    for i, (explored, kept) in enumerate(((FOUND, FOUND[1:3]), (FOUND[:1], []))):
+        run, *found, stats, held, seconds = played.recorded[i]
+        assert run is played.run and found == [explored, kept] and stats == Stats()
+        assert (held["success"], seconds) == (0.5, 3.0)
+    assert played.run.optimizer is None                 # an iteration's own ends with it
+
+
 def test_evolve_of_no_iterations_does_nothing(monkeypatch):
     played = Played(monkeypatch, [])
     evolve(played.run, BASE)
@@ -668,8 +751,7 @@ def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
     for base in ([], [BASE[2]]):
         played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
         evolve(played.run, base)
-        (_, first, _, (none, *_)), (_, data, _, (steps, *_)) = played.learned
-        assert (first, none) == (base, 0) and steps == 7
+        ((_, data, *_),) = played.learned               # by the second iteration
         assert data == base + [FOUND[1], FOUND[2]] and played.saved == [1, 2]
 
 
@@ -734,29 +816,38 @@ def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
 
 def test_explore_adapts_tries_to_how_rare_success_is(monkeypatch):
     """Task 0 succeeds at once, 1 at its third try, 2 never, 3 has no room, 4 is lost, 5 at its
-    second. K = 3 of 6 tasks is 18 tries; after 6, 3 and 2 the rest goes to task 2."""
+    second. K = 3 of 6 tasks is 18 tries: after 6 the rest, 12, gives 2 to each of 5 that failed."""
     rule = {0: lambda tries: 1.0, 1: lambda tries: float(tries == 2), 2: lambda tries: 0.0,
             3: lambda tries: None, 4: lambda tries: "lost", 5: lambda tries: float(tries == 1)}
     run, asked = explorer(monkeypatch, lambda name, task, tries: rule[task](tries), samples=(3,),
                           adaptive=True)
     explored, stats = explore(run)
-    waves = [sorted(task for _, task, _ in tasks) for tasks, *_ in asked]
-    assert waves == [[*range(6)], [1, 2, 5], [1, 2]] + [[2]] * 7
-    assert sum(map(len, waves)) == 18 and {group_size for _, group_size, *_ in asked} == {1}
-    assert [key for *_, key in asked] == [(4, 0, wave) for wave in range(10)]   # new random numbers
-    assert len(explored) == 17 and stats.dropped == 10
+    waves = [(sorted(task for _, task, _ in tasks), each) for tasks, each, *_ in asked]
+    assert waves == [([*range(6)], 1), ([1, 2, 3, 4, 5], 2)]
+    assert [more for *_, more in asked] == [(4, 0, 0), (4, 0, 1)]       # new random numbers
+    assert len(explored) == 16 - 3 and stats.dropped == 2
     assert {t.task_id for t in successes(explored, True)} == {0, 1, 5}
 
 
-def test_explore_adaptively_keeps_to_its_budget_within_a_wave(monkeypatch):
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(tries > 0), samples=(1,),
-                          adaptive=True)
+@pytest.mark.parametrize("samples, solved, expected", [
+    (1, 2, [(5, 1)]),                   # K = 1: nothing is left for a second wave
+    (2, 2, [(5, 1), (3, 1)]), (2, 0, [(5, 1), (5, 1)]), (2, 4, [(5, 1), (1, 5)]),
+    (4, 3, [(5, 1), (2, 7)]),           # 15 tries for two tasks
+    (4, 5, [(5, 1)])])                  # nothing failed
+def test_explore_adaptively_keeps_to_its_budget(samples, solved, expected, monkeypatch):
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < solved),
+                          tasks=range(5), samples=(samples,), adaptive=True)
     explore(run)
-    assert [len(tasks) for tasks, *_ in asked] == [6]           # K = 1: there is no second wave
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < 2), tasks=range(5),
-                          samples=(2,), adaptive=True)
+    assert [(len(tasks), each) for tasks, each, *_ in asked] == expected
+    assert sum(count * each for count, each in expected) <= samples * 5
+
+
+def test_explore_adaptively_tells_environments_apart(monkeypatch):
+    """A task that one environment's policy solves is still tried in the other."""
+    run, asked = explorer(monkeypatch, lambda name, task, tries: float(name == "toy"),
+                          tasks=range(2), envs=("toy", "sums"), samples=(2,), adaptive=True)
     explore(run)
-    assert [len(tasks) for tasks, *_ in asked] == [5, 3, 2]     # 10 tries
+    assert sorted(asked[1][0]) == [("sums", 0, 1.0), ("sums", 1, 1.0)] and asked[1][1] == 2
 
 
 # ---- whole runs ---------------------------------------------------------------------------------
@@ -812,13 +903,15 @@ def weights_of(folder):
 
 def test_setup_explores_beyond_the_demonstrations_or_all_again(url, model, here):
     run, base_set = begun(url, model=model, n=8)
-    assert [t.task_id for t in base_set] == [*range(8)]
-    assert [*run.tasks.values()] == [[*range(8, 40)]]
+    (own,) = run.tasks.values()
+    cloned = [t.task_id for t in base_set]
+    assert len(cloned) == 8 and sorted(cloned + own) == [*range(40)]
     assert all(task >= 40 for _, task in run.eval_tasks)
     run, _ = begun(url, model=model, n=99, env="toy,sums")
     assert [*run.tasks.values()] == [[*range(40)], [*range(100, 130)]]
-    run, _ = begun(url, model=model, n=35, env="toy,sums")      # of sums there are but 30
-    assert [*run.tasks.values()] == [[*range(35, 40)], [*range(100, 130)]]
+    run, base_set = begun(url, model=model, n=35, env="toy,sums")       # of sums there are but 30
+    left = {*range(40)} - {t.task_id for t in base_set}
+    assert [*map(set, run.tasks.values())] == [left, {*range(100, 130)}] and len(left) == 5
 
 
 def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
@@ -826,16 +919,19 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
     assert sorted(os.listdir()) == ["e", "e.lock"]
-    assert sorted(os.listdir("e")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
-                                       "result.json", "samples.txt", "step_0", "step_1", "step_2"]
+    assert sorted(os.listdir("e")) == [
+        "clone", "config.json", "curve.png", "demonstrations.json", "metrics.jsonl", "result.json",
+        "samples.txt", "step_0", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
     assert result["after"]["sampled"] == lines[-1]["held_out"]          # the same random numbers
+    assert [point[:2] for point in result["curve"]] == [
+        [0, result["before"]["sampled"]], *([line["step"] + 1, line["held_out"]] for line in lines)]
     assert result["control"]["n"] == 8 and result["expert"] == 1
     assert all(line["random"] == result["random"] for line in lines)
     out = capsys.readouterr().out
-    assert "toy: 8 demonstrations (8 wanted) of a player of skill 1, 8 succeed" in out
+    assert "toy: 8 demonstrations of 8 wanted, skill 1, 8 succeed" in out
     for row in ("before", "after AgentEvol", "control: more", "random player", "expert player"):
         assert re.search(rf"^{row}", out, re.MULTILINE)
     kept = json.load(open("e/step_2/clone.json"))           # a policy that our cloning made
@@ -858,10 +954,10 @@ def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, he
     monkeypatch.setattr(agentevol, "learn", noting)
     script(monkeypatch, url, "evolve", "--control", out="e", model=model, **TINY)
     assert len(calls) == 4                                  # cloning, two iterations, the control
-    assert calls[0] == ([*range(8)], [1.0] * 8, 2, 1e-3)
-    assert all(tasks[:8] == [*range(8)] and (steps, lr) == (3, 3e-3)
-               for tasks, _, steps, lr in calls[1:3])
-    assert calls[3] == ([*range(8)], [1.0] * 8, 2 * 3, 3e-3)
+    own = calls[0][0]
+    assert len({*own}) == 8 and calls[0] == (own, [1.0] * 8, 2, 1e-3)
+    assert all(tasks[:8] == own and (steps, lr) == (3, 3e-3) for tasks, _, steps, lr in calls[1:3])
+    assert calls[3] == (own, [1.0] * 8, 2 * 3, 3e-3)
 
 
 @pytest.mark.parametrize("n", [0, 8])
@@ -888,10 +984,11 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("start", ["last", pytest.param("base", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, monkeypatch):
-    """Killed before an iteration, in its learning, in its checkpoint, in the final report."""
+    """Killed before the first iteration, in its learning, in a checkpoint, in the final report.
+    The demonstrations are those of the run, whatever the experts would play now."""
     flags = dict(model=model, start=start, failures=0.5, **TINY | dict(iterations=3))
     script(monkeypatch, url, out="whole", **flags)
-    for owner, name, passes in ((agentevol, "explore", 1), (agentevol, "learn_step", 2),
+    for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
                                 (parallel, "save", 1), (metrics, "report", 0)):
         real, left = getattr(owner, name), [passes]
 
@@ -905,6 +1002,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             if name == "explore":
                 script(monkeypatch, url, out="e", **flags)
             else:
+                patch.setattr(agentevol, "demonstrations", None)
                 script(monkeypatch, url, "evolve", "--resume", out="e")
     script(monkeypatch, url, "evolve", "--resume", out="e")
     mine, its = weights_of("e/step_3"), weights_of("whole/step_3")
@@ -989,8 +1087,7 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
     base_set = clone(cfg, str(tmp_path / "both"), say=quiet)
-    assert [(t.env, t.task_id) for t in base_set] == [
-        (m.NAME, t) for m in (maze, textcraft_small) for t in m.TRAIN[:4]]
+    assert [t.env for t in base_set] == ["maze"] * 4 + ["textcraft_small"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
     for word in ("move up", "craft"):
         assert len(tokenizer.encode(word)) == 1
@@ -1067,7 +1164,7 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
     ("evolve --weight score", "weight='score'; known: reward, filter"),
     ("evolve --start again", "start='again'; known: base, last"),
-    ("evolve --normalise rows", "normalise='rows'; known: tokens, weight"),
+    ("evolve --normalise rows", "normalise='rows'; known: tokens, weights"),
     ("evolve --learn-steps 0", "learn_steps=0: expected 1 or more"),
     ("evolve --env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
@@ -1095,10 +1192,11 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
     def demonstrations(*_):
         raise AssertionError("it was not refused")
     monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
+    monkeypatch.setattr(agentevol, "connected", lambda *_: nullcontext())
     monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
         agentevol.main()
-    assert [p.name for p in tmp_path.iterdir()] == ["clone.json"]
+    assert {p.name for p in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"clone.json"}
     assert (tmp_path / "clone.json").read_text() == "mine"
 
 

@@ -10,19 +10,21 @@ import importlib
 import json
 import re
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 import agentevol
-from agentevol import Clone, lesson, reward, successes
+from agentevol import Clone, Demos, lesson, reward, successes
 from envs import _agentgym, demonstrations, maze, textcraft, textcraft_small
 from envs._agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer
 from rollout import ASK_REACT, Agent, Episode, agents_of, imitated, tokenizer_of, trajectories_of
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
-SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full")
+SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full",
+              max_turn_tokens=10**6, max_context=10**6)
 
 
 def conversation(*texts, losses=None):
@@ -68,12 +70,11 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["agentevol.py", "demos", "--env", name, "--n", "9",
                                       "--out", out])
     agentevol.main()
-    items, played = json.load(open(out)), demonstrations(name, module.TRAIN[:9], 1.0, 0)
-    assert [item["item_id"] for item in items] == [
-        f"{name}_{demo['task_id']}" for demo in played if demo["success"]] and len(items) > 4
-    assert f"successes written: {len(items)}" in capsys.readouterr().out
+    items, played = json.load(open(out)), lesson(Demos(env=name, n=9), lambda text: None)
+    assert [item["item_id"] for item in items] == [f"{name}_{demo['task_id']}" for demo in played]
+    assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
-    for item, demo in zip(items, (demo for demo in played if demo["success"])):
+    for item, demo in zip(items, played):
         assert item.keys() == {"item_id", "conversations"}
         messages = item["conversations"]
         assert len(messages) == 2 + 2 * len(demo["turns"])
@@ -95,7 +96,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
 
 
 def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
-    demos = demonstrations("maze", maze.TRAIN[:20], 1.0, 0)
+    demos = demonstrations("maze", maze.TRAIN[:20], 20, 1.0, 0)
     path = str(tmp_path / "f.json")
     assert write_trajectories(path, demos, seed=0) == 20
     frames, first = set(), open(path).read()
@@ -111,7 +112,7 @@ def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
 
 
 def test_write_trajectories_leaves_failures_out(tmp_path):
-    demos = demonstrations("textcraft_small", range(40), 0.4, 0)
+    demos = demonstrations("textcraft_small", range(40), 40, 0.4, 0)
     won = [demo["task_id"] for demo in demos if demo["success"]]
     assert 0 < len(won) < 40
     assert write_trajectories(str(tmp_path / "f.json"), demos, 0) == len(won)
@@ -119,10 +120,18 @@ def test_write_trajectories_leaves_failures_out(tmp_path):
     assert [item["item_id"] for item in items] == [f"textcraft_small_{task}" for task in won]
 
 
+def test_write_trajectories_refuses_to_write_none(tmp_path):
+    lost = [demo | dict(success=False) for demo in demonstrations("maze", [18], 1, 1.0, 0)]
+    for demos in ([], lost):
+        with pytest.raises(ValueError, match="no demonstration to write: .* had no success"):
+            write_trajectories(str(tmp_path / "f.json"), demos, 0)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_file_read_and_written_again_says_the_same(tmp_path):
     """Of two environments in one file: every text comes back where it stood."""
-    demos = demonstrations("maze", maze.TRAIN[:3], 1.0, 0) + \
-        demonstrations("textcraft_small", range(3), 1.0, 0)
+    demos = demonstrations("maze", maze.TRAIN[:3], 3, 1.0, 0) + \
+        demonstrations("textcraft_small", range(3), 3, 1.0, 0)
     path = str(tmp_path / "f.json")
     write_trajectories(path, demos, 0)
     items, got = json.load(open(path)), read_trajectories(path, ("textcraft_small", "maze"))
@@ -142,10 +151,12 @@ def test_a_file_read_and_written_again_says_the_same(tmp_path):
 def test_read_trajectories_takes_the_names_of_agentgyms_files(tmp_path):
     """Its prefixes are those of the data set's folders; the number is behind the last _."""
     items = [ITEM | dict(item_id=name) for name in (
-        "lmrlgym_maze_3", "maze_4", "tool_weather_7", "textcraft_small_12", "lmrlgym_wordle_0")]
-    got = read(items, tmp_path, "maze", "weather", "textcraft_small", "wordle")
+        "lmrlgym_maze_3", "maze_4", "tool_weather_7", "textcraft_small_12", "lmrlgym_wordle_0",
+        "sqlgym_5", "bird_6")]
+    got = read(items, tmp_path, "maze", "weather", "textcraft_small", "wordle", "bird")
     assert [(d["env"], d["task_id"]) for d in got] == [
-        ("maze", 3), ("maze", 4), ("weather", 7), ("textcraft_small", 12), ("wordle", 0)]
+        ("maze", 3), ("maze", 4), ("weather", 7), ("textcraft_small", 12), ("wordle", 0),
+        ("bird", 5), ("bird", 6)]
 
 
 def test_read_trajectories_leaves_other_environments_out(tmp_path):
@@ -211,13 +222,14 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$") as error:
         read(items, tmp_path)
     assert "f.json: " in str(error.value) and len(str(error.value)) < 400
-    for command in ("clone", "evolve"):                 # and before anything is made
-        monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agentevol, "connected", lambda *_: nullcontext())
+    for command in ("clone", "evolve"):                 # and before anything is made but a lock
         monkeypatch.setattr(sys, "argv", ["agentevol.py", command, "--env=maze", "--demos=f.json",
                                           "--format=agentgym"])
         with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
             agentevol.main()
-    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+    assert {path.name for path in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"f.json"}
 
 
 def test_read_trajectories_takes_no_folder_for_a_file(tmp_path):
@@ -236,8 +248,8 @@ def test_read_trajectories_takes_no_folder_for_a_file(tmp_path):
 def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, tmp_path):
     """All else, the consent too, stays in view."""
     texts = [message["value"] for message in ITEM["conversations"]]
-    item = ITEM | dict(conversations=conversation(*texts, losses=[*losses, None]))
-    (trajectory,), tokenizer = imitate([item], tmp_path, format=style)
+    item = dict(item_id="babyai_3", conversations=conversation(*texts, losses=[*losses, None]))
+    (trajectory,), tokenizer = imitate([item], tmp_path, "babyai", format=style)
     assert trained(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
     assert [tokenizer.decode(trajectory.token_ids[turn.start:turn.end])
             for turn in trajectory.turns] == [f"{text}<|im_end|>" for text in expected]
@@ -272,10 +284,65 @@ def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
 
 
 def test_imitated_of_a_file_in_react_states_the_formats_own_rules(tmp_path):
-    (trajectory,), tokenizer = imitate([ITEM], tmp_path, format="react")
+    item = ITEM | dict(item_id="textcraft_3")
+    (trajectory,), tokenizer = imitate([item], tmp_path, "textcraft", format="react")
     assert tokenizer.decode(trajectory.token_ids).startswith(
-        f"<|im_start|>system\n{maze.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
+        f"<|im_start|>system\n{textcraft.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
         "<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\nAction:\na<|im_end|>\n")
+
+
+def test_imitated_of_a_file_in_react_takes_each_reply_as_it_is(tmp_path):
+    """Also one without an action, of which react's own reader would complain to the policy."""
+    words = "rules", "Yes.", "first", "I only think.", "second", "Action: a\nAction: b", "third"
+    item = dict(item_id="textcraft_3", conversations=conversation(*words))
+    (trajectory,), tokenizer = imitate([item], tmp_path, "textcraft", format="react")
+    said = "".join(f"<|im_start|>user\n{seen}<|im_end|>\n<|im_start|>assistant\n{reply}<|im_end|>\n"
+                   for seen, reply in zip(words[2:6:2], words[3:7:2]))
+    assert said.startswith(tokenizer.decode(trajectory.token_ids).partition(ASK_REACT)[2]
+                           .removeprefix("<|im_end|>\n"))
+    assert trained(trajectory, tokenizer) == [f"{words[i]}<|im_end|>" for i in (3, 5)]
+    assert all(turn.valid for turn in trajectory.turns)
+
+
+@pytest.mark.parametrize("env", ["maze", "wordle"])
+def test_imitated_of_a_file_is_not_mixed_with_other_rules(env, tmp_path):
+    """Of these two the first observation has AgentGym's own, and its form of replies."""
+    items = [ITEM | dict(item_id=f"{env}_3")]
+    with pytest.raises(ValueError, match=f"^{env}: its files hold .*; use --format agentgym$"):
+        imitate(items, tmp_path, env, format="react")
+    assert len(imitate(items, tmp_path, env)[0]) == 1
+    demos = demonstrations("maze", maze.TRAIN[:1], 1, 1.0, 0)      # no file's
+    assert trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(
+        **SPOKEN | dict(env="maze", format="react")))[0].success
+
+
+def test_trajectories_of_refuses_limits_that_half_of_the_demonstrations_exceed(tmp_path):
+    """A policy which imitates them would be cut when it plays. In letters: every one is a token."""
+    def texts(length):
+        return conversation("rules", "Yes.", "see", "a" * length, "end")
+    items = [ITEM | dict(item_id=f"babyai_{n}", conversations=texts(n)) for n in (5, 10, 70)]
+    (short, middle, long), _ = imitate(items, tmp_path, "babyai")
+    reply, context = 10 + 1, len(middle.token_ids)
+    assert len(long.token_ids) == context + 60 and middle.turns[0].end == context
+    assert len(imitate(items, tmp_path, "babyai", max_turn_tokens=reply, max_context=context)[0]) \
+        == 3
+    for name, limit, most in (("max_turn_tokens", reply - 1, 71),
+                              ("max_context", context - 1, context + 60)):
+        with pytest.raises(ValueError, match=f"^{name}={limit}: half of the demonstrations need "
+                                             f"more, up to {most}; give --max"):
+            imitate(items, tmp_path, "babyai", **{name: limit})
+
+
+def test_trajectories_of_measures_each_context_by_itself():
+    """In a window the policy sees a part of the episode at a time."""
+    demos = demonstrations("maze", maze.TRAIN[:5], 5, 0.3, 0)
+    cfg = SPOKEN | dict(env="maze", format="act", context="window")
+    made = trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(**cfg))
+    longest = max(b - a for t in made for a, b in zip(
+        t.contexts, [*t.contexts[1:], len(t.token_ids)]))
+    assert sorted(len(t.token_ids) for t in made)[2] > longest      # the median of five
+    assert trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(
+        **cfg | dict(max_context=longest))) == made
 
 
 def played(module, task_id, replies, tokenizer):
@@ -296,7 +363,7 @@ def played(module, task_id, replies, tokenizer):
 def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_path):
     """Token for token: written by `demos`, and with a reply that AgentGym's client refuses."""
     tokenizer, path = chat_tokenizer(kind), str(tmp_path / "own.json")
-    demos = demonstrations(module.NAME, module.TRAIN[:4], 1.0, 0)
+    demos = demonstrations(module.NAME, module.TRAIN[:4], 4, 1.0, 0)
     write_trajectories(path, demos, 0)
     items = json.load(open(path))
     for item in items:
@@ -347,18 +414,20 @@ def test_tokenizer_of_a_file_knows_the_files_words(tmp_path):
         trajectories_of(demos, tokenizer, cfg)[0].token_ids
 
 
-@pytest.mark.parametrize("style", ["agentgym", "react"])
-def test_clone_trains_on_a_file(style, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("style, env", [("agentgym", "maze"), ("react", "textcraft_small")])
+def test_clone_trains_on_a_file(style, env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    demos = demonstrations("maze", maze.TRAIN[:5], 1.0, 0) + \
-        demonstrations("textcraft_small", textcraft_small.TRAIN[:2], 1.0, 0)
+    demos = demonstrations("maze", maze.TRAIN[:5], 5, 1.0, 0) + \
+        demonstrations("textcraft_small", textcraft_small.TRAIN[:5], 5, 1.0, 0)
     write_trajectories("mine.json", demos, 0)
     monkeypatch.setattr(sys, "argv", [
-        "agentevol.py", "clone", "--env", "maze", "--demos", "mine.json", "--format", style,
-        "--out", "policy", "--steps", "2", "--batch", "2", "--width", "16", "--heads", "2"])
+        "agentevol.py", "clone", "--env", env, "--demos", "mine.json", "--format", style,
+        "--out", "policy", "--steps", "2", "--batch", "2", "--width", "16", "--heads", "2",
+        "--max-turn-tokens", "200", "--max-context", "9000"])
     agentevol.main()
-    assert "mine.json: 5 demonstrations of maze" in capsys.readouterr().out
+    assert f"mine.json: 5 demonstrations of {env}" in capsys.readouterr().out
     settings = json.load(open("policy/clone.json"))
     assert (settings["demos"], settings["format"]) == ("mine.json", style)
     again = lesson(Clone(**settings), lambda text: None)
-    assert [demo["task_id"] for demo in again] == [*maze.TRAIN[:5]]
+    assert [demo["task_id"] for demo in again] == [
+        *{"maze": maze, "textcraft_small": textcraft_small}[env].TRAIN[:5]]

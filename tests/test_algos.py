@@ -437,18 +437,18 @@ def test_constant_weights_by_hand():
 REWARDED = tensor([0, 1, 1], [1, 0, 0]), tensor(0.5, 1)     # three tokens, of two trajectories
 
 
-def test_reward_token_weights_by_hand():
-    same(algos.reward_token_weights(*REWARDED), [[0, 1 / 6, 1 / 6], [1 / 3, 0, 0]])
+def test_over_tokens_by_hand():
+    same(algos.over_tokens(*REWARDED), [[0, 1 / 6, 1 / 6], [1 / 3, 0, 0]])
 
 
-def test_reward_mean_weights_by_hand():
+def test_over_weights_by_hand():
     # the tokens' own weights are 0.5, 0.5 and 1: 2 in all
-    same(algos.reward_mean_weights(*REWARDED), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
+    same(algos.over_weights(*REWARDED), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
     mask, weights = REWARDED
-    same(algos.reward_mean_weights(mask, 7 * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
+    same(algos.over_weights(mask, 7 * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
 
 
-@pytest.mark.parametrize("weigh", [algos.reward_token_weights, algos.reward_mean_weights])
+@pytest.mark.parametrize("weigh", [algos.over_tokens, algos.over_weights])
 def test_reward_weights_of_nothing_are_zero(weigh):
     mask, _ = REWARDED
     assert torch.equal(weigh(mask, torch.zeros(2)), torch.zeros(2, 3))

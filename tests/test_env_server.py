@@ -878,6 +878,15 @@ def test_load_env_knows_its_names():
             env_server.load_env(name)
 
 
+def test_open_envs_gives_recipes_to_textcraft_alone(monkeypatch):
+    """A single environment gets them whatever it is, and refuses if they are not for it."""
+    monkeypatch.setattr(env_server, "open_env", lambda *asked: asked)
+    assert env_server.open_envs("maze,textcraft", "folder") == [
+        ("maze", ""), ("textcraft", "folder")]
+    assert env_server.open_envs("maze", "folder") == [("maze", "folder")]
+    assert env_server.open_envs("maze,bandit") == [("maze", ""), ("bandit", "")]
+
+
 def test_open_env_tells_that_an_engine_is_missing(toy):
     assert env_server.open_env("toy") is toy and toy.closed == [None]
 

@@ -202,6 +202,8 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     result = json.load(open("runs/recorded/result.json"))
     assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
         rates[0], rates[1], rates[5], rates[6]]
+    assert result["curve"] == [[step, rate, {"toy": rate}] for step, rate in zip(
+        (0, 2, 4, 6, STEPS), (rates[0], *rates[2:6]))]
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)

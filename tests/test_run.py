@@ -199,7 +199,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken(name, harm,
     assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
     for step in (1, 2):
         harm(f"runs/x/step_{step}/{name}")
-    with pytest.raises(ValueError, match="no whole checkpoint in runs/x; start without it"):
+    with pytest.raises(ValueError, match="no whole checkpoint in runs/x; start without --resume"):
         started(url, again)
 
 

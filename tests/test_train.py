@@ -481,7 +481,7 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
 
 
 def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
-    with pytest.raises(ValueError, match="no whole checkpoint in .*start without it"):
+    with pytest.raises(ValueError, match="no whole checkpoint in .*start without --resume"):
         parallel.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
