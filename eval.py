@@ -33,8 +33,8 @@ from env_server import known_envs, open_env
 from envs._suites import SUITES, suite_tasks
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed,
-                      model_defaults, open_worlds, parse_flags, prepare_folder, read_json,
-                      write_json)
+                      keep_input, model_defaults, open_worlds, parse_flags, prepare_folder,
+                      read_json, write_json)
 from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, World, collect,
                      progress)
 
@@ -182,7 +182,10 @@ def start_folder(cfg, digest):
         lines = file.read().split(b"\n")[:-1]           # behind the last newline: torn
         del lines[len(lines) // cfg.k * cfg.k:]         # the k of a task are written together
         file.truncate(sum(len(line) + 1 for line in lines))
-    return list(map(json.loads, lines))
+    try:
+        return list(map(json.loads, lines))
+    except ValueError as error:
+        raise ValueError(f"{file.name}: a line is broken: {error}; start anew") from None
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ def rows_of(cfg, worlds, plays, missing):
                     tasks, f"{player} player, {env}"), turns, (cfg.seed, 0))
             rows.append(dict(env=env, row=f"{player} player", n=len(tasks), success=rate,
                              title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
-    rows += [dict(env=env, row="missing", title=f"{env}: {why}")
+    rows += [dict(env=env, row="missing", title=f"{env}: {why.removeprefix(f'{env}: ')}")
              for env, why in sorted(missing.items())]
     rates, errors = zip(*((row["success"], row["stderr"]) for row in rows if row["row"] == "all"))
     if (count := len(rates)) > 1:
@@ -293,6 +296,8 @@ def check(cfg):
     for name, why in idle.items():
         if getattr(cfg, name) != getattr(Config, name):
             raise ValueError(f"--{name.replace('_', '-')} has no effect {why}; leave it out")
+    if cfg.folder:
+        keep_input(cfg, cfg.model)
     if cfg.resume and not cfg.folder:
         raise ValueError("--resume: give --out FOLDER, where the evaluation was begun")
 
