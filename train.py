@@ -37,13 +37,12 @@ import parallel
 from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
-from engine import check_heads, check_model, from_pretrained, load_policy, make_policy
+from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
                       logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
-from rollout import (ContextMode, FormatName, History, Stats, Thinking, Trajectory, progress,
-                     to_batch)
+from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def update(run, batch):
         shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
             mini = batch.rows(rows.to(run.device))
-            mini.weights = mini.weights * loss_weights(mini.response_mask, cfg)
+            mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
             for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
@@ -246,19 +245,6 @@ def update(run, batch):
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
     return Figures.of(sums, norms)
-
-
-def loss_weights(mask, cfg):
-    """How much each token counts in the loss: (B, T), 0 off the mask."""
-    match cfg.weights:
-        case "token":
-            return algos.token_weights(mask)
-        case "sequence":
-            return algos.sequence_weights(mask)
-        case "sequence_sum":
-            return algos.sequence_sum_weights(mask)
-        case "constant":
-            return algos.constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[-1])
 
 
 def part_loss(run, part):
@@ -303,19 +289,19 @@ def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
                 clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
 
 
-def token_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
-    """PPO's, a ratio for each token. rows (A,): which trajectory each token is of."""
-    return algos.clipped_surrogate(logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high,
-                                   cfg.dual_clip or None)
-
-
-def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
-    """GSPO's, a ratio for each trajectory."""
-    return algos.gspo_surrogate(logprobs, old_logprobs, advantages, rows, cfg.clip_low,
-                                cfg.clip_high)
-
-
-SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
+SURROGATES = {      # (A,) each -> the loss of each token; rows: which trajectory it is of
+    "token": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.clipped_surrogate(
+        logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high, cfg.dual_clip or None),
+    "sequence": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.gspo_surrogate(
+        logprobs, old_logprobs, advantages, rows, cfg.clip_low, cfg.clip_high),
+}
+WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the loss: (B, T)
+    "token": lambda mask, cfg: algos.token_weights(mask),
+    "sequence": lambda mask, cfg: algos.sequence_weights(mask),
+    "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
+    "constant": lambda mask, cfg: algos.constant_weights(
+        mask, cfg.max_turn_tokens * cfg.horizons[-1]),
+}
 IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
               "sequence_mask": algos.sequence_masked_importance_weights}
 Advantage, Surrogate = (
@@ -420,28 +406,10 @@ def cloned(cfg, device):
     if not parallel.gathered(cloned_settings(out))[0]:      # rank 0's word
         given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
                              if name.startswith("clone_")}        # clone_steps, not RL's steps
-        settings = Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
-                                                      if f.name in given})
-        seconds = seconds_per_step(settings, cfg.max_context // 4)
-        minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
-            cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
-        parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
-                     f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
-        clone(settings, out, device)
+        parallel.say(f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
+        clone(Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
+                                                 if f.name in given}), out, device)
     return out
-
-
-def seconds_per_step(cfg, tokens):
-    """How long a step of `learn` takes on this machine, measured on episodes of `tokens`."""
-    policy = make_policy(cfg.vocabulary, cfg.width, cfg.layers, cfg.heads, cfg.seed)
-    episode = Trajectory()
-    episode.begin_context([1] * (tokens - tokens // 2))
-    episode.add_action([1] * (tokens // 2), [0.0] * (tokens // 2))
-    for steps in (1, 3):                    # the first of all steps is slower: not counted
-        began = time.perf_counter()
-        learn(policy, [episode] * cfg.batch, [1.0] * cfg.batch, steps, cfg.lr, cfg, 0,
-              say=lambda text: None)
-    return (time.perf_counter() - began) / steps
 
 
 def continue_cloning(folder, seconds):

@@ -543,7 +543,7 @@ def batch_of(run, horizon=3):
 
 def weighted(run, batch):
     batch = batch.rows(torch.arange(len(batch.rewards)))
-    batch.weights = train.loss_weights(batch.response_mask, run.cfg)
+    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
     batch.value_weights = algos.token_weights(batch.response_mask)
     return batch
 
@@ -640,7 +640,8 @@ def test_credit_takes_an_advantage_of_the_users_own(url, model, monkeypatch):
 def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
     expected = torch.tensor([[0, first, first], [last, 0, 0]])
-    torch.testing.assert_close(train.loss_weights(mask, config(model, weights=weights)), expected)
+    weigh = train.WEIGHTS[weights]
+    torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
 
 
 @pytest.mark.parametrize("surrogate", train.SURROGATES)
@@ -656,8 +657,8 @@ def test_surrogates_clip_below_and_above_as_the_flags_say(surrogate, model):
 def test_token_surrogate_bounds_the_loss_of_a_bad_token_by_dual_clip(model):
     now, advantages, row = torch.tensor([5.0]).log(), torch.tensor([-1.0]), torch.tensor([0])
     for dual_clip, expected in ((0.0, 5.0), (2.0, 2.0)):
-        loss = train.token_surrogate(now, torch.zeros(1), advantages, row,
-                                     config(model, dual_clip=dual_clip))
+        loss = train.SURROGATES["token"](now, torch.zeros(1), advantages, row,
+                                          config(model, dual_clip=dual_clip))
         assert loss.item() == pytest.approx(expected)
 
 
@@ -697,7 +698,6 @@ def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
                        format="think", context="window", max_turn_tokens=11, max_context=99,
                        name="settings")
     asked = []
-    monkeypatch.setattr(train, "seconds_per_step", lambda *_: 1.0)
     monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
     assert train.cloned(cfg, "cpu") == "runs/settings/clone"
     ((settings, out, device),) = asked
@@ -728,7 +728,7 @@ def test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be(url,
     """4 tokens a turn, 3 turns at the last horizon: 12, whatever the stage."""
     run = started(url, config(model, "dr_grpo", horizons=(1, 2, 3), switch_every=(5, 9)))
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
-    weights = train.loss_weights(mask, run.cfg)
+    weights = train.WEIGHTS["constant"](mask, run.cfg)
     torch.testing.assert_close(weights, mask / (2 * 12.0))
 
 

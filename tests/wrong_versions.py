@@ -416,8 +416,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_loop.py::test_figures_are_means_over_tokens_and_over_updates"),
         ("optimizer_step(run, parallel.summed(total))", "optimizer_step(run, total)",
          "tests/test_loop.py::test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite"),
-        ("constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[-1])",
-         "constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[0])",
+        ("        mask, cfg.max_turn_tokens * cfg.horizons[-1]),",
+         "        mask, cfg.max_turn_tokens * cfg.horizons[0]),",
          "tests/test_loop.py::"
          "test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be"),
         ("loss - cfg.entropy_coef * entropy", "loss + cfg.entropy_coef * entropy",
