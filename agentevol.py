@@ -322,7 +322,6 @@ def setup(cfg, modules, clients):
                                         {(t.env, t.task_id) for t in base_set}), base, policy)
     if last:
         parallel.restore(run, last)
-        run.history = metrics.history_until(cfg.folder, run.step)
         parallel.prepare_folder(cfg)        # what may change has perhaps changed
     else:
         parallel.save(run)                  # to resume from

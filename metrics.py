@@ -4,7 +4,6 @@ train.py calls `record` after each step and `report` at the end; nothing here ch
 learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import functools
-import itertools
 import json
 import math
 import os
@@ -143,8 +142,7 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     line = measure(run, horizon, played, batch, stats, figures, seconds)
     if cfg.probe_every and run.step % cfg.probe_every == 0:
         line |= probe(run, played)
-    run.history.append(line)
-    write_line(run, line)
+    remember(run, line)
     if run.step % cfg.sample_every == 0:
         write_samples(run, played)
     parallel.say(log_line(line))
@@ -165,8 +163,7 @@ def record_iteration(run, explored, kept, stats, held, seconds):
         player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
         held_out=held["success"], held_out_stderr=held["stderr"],
         **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
-    run.history.append(line)
-    write_line(run, line)
+    remember(run, line)
     write_samples(run, explored)
     parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
                  f"{line['success']:.0%} | kept {len(kept)}"
@@ -175,12 +172,22 @@ def record_iteration(run, explored, kept, stats, held, seconds):
                  f"{stats.dropped}")
 
 
-def write_line(run, line):
-    """Add a line of metrics {name: number} to metrics.jsonl; null: not finite."""
+def remember(run, line):
+    """Add a line of metrics {name: number} to run.history and metrics.jsonl; there null: not
+    finite."""
+    run.history.append(line)
+    numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
+    append(run, "metrics.jsonl", json.dumps(numbers) + "\n")
+
+
+def append(run, name, text):
+    """Add text to a file of the run's folder. What a killed run wrote after its last checkpoint is
+    played again, so it is cut off."""
     if parallel.rank() == 0:
-        with open(os.path.join(run.cfg.folder, "metrics.jsonl"), "a") as file:
-            numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
-            file.write(json.dumps(numbers) + "\n")
+        with open(os.path.join(run.cfg.folder, name), "a") as file:
+            file.truncate(min(file.tell(), run.notes.written.get(name, 0)))
+            file.write(text)
+            run.notes.written[name] = file.tell()
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -285,31 +292,8 @@ def where_time_went(run, m):
 
 def write_samples(run, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
-    if parallel.rank() == 0:
-        with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
-            # what a killed run wrote after its last checkpoint is played again, so it is cut off
-            file.truncate(min(file.tell(), run.notes.samples_bytes))
-            for t in trajectories[:2]:
-                file.write(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n")
-            run.notes.samples_bytes = file.tell()
-
-
-def history_until(folder, step):
-    """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
-    it is cut off the file. A line that is lost or not whole is left out, and that is said."""
-    path, history = os.path.join(folder, "metrics.jsonl"), []
-    if os.path.exists(path):
-        with open(path) as file:
-            for line in itertools.islice(file, step):
-                with suppress(ValueError):
-                    history.append(json.loads(line))
-    if len(history) < step:
-        parallel.say(f"{path}: {len(history)} of {step} lines can be read; the rest is left out")
-    parallel.wait_for_all()                     # until all ranks have read it
-    if parallel.rank() == 0:
-        with open(path, "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in history)
-    return history
+    append(run, "samples.txt", "".join(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n"
+                                       for t in trajectories[:2]))
 
 
 # ---- the probe ----------------------------------------------------------------------------------

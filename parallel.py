@@ -51,7 +51,7 @@ class Notes:
     players: dict = None      # {"random": (rate, standard error, by env), "expert": ...}
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1, by env)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
-    samples_bytes: int = 0    # length of samples.txt
+    written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
 
 
 @dataclass
@@ -204,13 +204,16 @@ def whole_numbers(text):
     return tuple(map(int, text.split(",")))
 
 
+SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
 
 
 def model_defaults(model):
     """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
-    pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
-    return spoken_settings(model) or CHAT_MODEL
+    pretrained chat model -> {field of SPEAKS: value}."""
+    trained, cloned = (read_json(os.path.join(model, name), {})
+                       for name in ("trainer.json", "clone.json"))
+    return trained.get("speaks") or {k: cloned[k] for k in SPEAKS if k in cloned} or CHAT_MODEL
 
 
 def begun(kind, folder, given, same):
@@ -470,23 +473,8 @@ def prepare_folder(cfg, **more):
 def cloned_settings(model):
     """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
     which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
-    path = os.path.join(model, "clone.json")
-    settings = read_json(path) if os.path.exists(path) else {}
+    settings = read_json(os.path.join(model, "clone.json"), {})
     return {} if settings.get("model") else settings
-
-
-# How a policy speaks: what a checkpoint was trained with is eval.py's default for it.
-SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
-
-
-def spoken_settings(model):
-    """{flag: value} with which the folder's policy was trained or cloned; {} of any other."""
-    path = os.path.join(model, "trainer.json")
-    if os.path.exists(path) and (trained := read_json(path).get("speaks", {})):
-        return trained
-    path = os.path.join(model, "clone.json")
-    settings = read_json(path) if os.path.exists(path) else {}
-    return {k: v for k, v in settings.items() if k in SPEAKS}
 
 
 def last_checkpoint(folder):
@@ -510,8 +498,10 @@ def last_checkpoint(folder):
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
 
 
-def read_json(path):
-    """The object in a JSON file. ValueError if there is none."""
+def read_json(path, missing=None):
+    """The object in a JSON file; where there is no file, `missing`. ValueError: no object in it."""
+    if missing is not None and not os.path.exists(path):
+        return missing
     with suppress(ValueError), open(path) as file:
         if isinstance(content := json.load(file), dict):
             return content
@@ -577,6 +567,7 @@ def save(run):
         speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
         memory = dict(step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
                       seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
+                      history=run.history,
                       sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
         write_json(os.path.join(aside, "trainer.json"), memory)
         shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
@@ -601,6 +592,7 @@ def restore(run, folder):
             set_state_dict(model, optimizer, model_state_dict=weights, options=options,
                            optim_state_dict=moments | settings)
     memory = read_json(os.path.join(folder, "trainer.json"))
-    run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
+    run.step, run.history = memory["step"], memory["history"]
+    run.skipped_in_a_row = memory["skipped_in_a_row"]
     run.began -= memory["seconds"]
     vars(run.notes).update(memory["notes"])

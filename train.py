@@ -389,7 +389,6 @@ def setup(cfg, modules, clients):
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
         parallel.restore(run, last)
-        run.history = metrics.history_until(cfg.folder, run.step)
     if cfg.resume or cfg.model:         # not before: what is refused above leaves the folder alone
         parallel.prepare_folder(cfg)
     metrics.describe(run)
