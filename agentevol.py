@@ -106,8 +106,7 @@ class Evolve(Clone):
     env_workers: Count = 1        # processes of the local server
     resume: bool = False          # go on after the last finished iteration
 
-    algo = "AgentEvol"              # no flags: for the table and the curve
-    labels = "explored tasks", "iterations of AgentEvol"
+    algo = "AgentEvol"              # no flag: for the table and the curve
 
     @property
     def folder(self):

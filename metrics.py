@@ -17,7 +17,7 @@ import torch
 
 import algos
 import parallel
-from curriculum import choose_tasks, families_of
+from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
 from rollout import HISTORY, Trajectory, assistant, said, to_batch
 
@@ -65,23 +65,32 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
 
 
 @functools.cache
-def random_rate(module, families, horizon):
-    """The random player's success at this horizon: without it no success curve means anything."""
-    return builtin_rate(module, "random", choose_tasks(module, "train", 200, families), horizon)[0]
+def random_rate(module, known, horizon):
+    """The random player's success on 200 of these training tasks, a frozenset, at this horizon:
+    without it no success curve means anything."""
+    tasks = choose_tasks(module, "train", 200, only=known)
+    return builtin_rate(module, "random", tasks, horizon)[0]
 
 
 def player_rate(player, tasks, horizon):
-    """`builtin_rate` on the tasks [(World, id)] of several environments -> (success rate, standard
-    error, {environment: success rate})."""
+    """`builtin_rate` on the tasks [(World, id)] of several environments -> {"success", "stderr",
+    "n", "envs"}, as `held_out` has them."""
     ids = defaultdict(list)
     for world, task in tasks:
         ids[world].append(task)
-    rates = {world: builtin_rate(world.module, player, own, min(horizon, world.most_turns))
-             for world, own in ids.items()}
-    shares = [len(own) / len(tasks) for own in ids.values()]
-    return (sum(share * rate for share, (rate, _) in zip(shares, rates.values())),
-            math.hypot(*(share * error for share, (_, error) in zip(shares, rates.values()))),
-            {world.module.NAME: rate for world, (rate, _) in rates.items()})
+    rates = [(len(own) / len(tasks), *builtin_rate(world.module, player, own,
+                                                   min(horizon, world.most_turns)))
+             for world, own in ids.items()]
+    return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
+                stderr=math.hypot(*(share * error for share, _, error in rates)),
+                envs={world.module.NAME: rate for world, (_, rate, _) in zip(ids, rates)})
+
+
+def players(run):
+    """{"random", "expert": `player_rate` on the held-out tasks}, found once in a run."""
+    run.notes.players = run.notes.players or {
+        who: player_rate(who, run.eval_tasks, run.cfg.horizons[-1]) for who in ("random", "expert")}
+    return run.notes.players
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
@@ -159,8 +168,7 @@ def record_iteration(run, explored, kept, stats, held, seconds):
     line = dict(
         step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
-        random=run.history[-1]["random"] if run.history else
-        player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
+        random=players(run)["random"]["success"],
         held_out=held["success"], held_out_stderr=held["stderr"],
         **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
     remember(run, line)
@@ -200,10 +208,9 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
         step=run.step, horizon=horizon,
-        random=sum(random_rate(world.module, families, min(horizon, world.most_turns))
+        random=sum(random_rate(world.module, frozenset(tasks), min(horizon, world.most_turns))
                    * sum(t.env == world.module.NAME for t in played) / len(played)
-                   for world, families in zip(run.worlds, families_of(
-                       [world.module for world in run.worlds], run.cfg.families))),
+                   for world, tasks in run.tasks.items()),
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
         constant_groups=(spread <= 1e-6).float().mean().item(),
@@ -349,40 +356,27 @@ def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
     local = ", our local game" * run.worlds[0].client.original
-    rl_seconds = seconds_of_rl(run)
-    rows = {"before": ("before", notes.before), "after": (f"after {cfg.algo}", notes.after)}
-    if notes.control:
-        rows["control"] = "control: more cloning instead", notes.control
-    notes.players = notes.players or {
-        who: player_rate(who, run.eval_tasks, cfg.horizons[-1])
-        for who in ("random", "expert")}
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
-                  steps=run.step, rl_seconds=round(rl_seconds, 1), warnings=notes.warnings)
+                  steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
-             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}   "
-             f"goals never trained on{local}: T=1, greedy"]
-    for key, (title, rate) in rows.items():
-        s, g = rate["sampled"], rate["greedy"]
-        result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"],
-                           envs=s["envs"])
-        unseen = ""
-        if s["unseen_n"]:
-            result.setdefault("unseen_goals", {})[key] = dict(
-                sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
-            unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
-        lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
-                     f"{s['n']:4d}   {unseen}")
-    for who, (rate, error, _) in notes.players.items():
-        result[who] = rate
-        lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
-                     f"{len(run.eval_tasks):4d}")
-    names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
-    for env in names:
-        rates = [(title, rate["sampled"]["envs"]) for title, rate in rows.values()] + [
-            (who, envs) for who, (*_, envs) in notes.players.items()]
-        lines.append(f"{env}, T=1: " + ", ".join(
-            f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
+             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}"]
+    for key, title, rate in (("before", "before", notes.before),
+                             ("after", f"after {cfg.algo}", notes.after),
+                             ("control", "control: more cloning instead", notes.control)):
+        if rate:
+            s, g = rate["sampled"], rate["greedy"]
+            result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"],
+                               n=s["n"], envs=s["envs"])
+            lines.append(row(title, s, f"{g['success']:.1%}"))
+            if s["unseen_n"]:
+                result.setdefault("unseen_goals", {})[key] = dict(
+                    sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
+                lines[-1] += (f"   goals never trained on{local}: T=1 {s['unseen']:.1%}, greedy "
+                              f"{g['unseen']:.1%} (n {s['unseen_n']})")
+    for who, rate in players(run).items():
+        result[who] = rate["success"]
+        lines.append(row(f"{who} player{local}", rate))
     before, after = result["before"], result["after"]
     result["curve"] = [(0, before["sampled"], before["envs"]),
                        *(point for point in notes.curve if point[0] < run.step),
@@ -390,14 +384,15 @@ def report(run):
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
-    lines.append(f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, curve.png, "
-                 f"step_{run.step}/")
-    parallel.say("\n".join(lines))
+    parallel.say("\n".join([*lines, f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, "
+                                    f"curve.png, step_{run.step}/"]))
 
 
-def seconds_of_rl(run):
-    """Seconds of all steps so far, those before a resume included."""
-    return sum(line["seconds"] for line in run.history)
+def row(title, rate, greedy=""):
+    """A row of the table, with the success in each environment if there are several."""
+    envs = ", ".join(f"{env} {success:.1%}" for env, success in rate["envs"].items())
+    return (f"{title:32} {rate['success']:7.1%} {rate['stderr']:6.1%} {greedy:>7} {rate['n']:4d}"
+            + f"   {envs}" * (len(rate["envs"]) > 1))
 
 
 def draw(run, result):
@@ -407,7 +402,7 @@ def draw(run, result):
     axes = figure.subplots()
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
-              label=cfg.labels[0])
+              label="training tasks")
     before, after, curve = result["before"], result["after"], result["curve"]
     axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
               label="held-out tasks, T=1")
@@ -422,7 +417,7 @@ def draw(run, result):
     axes.plot(steps, [line["random"] for line in run.history], color="C3", ls=":",
               label="random player")
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
-    axes.set(xlabel=cfg.labels[1], ylabel="success", ylim=(0, 1.04),
+    axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))

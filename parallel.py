@@ -48,7 +48,7 @@ class Notes:
     before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
     after: dict = None
     control: dict = None
-    players: dict = None      # {"random": (rate, standard error, by env), "expert": ...}
+    players: dict = None      # {"random", "expert": rate}
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1, by env)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
     written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
@@ -80,6 +80,10 @@ class Run:
     @property
     def tokenizer(self):
         return self.worlds[0].agent.tokenizer
+
+    @property
+    def rl_seconds(self):         # of all steps so far, those before a resume included
+        return sum(line["seconds"] for line in self.history)
 
 
 def both_splits(worlds, families, n, seen=()):

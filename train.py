@@ -361,9 +361,9 @@ def evaluate_and_save(run):
 
 def add_control(run):
     """Baseline: clone for as many seconds as RL took, then evaluate the same way."""
-    seconds = metrics.seconds_of_rl(run)
-    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    run.notes.control = metrics.sampled_and_greedy(run, continue_cloning(run.start_model, seconds))
+    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
+    policy = continue_cloning(run.start_model, run.rl_seconds)
+    run.notes.control = metrics.sampled_and_greedy(run, policy)
 
 
 # ---- setting up ---------------------------------------------------------------------------------
@@ -539,11 +539,6 @@ class Config:
     clone_width: Count = 64       # hidden size
     clone_layers: Count = 2       # decoder layers
     clone_heads: Count = 4        # attention heads
-
-    @property
-    def labels(self):             # of the curve: what is played, and the steps
-        return ("training tasks, horizon rising",
-                f"steps of {self.algo} ({self.tasks_per_step} tasks x {self.group_size})")
 
     @property
     def folder(self):

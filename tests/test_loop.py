@@ -205,7 +205,8 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
-        assert result[who] == rate and tuple(notes.players[who]) == (rate, error, {"toy": rate})
+        assert result[who] == rate
+        assert notes.players[who] == dict(success=rate, stderr=error, n=8, envs={"toy": rate})
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -430,10 +431,10 @@ def test_the_tables_players_are_weighed_by_the_tasks_of_each_environment(both):
     for who in ("random", "expert"):
         (a, a_error), (b, b_error) = (
             metrics.builtin_rate(toy, who, ids[:5], 3), metrics.builtin_rate(sums, who, ids[5:], 2))
-        rate, error, envs = both.run.notes.players[who]
-        assert result[who] == rate == pytest.approx((5 * a + 4 * b) / 9)
-        assert error == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
-        assert envs == dict(toy=a, sums=b)
+        rate = both.run.notes.players[who]
+        assert result[who] == rate["success"] == pytest.approx((5 * a + 4 * b) / 9)
+        assert rate["stderr"] == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
+        assert rate["envs"] == dict(toy=a, sums=b)
     assert result["expert"] == 1 > result["random"] > 0
 
 
@@ -448,11 +449,10 @@ def test_player_rate_by_hand(monkeypatch):
     monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
     toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
                    for name, most in (("toy", math.inf), ("sums", 2)))
-    rate, error, envs = metrics.player_rate(
-        "random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
+    rate = metrics.player_rate("random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
-    assert (rate, error) == (pytest.approx(0.625), pytest.approx(0.0901388))
-    assert envs == dict(toy=0.5, sums=1.0)
+    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4,
+                        envs=dict(toy=0.5, sums=1.0))
 
 
 def test_samples_name_the_environment_of_each_episode(both):
@@ -885,7 +885,7 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     run.step, run.skipped_in_a_row = 2, 3
     rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
     run.notes = parallel.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
-                              players=dict(random=(0.5, 0.1, dict(toy=0.5)), expert=(1.0, 0.0, {})),
+                              players=dict(random=dict(success=0.5, envs=dict(toy=0.5))),
                               warnings=[(0, "entropy", "it fell")])
     run.history = [dict(step=s, seconds=2.0 + s) for s in range(2)]
     train.evaluate_and_save(run)
@@ -893,7 +893,7 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     assert (resumed.step, resumed.skipped_in_a_row) == (2, 3)
     assert json.dumps(asdict(resumed.notes)) == json.dumps(asdict(run.notes))
     assert [line["step"] for line in resumed.history] == [0, 1]
-    assert metrics.seconds_of_rl(resumed) == 2.0 + 3.0
+    assert resumed.rl_seconds == 2.0 + 3.0
 
 
 def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
@@ -905,7 +905,7 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     resumed = started(url, replace(cfg, resume=True))
     train.train(resumed)
     assert len(resumed.history) == 4
-    assert metrics.seconds_of_rl(resumed) == pytest.approx(
+    assert resumed.rl_seconds == pytest.approx(
         first + sum(line["seconds"] for line in resumed.history[2:]))
 
 

@@ -1257,5 +1257,5 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
     assert set(games) <= set(range(26)) and set(maze.RIGHT) <= set(games)
     assert math.isnan(run.history[0]["valid"]) and run.history[0]["reward"] == 1
     out = capsys.readouterr().out
-    assert "| valid    - |" in out and "goals never trained on, our local game: T=1" in out
+    assert "| valid    - |" in out and "goals never trained on, our local game: T=1 " in out
     assert "random player, our local game " in out and "expert player, our local game " in out
