@@ -132,7 +132,7 @@ def evolve(run, base_set):
             data = data + (prefixes := prefixes_of_failures(explored))
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
-            run.policy = load(run.start_model, cfg, run.device)
+            run.policy = parallel.load(run.start_model, run.device, cfg)
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
@@ -235,10 +235,6 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     return parallel.summed(total).item()
 
 
-def load(path, cfg, device):
-    return parallel.load(path, str(device), cfg.attention, cfg.checkpointing)
-
-
 def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
     """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
     together -> what was imitated, as Trajectories. ValueError."""
@@ -249,7 +245,8 @@ def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
         say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
         parallel.begin_clone(policy, tokenizer, start)
     parallel.wait_for_all()
-    policy, tokenizer = load(start, cfg, device), from_pretrained(AutoTokenizer, start)
+    policy = parallel.load(start, device, cfg)
+    tokenizer = from_pretrained(AutoTokenizer, start)
     trajectories = trajectories_of(demos, tokenizer, cfg)
     if demos:
         say(f"{sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
@@ -295,7 +292,7 @@ def run_all(cfg):
         run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
         if cfg.control:         # as many steps on the demonstrations alone
-            policy = load(run.start_model, cfg, run.device)
+            policy = parallel.load(run.start_model, run.device, cfg)
             learn(policy, base_set, [1.0] * len(base_set), cfg.iterations * cfg.learn_steps,
                   cfg.learn_lr, cfg, cfg.seed)
             run.notes.control = metrics.sampled_and_greedy(run, policy)
@@ -315,7 +312,7 @@ def setup(cfg, modules, clients):
         if parallel.rank() == 0:
             parallel.write_json(kept, {"all": demos})
     base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
-    policy = load(last or base, cfg, device)
+    policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
                                         {(t.env, t.task_id) for t in base_set}), base, policy)

@@ -327,7 +327,7 @@ def probe(run, trajectories):
                    retrieval_chance=1 / len(prompts))
     if not run.reference:               # with one, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        start = parallel.load(run.start_model, str(run.device), run.cfg.attention)
+        start = parallel.load(run.start_model, run.device, run.cfg)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures
@@ -404,11 +404,10 @@ def draw(run, result):
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label="training tasks")
     before, after, curve = result["before"], result["after"], result["curve"]
-    axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
-              label="held-out tasks, T=1")
+    evaluated, successes, by_envs = zip(*curve)
+    axes.plot(evaluated, successes, "o-", color="C0", lw=2, label="held-out tasks, T=1")
     for env in after["envs"] if len(run.worlds) > 1 else ():
-        axes.plot([x for x, *_ in curve], [envs.get(env) for *_, envs in curve], lw=1,
-                  label=env)
+        axes.plot(evaluated, [envs.get(env) for envs in by_envs], lw=1, label=env)
     axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
               label="held-out tasks, greedy")
     if "control" in result:

@@ -320,15 +320,15 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, attention="auto", checkpointing=False, value_head=False):
+def load(path, device, cfg, value_head=False):
     """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
     are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
-    compute = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    model = load_policy(path, device, torch.float32, attention, compute)
+    compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+    model = load_policy(path, str(device), torch.float32, cfg.attention, compute)
     model.eval()
     if value_head:
         add_value_head(model)
-    if checkpointing:
+    if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     for module in model.modules():      # the sampler's policy is the trainer's

@@ -127,8 +127,6 @@ def credit(run, batch):
     critic. No gradient. Rewards are corrected first (length, KL), then compared.
     """
     cfg = run.cfg
-    if cfg.train_env_tokens:
-        train_on_everything(run, batch)
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
@@ -185,14 +183,6 @@ def last_action(mask):
     """(B, T): 1 at each row's last action token, 0 elsewhere."""
     later = mask.long().flip(1).cumsum(1).flip(1)
     return (mask & (later == 1)).float()
-
-
-def train_on_everything(run, batch):
-    """--train-env-tokens, a fault of RAGEN's first code, as an exercise: observations are trained
-    on as if the policy had written them."""
-    batch.response_mask = (batch.token_ids >= 0) & (batch.position_ids > 0)
-    batch.old_logprobs = logprobs_under(run, run.policy, batch)
-    batch.turn_ids = torch.where(batch.response_mask, batch.turn_ids.clamp(min=0), -1)
 
 
 # ---- the update ---------------------------------------------------------------------------------
@@ -372,20 +362,17 @@ def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
-
-    def load(path, **options):
-        return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
     start_model = cfg.model or cloned(cfg, device)
-    policy = load(last or start_model, value_head=cfg.critic == "shared")
+    policy = parallel.load(last or start_model, device, cfg, value_head=cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
     if cfg.kl_coef:
-        run.reference = load(run.start_model).requires_grad_(False)
+        run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
     if cfg.critic == "own":
-        run.critic = load(run.start_model, value_head=True)
+        run.critic = parallel.load(start_model, device, cfg, value_head=True)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
         parallel.restore(run, last)
@@ -520,7 +507,6 @@ class Config:
     importance: Literal["cap", "mask", "sequence_mask"] = "cap"  # rho outside: clipped, or made 0
     importance_low: Share = 0.0   # the least rho that is neither clipped nor made 0
     overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
-    train_env_tokens: bool = False   # a fault of RAGEN's first code: observations are trained on
 
     # what is watched
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last

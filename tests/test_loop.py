@@ -292,7 +292,7 @@ def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, mon
     run, asked, collect = started(url, config(model, temperature=HEAT)), [], parallel.collect
     monkeypatch.setattr(parallel, "collect", lambda policy, *arguments, **named: (
         asked.append(policy) or collect(policy, *arguments, **named)))
-    mine, other = run.policy, parallel.load(model, "cpu")
+    mine, other = run.policy, parallel.load(model, "cpu", run.cfg)
     metrics.sampled_and_greedy(run, other)
     assert asked == [other, other] and run.policy is mine
     assert [world.agent.temperature for world in run.worlds] == [HEAT]
@@ -1039,7 +1039,7 @@ def test_expected_minutes_count_episodes_and_evaluations():
 def test_the_control_clones_for_the_seconds_of_rl(url, model, monkeypatch):
     run, asked = started(url, config(model, name="control")), []
     run.history = [dict(seconds=100.0), dict(seconds=23.0)]
-    other = parallel.load(model, "cpu")
+    other = parallel.load(model, "cpu", run.cfg)
     monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
         asked.append((folder, seconds)) or other))
     mine = run.policy

@@ -127,7 +127,7 @@ RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="non
 RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", dual_clip=2.0, importance_cap=2.0),
           dict(algo="ppo", kl_coef=0.3, kl_in="reward", entropy_coef=0.1),
           dict(algo="ppo", critic="shared", kl_coef=0.3, turn_level=True, weights="sequence"),
-          dict(algo="gigpo", context="memory", train_env_tokens=True)]
+          dict(algo="gigpo", context="memory")]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: "-".join(f"{v}" for v in r.values()))
@@ -461,8 +461,9 @@ def test_checkpointing_brings_no_dropout(tmp_path):
         vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
         num_attention_heads=2, resid_pdrop=0.5, embd_pdrop=0.5)).save_pretrained(tmp_path)
     ids, positions = torch.arange(9)[None], torch.arange(9)[None]
-    first, second = (parallel.load(str(tmp_path), "cpu", checkpointing=on).action_logprobs(
-        ids, positions > 0, positions) for on in (False, True))
+    first, second = (
+        parallel.load(tmp_path, "cpu", SimpleNamespace(attention="torch", checkpointing=on))
+        .action_logprobs(ids, positions > 0, positions) for on in (False, True))
     assert torch.equal(first, second)
 
 
@@ -711,21 +712,25 @@ def test_overlong_replies_are_charged_their_action_tokens(url, model):
     assert lengths.max() > 4
 
 
-def test_train_env_tokens_trains_on_all_that_was_read(url, model):
-    run = started(url, config(model, filter="none", train_env_tokens=True))
+def test_the_fault_that_docs_show_trains_on_all_that_was_read(url, model, monkeypatch):
+    """docs/algorithms.md's file of one's own, run as it stands there."""
+    (file,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/algorithms.md").read_text(),
+                         re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(train, "credit", train.credit)      # so that it is put back
+    exec(file, {"__name__": "fault"})
+    run = started(url, config(model, filter="none"))
     chosen = kept(run)
     batch = train.to_batch(chosen)
     sampled, old = batch.response_mask.clone(), batch.old_logprobs.clone()
-    train.train_on_everything(run, batch)
+    train.credit(run, batch)
     read = (batch.token_ids >= 0) & ~sampled
     assert batch.response_mask[sampled].all() and batch.response_mask[:, 1:][read[:, 1:]].all()
     assert not batch.response_mask[:, 0].any()                      # nothing comes before it
     assert not batch.response_mask[batch.token_ids < 0].any()
     torch.testing.assert_close(batch.old_logprobs[sampled], old[sampled], atol=1e-4, rtol=0)
     assert (batch.old_logprobs[:, 1:][read[:, 1:]] < 0).all()
-    train.credit(run, batch)
     assert batch.advantages.shape == batch.response_mask.shape
-    steps = trained(url, config(model, train_env_tokens=True, name="all"))
+    steps = trained(url, config(model, name="all"))
     assert steps.history[1]["grad_norm"] > 0
 
 

@@ -407,8 +407,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_loop.py::test_credit_of_gigpo_discounts_by_the_turn"),
         ("(later == 1)", "(later >= 1)",
          "tests/test_train.py::test_the_episodes_return_sits_on_the_last_action_token"),
-        ("(batch.position_ids > 0)", "(batch.position_ids >= 0)",
-         "tests/test_train.py::test_train_env_tokens_trains_on_all_that_was_read"),
         ('sums["value_loss"] / len(norms)', 'sums["value_loss"]',
          "tests/test_loop.py::test_figures_are_means_over_tokens_and_over_updates"),
         ("sum(finite) / max(len(finite), 1)", "sum(finite) / len(norms)",
