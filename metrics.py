@@ -119,25 +119,9 @@ def by_env(played, name):
 
 def sampled_and_greedy(run, policy=None):
     """held_out at T=1 and at T=0."""
-    return dict(sampled=held_out(run, 1.0, policy), greedy=held_out(run, 0.0, policy))
-
-
-def evaluate_before(run):
-    """The first row of the final table; and how long RL will take, as this has shown."""
-    began = time.perf_counter()
-    run.notes.before = sampled_and_greedy(run)
-    sampled, greedy = run.notes.before["sampled"], run.notes.before["greedy"]
-    minutes = expected_minutes(run.cfg, (time.perf_counter() - began) / (2 * sampled["n"]))
-    parallel.say(f"before RL: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy; "
-                 f"{sampled['n']} held-out tasks; RL takes about {minutes:.1f} minutes")
-
-
-def expected_minutes(cfg, played):
-    """Minutes of RL with its evaluations, guessed from the seconds in which one episode is played;
-    learning from it takes half as long again, as measured on the default run."""
-    evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
-    episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size + evaluations * cfg.eval_tasks
-    return played * episodes / 60
+    sampled, greedy = (held_out(run, temperature, policy) for temperature in (1.0, 0.0))
+    parallel.say(f"held out: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy")
+    return dict(sampled=sampled, greedy=greedy)
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -152,10 +136,9 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if cfg.probe_every and run.step % cfg.probe_every == 0:
         line |= probe(run, played)
     remember(run, line)
-    if run.step % cfg.sample_every == 0:
-        write_samples(run, played)
     parallel.say(log_line(line))
     if run.step % cfg.sample_every == 0:
+        write_samples(run, played)
         parallel.say(where_time_went(run, line))
     for signal, sentence in algos.collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.notes.warnings}:
@@ -246,9 +229,9 @@ def speeds(run, played, batch, stats, seconds):
                            + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     decoding = stats.seconds["decode"] + stats.seconds["sampling"]
-    figures = {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
-               for phase in ("prefill", "decode", "sampling", "environment")}
-    figures |= dict(
+    figures = dict(
+        {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
+         for phase in ("prefill", "decode", "sampling", "environment")},
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens=forwarded,

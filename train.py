@@ -83,7 +83,7 @@ def current_horizon(run):
     if cfg.curriculum == "adaptive":
         successes = [line["success"] for line in run.history]
         return cfg.horizons[stage_after(successes, len(cfg.horizons))]
-    return horizon_at(run.step, cfg.horizons, cfg.switches)
+    return horizon_at(run.step, cfg.horizons, cfg.switch_every)
 
 
 def play_step(run, horizon):
@@ -349,13 +349,6 @@ def evaluate_and_save(run):
     return "stop" if stop else ""
 
 
-def add_control(run):
-    """Baseline: clone for as many seconds as RL took, then evaluate the same way."""
-    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    policy = continue_cloning(run.start_model, run.rl_seconds)
-    run.notes.control = metrics.sampled_and_greedy(run, policy)
-
-
 # ---- setting up ---------------------------------------------------------------------------------
 
 def setup(cfg, modules, clients):
@@ -400,6 +393,7 @@ def cloned(cfg, device):
 
 def continue_cloning(folder, seconds):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
+    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
     cfg = checked(Clone, parallel.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None),
                                    from_pretrained(AutoTokenizer, folder), cfg)
@@ -531,10 +525,6 @@ class Config:
         return os.path.join("runs", self.name or
                             f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
 
-    @property
-    def switches(self):           # one number: steps per horizon
-        return self.switch_every[0] if len(self.switch_every) == 1 else self.switch_every
-
 
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
@@ -542,7 +532,7 @@ def check(cfg):
         check_model(cfg.model)
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
-    horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
+    horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     names = cfg.env.split(",")
     if len(cfg.shares) not in (0, len(names)):
         raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected as many shares, or "
@@ -610,8 +600,7 @@ def main(argv=None):
                 cfg.env_patience) as clients:
             run = setup(cfg, modules, clients)
             try:
-                if not run.notes.before:
-                    metrics.evaluate_before(run)
+                run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
                 train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
@@ -619,8 +608,9 @@ def main(argv=None):
                     parallel.save(run)
                 raise
             metrics.report(run)
-            if cfg.control:
-                add_control(run)
+            if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
+                policy = continue_cloning(run.start_model, run.rl_seconds)
+                run.notes.control = metrics.sampled_and_greedy(run, policy)
                 metrics.report(run)
     except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")

@@ -1025,24 +1025,3 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
 def test_a_warning_is_no_reason_to_stop_unless_asked(url, model, monkeypatch):
     monkeypatch.setattr(algos, "collapse_warnings", lambda *_: [("entropy", "it fell")])
     assert trained(url, config(model, steps=2, name="on")).step == 2
-
-
-def test_expected_minutes_count_episodes_and_evaluations():
-    cfg = SimpleNamespace(steps=6, eval_every=2, tasks_per_step=3, group_size=4, eval_tasks=10)
-    # 72 episodes of training, each played and learned from: 108; evaluated before, after steps 2
-    # and 4, and at the end: 40
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 40) / 60)
-    cfg.eval_every = 0
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 20) / 60)
-
-
-def test_the_control_clones_for_the_seconds_of_rl(url, model, monkeypatch):
-    run, asked = started(url, config(model, name="control")), []
-    run.history = [dict(seconds=100.0), dict(seconds=23.0)]
-    other = parallel.load(model, "cpu", run.cfg)
-    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
-        asked.append((folder, seconds)) or other))
-    mine = run.policy
-    train.add_control(run)
-    assert asked == [(model, 123.0)] and run.policy is mine
-    assert run.notes.control["sampled"]["n"] == 8

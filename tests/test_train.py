@@ -986,10 +986,10 @@ def test_main_clones_trains_and_reports(url, capsys):
                                               "result.json", "samples.txt", "step_2"]
     assert json.load(open("runs/all/config.json"))["clone_width"] == 32
     out = capsys.readouterr().out
-    for row in ("before RL", "after grpo", "control: ", "random player", "expert player",
+    for row in ("before", "after grpo", "control: ", "random player", "expert player",
                 "held out"):
         assert row in out
-    assert re.search(r"before RL: .*; 8 held-out tasks; RL takes about \d+\.\d minutes", out)
+    assert len(re.findall(r"^held out: [\d.]+% at T=1, [\d.]+% greedy$", out, re.MULTILINE)) == 3
     assert "format=act" in out and "max_turn_tokens=4" in out and "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
     assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
@@ -1254,7 +1254,7 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
         (world,) = run.worlds
         assert run.tasks == {world: list(maze.LEFT)}
         assert run.eval_tasks == [(world, task) for task in maze.RIGHT]
-        metrics.evaluate_before(run)
+        run.notes.before = metrics.sampled_and_greedy(run)
         train.train(run)
         run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
