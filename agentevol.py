@@ -239,12 +239,11 @@ def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
     """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
     together -> what was imitated, as Trajectories. ValueError."""
     demos, start = lesson(cfg, say) if demos is None else demos, cfg.model or out
-    if parallel.rank() == 0 and not cfg.model:      # a tiny policy
+    if not cfg.model:           # a tiny policy
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
-        parallel.begin_clone(policy, tokenizer, start)
-    parallel.wait_for_all()
+        parallel.save_clone(policy, tokenizer, start)
     policy = parallel.load(start, device, cfg)
     tokenizer = from_pretrained(AutoTokenizer, start)
     trajectories = trajectories_of(demos, tokenizer, cfg)

@@ -164,8 +164,7 @@ def record_iteration(run, explored, kept, stats, held, seconds):
 
 
 def remember(run, line):
-    """Add a line of metrics {name: number} to run.history and metrics.jsonl; there null: not
-    finite."""
+    """Add a line of metrics to run.history and to metrics.jsonl, there with null for not finite."""
     run.history.append(line)
     numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
     append(run, "metrics.jsonl", json.dumps(numbers) + "\n")
@@ -282,7 +281,8 @@ def where_time_went(run, m):
 
 def write_samples(run, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
-    append(run, "samples.txt", "".join(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n"
+    tokenizer = run.worlds[0].agent.tokenizer
+    append(run, "samples.txt", "".join(f"---- step {run.step} ----\n{t.text(tokenizer)}\n"
                                        for t in trajectories[:2]))
 
 

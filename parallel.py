@@ -78,10 +78,6 @@ class Run:
         return self.policy.device
 
     @property
-    def tokenizer(self):
-        return self.worlds[0].agent.tokenizer
-
-    @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
         return sum(line["seconds"] for line in self.history)
 
@@ -240,8 +236,8 @@ def tiny_settings(env, defaults):
     families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
     only if they agree. defaults: {flag: value} where an environment asks for nothing."""
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = dict(asked[0]) if len(asked) == 1 else {}
-    for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
+    settings = {}
+    for flag in {flag for tiny in asked for flag in tiny}:
         values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked)
                   if v not in (None, "")]
         if flag == "families":
@@ -531,21 +527,18 @@ def full_state(model, optimizer):
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
-def begin_clone(policy, tokenizer, folder):
-    """A policy that is still to be cloned as a folder; an older one there is no longer complete."""
-    with suppress(FileNotFoundError):
-        os.remove(os.path.join(folder, "clone.json"))
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_clone(policy, tokenizer, folder, settings):
-    """A cloned policy as a Hugging Face folder; its settings come last: then it is complete."""
-    weights, _ = full_state(policy, [])
+def save_clone(policy, tokenizer, folder, settings=None):
+    """A cloned policy as a Hugging Face folder, by all ranks; its settings come last: then it is
+    complete. Without settings it is still to be cloned, and is no shard."""
+    path = os.path.join(folder, "clone.json")
+    weights = full_state(policy, [])[0] if settings else None
     if rank() == 0:
+        with suppress(FileNotFoundError):
+            os.remove(path)
         policy.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
-        write_json(os.path.join(folder, "clone.json"), settings)
+        if settings:
+            write_json(path, settings)
     wait_for_all()
 
 
@@ -563,7 +556,7 @@ def save(run):
         aside = folder + ".part"
         shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
         run.policy.save_pretrained(aside, state_dict=weights)
-        run.tokenizer.save_pretrained(aside)
+        run.worlds[0].agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
