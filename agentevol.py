@@ -106,8 +106,7 @@ class Evolve(Clone):
     env_workers: Count = 1        # processes of the local server
     resume: bool = False          # go on after the last finished iteration
 
-    algo = "AgentEvol"              # no flags: for the table and the curve
-    labels = "explored tasks", "iterations of AgentEvol"
+    algo = "AgentEvol"              # no flag: for the table and the curve
 
     @property
     def folder(self):
@@ -133,7 +132,7 @@ def evolve(run, base_set):
             data = data + (prefixes := prefixes_of_failures(explored))
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
-            run.policy = load(run.start_model, cfg, run.device)
+            run.policy = parallel.load(run.start_model, run.device, cfg)
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
@@ -237,21 +236,17 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     return parallel.summed(total).item()
 
 
-def load(path, cfg, device):
-    return parallel.load(path, str(device), cfg.attention, cfg.checkpointing)
-
-
 def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
     """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
     together -> what was imitated, as Trajectories. ValueError."""
     demos, start = lesson(cfg, say) if demos is None else demos, cfg.model or out
-    if parallel.rank() == 0 and not cfg.model:      # a tiny policy
+    if not cfg.model:           # a tiny policy
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
-        parallel.begin_clone(policy, tokenizer, start)
-    parallel.wait_for_all()
-    policy, tokenizer = load(start, cfg, device), from_pretrained(AutoTokenizer, start)
+        parallel.save_clone(policy, tokenizer, start)
+    policy = parallel.load(start, device, cfg)
+    tokenizer = from_pretrained(AutoTokenizer, start)
     trajectories = trajectories_of(demos, tokenizer, cfg)
     if demos:
         say(f"{sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
@@ -297,7 +292,7 @@ def run_all(cfg):
         run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
         if cfg.control:         # as many steps on the demonstrations alone
-            policy = load(run.start_model, cfg, run.device)
+            policy = parallel.load(run.start_model, run.device, cfg)
             learn(policy, base_set, [1.0] * len(base_set), cfg.iterations * cfg.learn_steps,
                   cfg.learn_lr, cfg, cfg.seed)
             run.notes.control = metrics.sampled_and_greedy(run, policy)
@@ -317,13 +312,12 @@ def setup(cfg, modules, clients):
         if parallel.rank() == 0:
             parallel.write_json(kept, {"all": demos})
     base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
-    policy = load(last or base, cfg, device)
+    policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
                                         {(t.env, t.task_id) for t in base_set}), base, policy)
     if last:
         parallel.restore(run, last)
-        run.history = metrics.history_until(cfg.folder, run.step)
         parallel.prepare_folder(cfg)        # what may change has perhaps changed
     else:
         parallel.save(run)                  # to resume from

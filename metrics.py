@@ -4,7 +4,6 @@ train.py calls `record` after each step and `report` at the end; nothing here ch
 learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import functools
-import itertools
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import torch
 
 import algos
 import parallel
-from curriculum import choose_tasks, families_of
+from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
 from rollout import HISTORY, Trajectory, assistant, said, to_batch
 
@@ -66,23 +65,32 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
 
 
 @functools.cache
-def random_rate(module, families, horizon):
-    """The random player's success at this horizon: without it no success curve means anything."""
-    return builtin_rate(module, "random", choose_tasks(module, "train", 200, families), horizon)[0]
+def random_rate(module, known, horizon):
+    """The random player's success on 200 of these training tasks, a frozenset, at this horizon:
+    without it no success curve means anything."""
+    tasks = choose_tasks(module, "train", 200, only=known)
+    return builtin_rate(module, "random", tasks, horizon)[0]
 
 
 def player_rate(player, tasks, horizon):
-    """`builtin_rate` on the tasks [(World, id)] of several environments -> (success rate, standard
-    error, {environment: success rate})."""
+    """`builtin_rate` on the tasks [(World, id)] of several environments -> {"success", "stderr",
+    "n", "envs"}, as `held_out` has them."""
     ids = defaultdict(list)
     for world, task in tasks:
         ids[world].append(task)
-    rates = {world: builtin_rate(world.module, player, own, min(horizon, world.most_turns))
-             for world, own in ids.items()}
-    shares = [len(own) / len(tasks) for own in ids.values()]
-    return (sum(share * rate for share, (rate, _) in zip(shares, rates.values())),
-            math.hypot(*(share * error for share, (_, error) in zip(shares, rates.values()))),
-            {world.module.NAME: rate for world, (rate, _) in rates.items()})
+    rates = [(len(own) / len(tasks), *builtin_rate(world.module, player, own,
+                                                   min(horizon, world.most_turns)))
+             for world, own in ids.items()]
+    return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
+                stderr=math.hypot(*(share * error for share, _, error in rates)),
+                envs={world.module.NAME: rate for world, (_, rate, _) in zip(ids, rates)})
+
+
+def players(run):
+    """{"random", "expert": `player_rate` on the held-out tasks}, found once in a run."""
+    run.notes.players = run.notes.players or {
+        who: player_rate(who, run.eval_tasks, run.cfg.horizons[-1]) for who in ("random", "expert")}
+    return run.notes.players
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
@@ -111,25 +119,9 @@ def by_env(played, name):
 
 def sampled_and_greedy(run, policy=None):
     """held_out at T=1 and at T=0."""
-    return dict(sampled=held_out(run, 1.0, policy), greedy=held_out(run, 0.0, policy))
-
-
-def evaluate_before(run):
-    """The first row of the final table; and how long RL will take, as this has shown."""
-    began = time.perf_counter()
-    run.notes.before = sampled_and_greedy(run)
-    sampled, greedy = run.notes.before["sampled"], run.notes.before["greedy"]
-    minutes = expected_minutes(run.cfg, (time.perf_counter() - began) / (2 * sampled["n"]))
-    parallel.say(f"before RL: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy; "
-                 f"{sampled['n']} held-out tasks; RL takes about {minutes:.1f} minutes")
-
-
-def expected_minutes(cfg, played):
-    """Minutes of RL with its evaluations, guessed from the seconds in which one episode is played;
-    learning from it takes half as long again, as measured on the default run."""
-    evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
-    episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size + evaluations * cfg.eval_tasks
-    return played * episodes / 60
+    sampled, greedy = (held_out(run, temperature, policy) for temperature in (1.0, 0.0))
+    parallel.say(f"held out: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy")
+    return dict(sampled=sampled, greedy=greedy)
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -143,12 +135,10 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     line = measure(run, horizon, played, batch, stats, figures, seconds)
     if cfg.probe_every and run.step % cfg.probe_every == 0:
         line |= probe(run, played)
-    run.history.append(line)
-    write_line(run, line)
-    if run.step % cfg.sample_every == 0:
-        write_samples(run, played)
+    remember(run, line)
     parallel.say(log_line(line))
     if run.step % cfg.sample_every == 0:
+        write_samples(run, played)
         parallel.say(where_time_went(run, line))
     for signal, sentence in algos.collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.notes.warnings}:
@@ -161,12 +151,10 @@ def record_iteration(run, explored, kept, stats, held, seconds):
     line = dict(
         step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
-        random=run.history[-1]["random"] if run.history else
-        player_rate("random", run.eval_tasks, run.cfg.horizon)[0],
+        random=players(run)["random"]["success"],
         held_out=held["success"], held_out_stderr=held["stderr"],
         **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
-    run.history.append(line)
-    write_line(run, line)
+    remember(run, line)
     write_samples(run, explored)
     parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
                  f"{line['success']:.0%} | kept {len(kept)}"
@@ -175,12 +163,21 @@ def record_iteration(run, explored, kept, stats, held, seconds):
                  f"{stats.dropped}")
 
 
-def write_line(run, line):
-    """Add a line of metrics {name: number} to metrics.jsonl; null: not finite."""
+def remember(run, line):
+    """Add a line of metrics to run.history and to metrics.jsonl, there with null for not finite."""
+    run.history.append(line)
+    numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
+    append(run, "metrics.jsonl", json.dumps(numbers) + "\n")
+
+
+def append(run, name, text):
+    """Add text to a file of the run's folder. What a killed run wrote after its last checkpoint is
+    played again, so it is cut off."""
     if parallel.rank() == 0:
-        with open(os.path.join(run.cfg.folder, "metrics.jsonl"), "a") as file:
-            numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
-            file.write(json.dumps(numbers) + "\n")
+        with open(os.path.join(run.cfg.folder, name), "a") as file:
+            file.truncate(min(file.tell(), run.notes.written.get(name, 0)))
+            file.write(text)
+            run.notes.written[name] = file.tell()
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -193,10 +190,9 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
         step=run.step, horizon=horizon,
-        random=sum(random_rate(world.module, families, min(horizon, world.most_turns))
+        random=sum(random_rate(world.module, frozenset(tasks), min(horizon, world.most_turns))
                    * sum(t.env == world.module.NAME for t in played) / len(played)
-                   for world, families in zip(run.worlds, families_of(
-                       [world.module for world in run.worlds], run.cfg.families))),
+                   for world, tasks in run.tasks.items()),
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
         constant_groups=(spread <= 1e-6).float().mean().item(),
@@ -232,9 +228,9 @@ def speeds(run, played, batch, stats, seconds):
                            + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     decoding = stats.seconds["decode"] + stats.seconds["sampling"]
-    figures = {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
-               for phase in ("prefill", "decode", "sampling", "environment")}
-    figures |= dict(
+    figures = dict(
+        {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
+         for phase in ("prefill", "decode", "sampling", "environment")},
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens=forwarded,
@@ -285,31 +281,9 @@ def where_time_went(run, m):
 
 def write_samples(run, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
-    if parallel.rank() == 0:
-        with open(os.path.join(run.cfg.folder, "samples.txt"), "a") as file:
-            # what a killed run wrote after its last checkpoint is played again, so it is cut off
-            file.truncate(min(file.tell(), run.notes.samples_bytes))
-            for t in trajectories[:2]:
-                file.write(f"---- step {run.step} ----\n{t.text(run.tokenizer)}\n")
-            run.notes.samples_bytes = file.tell()
-
-
-def history_until(folder, step):
-    """The lines of metrics.jsonl before `step`; what came after the checkpoint is played again, so
-    it is cut off the file. A line that is lost or not whole is left out, and that is said."""
-    path, history = os.path.join(folder, "metrics.jsonl"), []
-    if os.path.exists(path):
-        with open(path) as file:
-            for line in itertools.islice(file, step):
-                with suppress(ValueError):
-                    history.append(json.loads(line))
-    if len(history) < step:
-        parallel.say(f"{path}: {len(history)} of {step} lines can be read; the rest is left out")
-    parallel.wait_for_all()                     # until all ranks have read it
-    if parallel.rank() == 0:
-        with open(path, "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in history)
-    return history
+    tokenizer = run.worlds[0].agent.tokenizer
+    append(run, "samples.txt", "".join(f"---- step {run.step} ----\n{t.text(tokenizer)}\n"
+                                       for t in trajectories[:2]))
 
 
 # ---- the probe ----------------------------------------------------------------------------------
@@ -336,7 +310,7 @@ def probe(run, trajectories):
                    retrieval_chance=1 / len(prompts))
     if not run.reference:               # with one, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        start = parallel.load(run.start_model, str(run.device), run.cfg.attention)
+        start = parallel.load(run.start_model, run.device, run.cfg)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures
@@ -365,40 +339,27 @@ def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
     local = ", our local game" * run.worlds[0].client.original
-    rl_seconds = seconds_of_rl(run)
-    rows = {"before": ("before", notes.before), "after": (f"after {cfg.algo}", notes.after)}
-    if notes.control:
-        rows["control"] = "control: more cloning instead", notes.control
-    notes.players = notes.players or {
-        who: player_rate(who, run.eval_tasks, cfg.horizons[-1])
-        for who in ("random", "expert")}
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
-                  steps=run.step, rl_seconds=round(rl_seconds, 1), warnings=notes.warnings)
+                  steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
-             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}   "
-             f"goals never trained on{local}: T=1, greedy"]
-    for key, (title, rate) in rows.items():
-        s, g = rate["sampled"], rate["greedy"]
-        result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"], n=s["n"],
-                           envs=s["envs"])
-        unseen = ""
-        if s["unseen_n"]:
-            result.setdefault("unseen_goals", {})[key] = dict(
-                sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
-            unseen = f"{s['unseen']:7.1%} {g['unseen']:7.1%} (n {s['unseen_n']})"
-        lines.append(f"{title:32} {s['success']:7.1%} {s['stderr']:6.1%} {g['success']:7.1%} "
-                     f"{s['n']:4d}   {unseen}")
-    for who, (rate, error, _) in notes.players.items():
-        result[who] = rate
-        lines.append(f"{who + ' player' + local:32} {rate:7.1%} {error:6.1%} {'':7} "
-                     f"{len(run.eval_tasks):4d}")
-    names = [world.module.NAME for world in run.worlds if len(run.worlds) > 1]
-    for env in names:
-        rates = [(title, rate["sampled"]["envs"]) for title, rate in rows.values()] + [
-            (who, envs) for who, (*_, envs) in notes.players.items()]
-        lines.append(f"{env}, T=1: " + ", ".join(
-            f"{who} {envs.get(env, math.nan):.1%}" for who, envs in rates))
+             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}"]
+    for key, title, rate in (("before", "before", notes.before),
+                             ("after", f"after {cfg.algo}", notes.after),
+                             ("control", "control: more cloning instead", notes.control)):
+        if rate:
+            s, g = rate["sampled"], rate["greedy"]
+            result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"],
+                               n=s["n"], envs=s["envs"])
+            lines.append(row(title, s, f"{g['success']:.1%}"))
+            if s["unseen_n"]:
+                result.setdefault("unseen_goals", {})[key] = dict(
+                    sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
+                lines[-1] += (f"   goals never trained on{local}: T=1 {s['unseen']:.1%}, greedy "
+                              f"{g['unseen']:.1%} (n {s['unseen_n']})")
+    for who, rate in players(run).items():
+        result[who] = rate["success"]
+        lines.append(row(f"{who} player{local}", rate))
     before, after = result["before"], result["after"]
     result["curve"] = [(0, before["sampled"], before["envs"]),
                        *(point for point in notes.curve if point[0] < run.step),
@@ -406,14 +367,15 @@ def report(run):
     if parallel.rank() == 0:
         parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
-    lines.append(f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, curve.png, "
-                 f"step_{run.step}/")
-    parallel.say("\n".join(lines))
+    parallel.say("\n".join([*lines, f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, "
+                                    f"curve.png, step_{run.step}/"]))
 
 
-def seconds_of_rl(run):
-    """Seconds of all steps so far, those before a resume included."""
-    return sum(line["seconds"] for line in run.history)
+def row(title, rate, greedy=""):
+    """A row of the table, with the success in each environment if there are several."""
+    envs = ", ".join(f"{env} {success:.1%}" for env, success in rate["envs"].items())
+    return (f"{title:32} {rate['success']:7.1%} {rate['stderr']:6.1%} {greedy:>7} {rate['n']:4d}"
+            + f"   {envs}" * (len(rate["envs"]) > 1))
 
 
 def draw(run, result):
@@ -423,13 +385,12 @@ def draw(run, result):
     axes = figure.subplots()
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
-              label=cfg.labels[0])
+              label="training tasks")
     before, after, curve = result["before"], result["after"], result["curve"]
-    axes.plot([x for x, *_ in curve], [y for _, y, _ in curve], "o-", color="C0", lw=2,
-              label="held-out tasks, T=1")
+    evaluated, successes, by_envs = zip(*curve)
+    axes.plot(evaluated, successes, "o-", color="C0", lw=2, label="held-out tasks, T=1")
     for env in after["envs"] if len(run.worlds) > 1 else ():
-        axes.plot([x for x, *_ in curve], [envs.get(env) for *_, envs in curve], lw=1,
-                  label=env)
+        axes.plot(evaluated, [envs.get(env) for envs in by_envs], lw=1, label=env)
     axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
               label="held-out tasks, greedy")
     if "control" in result:
@@ -438,7 +399,7 @@ def draw(run, result):
     axes.plot(steps, [line["random"] for line in run.history], color="C3", ls=":",
               label="random player")
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
-    axes.set(xlabel=cfg.labels[1], ylabel="success", ylim=(0, 1.04),
+    axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))

@@ -48,10 +48,10 @@ class Notes:
     before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
     after: dict = None
     control: dict = None
-    players: dict = None      # {"random": (rate, standard error, by env), "expert": ...}
+    players: dict = None      # {"random", "expert": rate}
     curve: list = field(default_factory=list)       # [(step, held-out success at T=1, by env)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
-    samples_bytes: int = 0    # length of samples.txt
+    written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Run:
         return self.policy.device
 
     @property
-    def tokenizer(self):
-        return self.worlds[0].agent.tokenizer
+    def rl_seconds(self):         # of all steps so far, those before a resume included
+        return sum(line["seconds"] for line in self.history)
 
 
 def both_splits(worlds, families, n, seen=()):
@@ -204,13 +204,16 @@ def whole_numbers(text):
     return tuple(map(int, text.split(",")))
 
 
+SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
 
 
 def model_defaults(model):
     """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
-    pretrained chat model -> {"format", "max_turn_tokens", "max_context", ...}."""
-    return spoken_settings(model) or CHAT_MODEL
+    pretrained chat model -> {field of SPEAKS: value}."""
+    trained, cloned = (read_json(os.path.join(model, name), {})
+                       for name in ("trainer.json", "clone.json"))
+    return trained.get("speaks") or {k: cloned[k] for k in SPEAKS if k in cloned} or CHAT_MODEL
 
 
 def begun(kind, folder, given, same):
@@ -233,8 +236,8 @@ def tiny_settings(env, defaults):
     families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
     only if they agree. defaults: {flag: value} where an environment asks for nothing."""
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = dict(asked[0]) if len(asked) == 1 else {}
-    for flag in {flag for tiny in asked for flag in tiny} - settings.keys():
+    settings = {}
+    for flag in {flag for tiny in asked for flag in tiny}:
         values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked)
                   if v not in (None, "")]
         if flag == "families":
@@ -313,15 +316,15 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, attention="auto", checkpointing=False, value_head=False):
+def load(path, device, cfg, value_head=False):
     """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
     are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
-    compute = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    model = load_policy(path, device, torch.float32, attention, compute)
+    compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+    model = load_policy(path, str(device), torch.float32, cfg.attention, compute)
     model.eval()
     if value_head:
         add_value_head(model)
-    if checkpointing:
+    if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     for module in model.modules():      # the sampler's policy is the trainer's
@@ -475,23 +478,8 @@ def prepare_folder(cfg, **more):
 def cloned_settings(model):
     """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
     which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
-    path = os.path.join(model, "clone.json")
-    settings = read_json(path) if os.path.exists(path) else {}
+    settings = read_json(os.path.join(model, "clone.json"), {})
     return {} if settings.get("model") else settings
-
-
-# How a policy speaks: what a checkpoint was trained with is eval.py's default for it.
-SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
-
-
-def spoken_settings(model):
-    """{flag: value} with which the folder's policy was trained or cloned; {} of any other."""
-    path = os.path.join(model, "trainer.json")
-    if os.path.exists(path) and (trained := read_json(path).get("speaks", {})):
-        return trained
-    path = os.path.join(model, "clone.json")
-    settings = read_json(path) if os.path.exists(path) else {}
-    return {k: v for k, v in settings.items() if k in SPEAKS}
 
 
 def last_checkpoint(folder):
@@ -515,8 +503,10 @@ def last_checkpoint(folder):
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
 
 
-def read_json(path):
-    """The object in a JSON file. ValueError if there is none."""
+def read_json(path, missing=None):
+    """The object in a JSON file; where there is no file, `missing`. ValueError: no object in it."""
+    if missing is not None and not os.path.exists(path):
+        return missing
     with suppress(ValueError), open(path) as file:
         if isinstance(content := json.load(file), dict):
             return content
@@ -542,21 +532,18 @@ def full_state(model, optimizer):
             {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
-def begin_clone(policy, tokenizer, folder):
-    """A policy that is still to be cloned as a folder; an older one there is no longer complete."""
-    with suppress(FileNotFoundError):
-        os.remove(os.path.join(folder, "clone.json"))
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_clone(policy, tokenizer, folder, settings):
-    """A cloned policy as a Hugging Face folder; its settings come last: then it is complete."""
-    weights, _ = full_state(policy, [])
+def save_clone(policy, tokenizer, folder, settings=None):
+    """A cloned policy as a Hugging Face folder, by all ranks; its settings come last: then it is
+    complete. Without settings it is still to be cloned, and is no shard."""
+    path = os.path.join(folder, "clone.json")
+    weights = full_state(policy, [])[0] if settings else None
     if rank() == 0:
+        with suppress(FileNotFoundError):
+            os.remove(path)
         policy.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
-        write_json(os.path.join(folder, "clone.json"), settings)
+        if settings:
+            write_json(path, settings)
     wait_for_all()
 
 
@@ -574,7 +561,7 @@ def save(run):
         aside = folder + ".part"
         shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
         run.policy.save_pretrained(aside, state_dict=weights)
-        run.tokenizer.save_pretrained(aside)
+        run.worlds[0].agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
@@ -582,6 +569,7 @@ def save(run):
         speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
         memory = dict(step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
                       seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
+                      history=run.history,
                       sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
         write_json(os.path.join(aside, "trainer.json"), memory)
         shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
@@ -606,6 +594,7 @@ def restore(run, folder):
             set_state_dict(model, optimizer, model_state_dict=weights, options=options,
                            optim_state_dict=moments | settings)
     memory = read_json(os.path.join(folder, "trainer.json"))
-    run.step, run.skipped_in_a_row = memory["step"], memory["skipped_in_a_row"]
+    run.step, run.history = memory["step"], memory["history"]
+    run.skipped_in_a_row = memory["skipped_in_a_row"]
     run.began -= memory["seconds"]
     vars(run.notes).update(memory["notes"])

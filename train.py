@@ -37,13 +37,12 @@ import parallel
 from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
-from engine import check_heads, check_model, from_pretrained, load_policy, make_policy
+from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
                       logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
-from rollout import (ContextMode, FormatName, History, Stats, Thinking, Trajectory, progress,
-                     to_batch)
+from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def current_horizon(run):
     if cfg.curriculum == "adaptive":
         successes = [line["success"] for line in run.history]
         return cfg.horizons[stage_after(successes, len(cfg.horizons))]
-    return horizon_at(run.step, cfg.horizons, cfg.switches)
+    return horizon_at(run.step, cfg.horizons, cfg.switch_every)
 
 
 def play_step(run, horizon):
@@ -128,8 +127,6 @@ def credit(run, batch):
     critic. No gradient. Rewards are corrected first (length, KL), then compared.
     """
     cfg = run.cfg
-    if cfg.train_env_tokens:
-        train_on_everything(run, batch)
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
@@ -188,14 +185,6 @@ def last_action(mask):
     return (mask & (later == 1)).float()
 
 
-def train_on_everything(run, batch):
-    """--train-env-tokens, a fault of RAGEN's first code, as an exercise: observations are trained
-    on as if the policy had written them."""
-    batch.response_mask = (batch.token_ids >= 0) & (batch.position_ids > 0)
-    batch.old_logprobs = logprobs_under(run, run.policy, batch)
-    batch.turn_ids = torch.where(batch.response_mask, batch.turn_ids.clamp(min=0), -1)
-
-
 # ---- the update ---------------------------------------------------------------------------------
 
 @dataclass
@@ -232,7 +221,7 @@ def update(run, batch):
         shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
             mini = batch.rows(rows.to(run.device))
-            mini.weights = mini.weights * loss_weights(mini.response_mask, cfg)
+            mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
             for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
@@ -246,19 +235,6 @@ def update(run, batch):
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
     return Figures.of(sums, norms)
-
-
-def loss_weights(mask, cfg):
-    """How much each token counts in the loss: (B, T), 0 off the mask."""
-    match cfg.weights:
-        case "token":
-            return algos.token_weights(mask)
-        case "sequence":
-            return algos.sequence_weights(mask)
-        case "sequence_sum":
-            return algos.sequence_sum_weights(mask)
-        case "constant":
-            return algos.constant_weights(mask, cfg.max_turn_tokens * cfg.horizons[-1])
 
 
 def part_loss(run, part):
@@ -303,19 +279,19 @@ def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
                 clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
 
 
-def token_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
-    """PPO's, a ratio for each token. rows (A,): which trajectory each token is of."""
-    return algos.clipped_surrogate(logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high,
-                                   cfg.dual_clip or None)
-
-
-def sequence_surrogate(logprobs, old_logprobs, advantages, rows, cfg):
-    """GSPO's, a ratio for each trajectory."""
-    return algos.gspo_surrogate(logprobs, old_logprobs, advantages, rows, cfg.clip_low,
-                                cfg.clip_high)
-
-
-SURROGATES = {"token": token_surrogate, "sequence": sequence_surrogate}
+SURROGATES = {      # (A,) each -> the loss of each token; rows: which trajectory it is of
+    "token": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.clipped_surrogate(
+        logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high, cfg.dual_clip or None),
+    "sequence": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.gspo_surrogate(
+        logprobs, old_logprobs, advantages, rows, cfg.clip_low, cfg.clip_high),
+}
+WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the loss: (B, T)
+    "token": lambda mask, cfg: algos.token_weights(mask),
+    "sequence": lambda mask, cfg: algos.sequence_weights(mask),
+    "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
+    "constant": lambda mask, cfg: algos.constant_weights(
+        mask, cfg.max_turn_tokens * cfg.horizons[-1]),
+}
 IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
               "sequence_mask": algos.sequence_masked_importance_weights}
 Advantage, Surrogate = (
@@ -373,37 +349,26 @@ def evaluate_and_save(run):
     return "stop" if stop else ""
 
 
-def add_control(run):
-    """Baseline: clone for as many seconds as RL took, then evaluate the same way."""
-    seconds = metrics.seconds_of_rl(run)
-    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    run.notes.control = metrics.sampled_and_greedy(run, continue_cloning(run.start_model, seconds))
-
-
 # ---- setting up ---------------------------------------------------------------------------------
 
 def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
-
-    def load(path, **options):
-        return parallel.load(path, device, cfg.attention, cfg.checkpointing, **options)
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
     start_model = cfg.model or cloned(cfg, device)
-    policy = load(last or start_model, value_head=cfg.critic == "shared")
+    policy = parallel.load(last or start_model, device, cfg, value_head=cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
     if cfg.kl_coef:
-        run.reference = load(run.start_model).requires_grad_(False)
+        run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
     if cfg.critic == "own":
-        run.critic = load(run.start_model, value_head=True)
+        run.critic = parallel.load(start_model, device, cfg, value_head=True)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
         parallel.restore(run, last)
-        run.history = metrics.history_until(cfg.folder, run.step)
     if cfg.resume or cfg.model:         # not before: what is refused above leaves the folder alone
         parallel.prepare_folder(cfg)
     metrics.describe(run)
@@ -420,32 +385,15 @@ def cloned(cfg, device):
     if not parallel.gathered(cloned_settings(out))[0]:      # rank 0's word
         given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
                              if name.startswith("clone_")}        # clone_steps, not RL's steps
-        settings = Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
-                                                      if f.name in given})
-        seconds = seconds_per_step(settings, cfg.max_context // 4)
-        minutes = settings.steps * seconds / 60 + metrics.expected_minutes(
-            cfg, 0.9 * seconds / settings.batch)      # to play one takes less than to imitate one
-        parallel.say(f"about {minutes:.1f} minutes on this machine, the control not counted\n"
-                     f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
-        clone(settings, out, device)
+        parallel.say(f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
+        clone(Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
+                                                 if f.name in given}), out, device)
     return out
-
-
-def seconds_per_step(cfg, tokens):
-    """How long a step of `learn` takes on this machine, measured on episodes of `tokens`."""
-    policy = make_policy(cfg.vocabulary, cfg.width, cfg.layers, cfg.heads, cfg.seed)
-    episode = Trajectory()
-    episode.begin_context([1] * (tokens - tokens // 2))
-    episode.add_action([1] * (tokens // 2), [0.0] * (tokens // 2))
-    for steps in (1, 3):                    # the first of all steps is slower: not counted
-        began = time.perf_counter()
-        learn(policy, [episode] * cfg.batch, [1.0] * cfg.batch, steps, cfg.lr, cfg, 0,
-              say=lambda text: None)
-    return (time.perf_counter() - began) / steps
 
 
 def continue_cloning(folder, seconds):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
+    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
     cfg = checked(Clone, parallel.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None),
                                    from_pretrained(AutoTokenizer, folder), cfg)
@@ -553,7 +501,6 @@ class Config:
     importance: Literal["cap", "mask", "sequence_mask"] = "cap"  # rho outside: clipped, or made 0
     importance_low: Share = 0.0   # the least rho that is neither clipped nor made 0
     overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
-    train_env_tokens: bool = False   # a fault of RAGEN's first code: observations are trained on
 
     # what is watched
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
@@ -574,18 +521,9 @@ class Config:
     clone_heads: Count = 4        # attention heads
 
     @property
-    def labels(self):             # of the curve: what is played, and the steps
-        return ("training tasks, horizon rising",
-                f"steps of {self.algo} ({self.tasks_per_step} tasks x {self.group_size})")
-
-    @property
     def folder(self):
         return os.path.join("runs", self.name or
                             f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
-
-    @property
-    def switches(self):           # one number: steps per horizon
-        return self.switch_every[0] if len(self.switch_every) == 1 else self.switch_every
 
 
 def check(cfg):
@@ -594,7 +532,7 @@ def check(cfg):
         check_model(cfg.model)
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
-    horizon_at(0, cfg.horizons, cfg.switches)       # refuses what is no schedule
+    horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     names = cfg.env.split(",")
     if len(cfg.shares) not in (0, len(names)):
         raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected as many shares, or "
@@ -662,8 +600,7 @@ def main(argv=None):
                 cfg.env_patience) as clients:
             run = setup(cfg, modules, clients)
             try:
-                if not run.notes.before:
-                    metrics.evaluate_before(run)
+                run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
                 train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
@@ -671,8 +608,9 @@ def main(argv=None):
                     parallel.save(run)
                 raise
             metrics.report(run)
-            if cfg.control:
-                add_control(run)
+            if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
+                policy = continue_cloning(run.start_model, run.rl_seconds)
+                run.notes.control = metrics.sampled_and_greedy(run, policy)
                 metrics.report(run)
     except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")

@@ -89,7 +89,6 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "importance_cap": TRAIN + "--importance-cap 2",
     "overlong": TRAIN + "--overlong-buffer 78",
     "dual_clip": TRAIN + "--algo rloo --dual-clip 1.05",
-    "env_tokens": TRAIN + "--train-env-tokens",
     "turn_level": TRAIN + "--algo ppo --turn-level",
     "critic_shared": TRAIN + "--algo ppo --critic shared",
     "critic_warmup": TRAIN + "--algo ppo --critic-warmup 2",

@@ -678,7 +678,7 @@ class Played:
         self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
                                    start_model="base", notes=parallel.Notes())
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
-        monkeypatch.setattr(agentevol, "load", lambda path, *_: self.loaded.append(path) or "fresh")
+        monkeypatch.setattr(parallel, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
         monkeypatch.setattr(metrics, "held_out", self.held_out)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))

@@ -207,7 +207,8 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
-        assert result[who] == rate and tuple(notes.players[who]) == (rate, error, {"toy": rate})
+        assert result[who] == rate
+        assert notes.players[who] == dict(success=rate, stderr=error, n=8, envs={"toy": rate})
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -293,7 +294,7 @@ def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, mon
     run, asked, collect = started(url, config(model, temperature=HEAT)), [], parallel.collect
     monkeypatch.setattr(parallel, "collect", lambda policy, *arguments, **named: (
         asked.append(policy) or collect(policy, *arguments, **named)))
-    mine, other = run.policy, parallel.load(model, "cpu")
+    mine, other = run.policy, parallel.load(model, "cpu", run.cfg)
     metrics.sampled_and_greedy(run, other)
     assert asked == [other, other] and run.policy is mine
     assert [world.agent.temperature for world in run.worlds] == [HEAT]
@@ -432,10 +433,10 @@ def test_the_tables_players_are_weighed_by_the_tasks_of_each_environment(both):
     for who in ("random", "expert"):
         (a, a_error), (b, b_error) = (
             metrics.builtin_rate(toy, who, ids[:5], 3), metrics.builtin_rate(sums, who, ids[5:], 2))
-        rate, error, envs = both.run.notes.players[who]
-        assert result[who] == rate == pytest.approx((5 * a + 4 * b) / 9)
-        assert error == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
-        assert envs == dict(toy=a, sums=b)
+        rate = both.run.notes.players[who]
+        assert result[who] == rate["success"] == pytest.approx((5 * a + 4 * b) / 9)
+        assert rate["stderr"] == pytest.approx(math.hypot(5 * a_error, 4 * b_error) / 9)
+        assert rate["envs"] == dict(toy=a, sums=b)
     assert result["expert"] == 1 > result["random"] > 0
 
 
@@ -450,11 +451,10 @@ def test_player_rate_by_hand(monkeypatch):
     monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
     toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
                    for name, most in (("toy", math.inf), ("sums", 2)))
-    rate, error, envs = metrics.player_rate(
-        "random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
+    rate = metrics.player_rate("random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
-    assert (rate, error) == (pytest.approx(0.625), pytest.approx(0.0901388))
-    assert envs == dict(toy=0.5, sums=1.0)
+    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4,
+                        envs=dict(toy=0.5, sums=1.0))
 
 
 def test_samples_name_the_environment_of_each_episode(both):
@@ -545,7 +545,7 @@ def batch_of(run, horizon=3):
 
 def weighted(run, batch):
     batch = batch.rows(torch.arange(len(batch.rewards)))
-    batch.weights = train.loss_weights(batch.response_mask, run.cfg)
+    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
     batch.value_weights = algos.token_weights(batch.response_mask)
     return batch
 
@@ -642,7 +642,8 @@ def test_credit_takes_an_advantage_of_the_users_own(url, model, monkeypatch):
 def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
     expected = torch.tensor([[0, first, first], [last, 0, 0]])
-    torch.testing.assert_close(train.loss_weights(mask, config(model, weights=weights)), expected)
+    weigh = train.WEIGHTS[weights]
+    torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
 
 
 @pytest.mark.parametrize("surrogate", train.SURROGATES)
@@ -658,8 +659,8 @@ def test_surrogates_clip_below_and_above_as_the_flags_say(surrogate, model):
 def test_token_surrogate_bounds_the_loss_of_a_bad_token_by_dual_clip(model):
     now, advantages, row = torch.tensor([5.0]).log(), torch.tensor([-1.0]), torch.tensor([0])
     for dual_clip, expected in ((0.0, 5.0), (2.0, 2.0)):
-        loss = train.token_surrogate(now, torch.zeros(1), advantages, row,
-                                     config(model, dual_clip=dual_clip))
+        loss = train.SURROGATES["token"](now, torch.zeros(1), advantages, row,
+                                          config(model, dual_clip=dual_clip))
         assert loss.item() == pytest.approx(expected)
 
 
@@ -699,7 +700,6 @@ def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
                        format="think", context="window", max_turn_tokens=11, max_context=99,
                        name="settings")
     asked = []
-    monkeypatch.setattr(train, "seconds_per_step", lambda *_: 1.0)
     monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
     assert train.cloned(cfg, "cpu") == "runs/settings/clone"
     ((settings, out, device),) = asked
@@ -730,7 +730,7 @@ def test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be(url,
     """4 tokens a turn, 3 turns at the last horizon: 12, whatever the stage."""
     run = started(url, config(model, "dr_grpo", horizons=(1, 2, 3), switch_every=(5, 9)))
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
-    weights = train.loss_weights(mask, run.cfg)
+    weights = train.WEIGHTS["constant"](mask, run.cfg)
     torch.testing.assert_close(weights, mask / (2 * 12.0))
 
 
@@ -887,16 +887,15 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     run.step, run.skipped_in_a_row = 2, 3
     rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
     run.notes = parallel.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
-                              players=dict(random=(0.5, 0.1, dict(toy=0.5)), expert=(1.0, 0.0, {})),
+                              players=dict(random=dict(success=0.5, envs=dict(toy=0.5))),
                               warnings=[(0, "entropy", "it fell")])
-    with open("runs/memory/metrics.jsonl", "w") as file:
-        file.writelines(json.dumps(dict(step=s, seconds=2.0 + s)) + "\n" for s in range(5))
+    run.history = [dict(step=s, seconds=2.0 + s) for s in range(2)]
     train.evaluate_and_save(run)
     resumed = started(url, replace(cfg, resume=True))
     assert (resumed.step, resumed.skipped_in_a_row) == (2, 3)
     assert json.dumps(asdict(resumed.notes)) == json.dumps(asdict(run.notes))
     assert [line["step"] for line in resumed.history] == [0, 1]
-    assert metrics.seconds_of_rl(resumed) == 2.0 + 3.0
+    assert resumed.rl_seconds == 2.0 + 3.0
 
 
 def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
@@ -908,7 +907,7 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     resumed = started(url, replace(cfg, resume=True))
     train.train(resumed)
     assert len(resumed.history) == 4
-    assert metrics.seconds_of_rl(resumed) == pytest.approx(
+    assert resumed.rl_seconds == pytest.approx(
         first + sum(line["seconds"] for line in resumed.history[2:]))
 
 
@@ -1028,24 +1027,3 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
 def test_a_warning_is_no_reason_to_stop_unless_asked(url, model, monkeypatch):
     monkeypatch.setattr(algos, "collapse_warnings", lambda *_: [("entropy", "it fell")])
     assert trained(url, config(model, steps=2, name="on")).step == 2
-
-
-def test_expected_minutes_count_episodes_and_evaluations():
-    cfg = SimpleNamespace(steps=6, eval_every=2, tasks_per_step=3, group_size=4, eval_tasks=10)
-    # 72 episodes of training, each played and learned from: 108; evaluated before, after steps 2
-    # and 4, and at the end: 40
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 40) / 60)
-    cfg.eval_every = 0
-    assert metrics.expected_minutes(cfg, 6.0) == pytest.approx(6 * (108 + 20) / 60)
-
-
-def test_the_control_clones_for_the_seconds_of_rl(url, model, monkeypatch):
-    run, asked = started(url, config(model, name="control")), []
-    run.history = [dict(seconds=100.0), dict(seconds=23.0)]
-    other = parallel.load(model, "cpu")
-    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
-        asked.append((folder, seconds)) or other))
-    mine = run.policy
-    train.add_control(run)
-    assert asked == [(model, 123.0)] and run.policy is mine
-    assert run.notes.control["sampled"]["n"] == 8

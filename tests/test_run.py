@@ -194,7 +194,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken(name, harm,
     harm(f"runs/x/step_2/{name}")
     run = started(url, again := replace(cfg, resume=True))
     assert f"runs/x/step_2/{name} is missing or not whole" in capsys.readouterr().out
-    assert run.step == 1 and len(run.history) == 1 == len(lines_of("runs/x"))
+    assert run.step == 1 and len(run.history) == 1
     train.train(run)                                # its step_2 takes the broken one's place
     assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
     for step in (1, 2):
@@ -215,28 +215,6 @@ def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkey
     assert lines_of("runs/x") == lines_of(whole.cfg.folder) and len(lines_of("runs/x")) == 4
 
 
-def test_history_until_gives_what_was_logged(tmp_path, capsys):
-    path = tmp_path / "metrics.jsonl"
-    lines = ['{"step": 0, "kl": null}\n', '{"step": 1, "kl": 0.25}\n', '{"step": 2, "k']
-    path.write_text("".join(lines))
-    first, second = metrics.history_until(str(tmp_path), 2)
-    assert first["kl"] is None and second == {"step": 1, "kl": 0.25}
-    assert path.read_text() == "".join(lines[:2])
-    assert "lines can be read" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2, None])
-def test_history_until_goes_on_without_lines_that_are_lost(lost, tmp_path, capsys):
-    path, lines = tmp_path / "metrics.jsonl", [f'{{"step": {n}}}\n' for n in range(3)]
-    if lost is not None:
-        path.write_text("".join(line[:4] + "\n" if n == lost else line
-                                for n, line in enumerate(lines)))
-    left = [n for n in range(3) if lost not in (n, None)]
-    assert [line["step"] for line in metrics.history_until(str(tmp_path), 3)] == left
-    assert f"{len(left)} of 3 lines can be read" in capsys.readouterr().out
-    assert path.read_text() == "".join(lines[n] for n in left)
-
-
 def test_samples_of_no_step_stand_twice_after_resume(url, model, monkeypatch):
     cfg = config(model, name="x", steps=5, save_every=2, sample_every=1)
     whole = trained(url, replace(cfg, name="whole"))
@@ -253,9 +231,8 @@ def test_the_seconds_of_the_table_are_those_of_all_sessions(url, model, capsys):
     path = Path("runs/x/step_1/trainer.json")
     state = json.loads(path.read_text())
     assert 0 < state["seconds"] < json.load(open("runs/x/result.json"))["seconds"] + 0.1
-    path.write_text(json.dumps(state | dict(seconds=5000.0)))        # a long first session
-    lines = lines_of_all("runs/x")
-    Path("runs/x/metrics.jsonl").write_text(json.dumps(lines[0] | dict(seconds=3000.0)) + "\n")
+    history = [state["history"][0] | dict(seconds=3000.0)]
+    path.write_text(json.dumps(state | dict(seconds=5000.0, history=history)))  # a long session
     capsys.readouterr()
     train.main(["--resume", "--name=x", "--steps=2"])
     result = json.load(open("runs/x/result.json"))
