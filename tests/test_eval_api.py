@@ -68,7 +68,8 @@ def pauses(monkeypatch):
     monkeypatch.setenv("NETRC", "/dev/null")
     slept = []
     monkeypatch.setattr(policy_api, "time", SimpleNamespace(
-        sleep=lambda seconds: seconds and slept.append(seconds), monotonic=time.monotonic))
+        sleep=lambda seconds: seconds and slept.append(seconds), monotonic=time.monotonic,
+        time_ns=time.time_ns))
     return slept
 
 
