@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import re
 import sys
 import time
@@ -99,14 +100,6 @@ def open_envs(cfg):
     return modules, asked, missing
 
 
-def interleaved(tasks):
-    """The places of tasks [(World, id)] in an order in which all environments end together: the
-    i-th of an environment's m tasks stands at (i + 1/2) / m of the way."""
-    worlds = [world for world, _ in tasks]
-    return sorted(range(len(worlds)), key=lambda place: (
-        worlds[:place].count(worlds[place]) + 0.5) / worlds.count(worlds[place]))
-
-
 # ---- playing ------------------------------------------------------------------------------------
 
 def load(cfg):
@@ -125,7 +118,8 @@ def play(cfg, policy, tasks, plays):
     to it and to the folder, a task as soon as its k episodes are played. EnvError: no task could be
     played, or the servers are gone; a failure of some tasks leaves these out."""
     have, api = {(p["env"], p["task_id"]) for p in plays}, Api(cfg) if cfg.api_base else None
-    left = [i for i in interleaved(tasks) if (tasks[i][0].module.NAME, tasks[i][1]) not in have]
+    left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in have]
+    random.Random(cfg.seed).shuffle(left)       # all environments are played at once
 
     def keep(new):
         plays.extend(new)
