@@ -27,11 +27,11 @@ score >= SUCCESS; the action was understood; the score of the episode so far.
 import importlib
 import math
 import multiprocessing
-import os
 import random
 import re
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 
 from tqdm import tqdm
@@ -140,11 +140,9 @@ def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None
 
 def recorded(name, task_ids, skill, seed, horizon, processes):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play = partial(record, name, skill, seed, horizon=horizon)
-    began, others = time.perf_counter(), task_ids[8:]
-    first, bar = [play(task_id) for task_id in task_ids[:8]], dict(
-        desc="demonstrations", total=len(others), leave=False, delay=2, disable=None)
-    if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
-        return first + [play(task_id) for task_id in tqdm(others, **bar)]
-    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
-        return first + [*tqdm(pool.imap(play, others, chunksize=4), **bar)]
+    play, began = partial(record, name, skill, seed, horizon=horizon), time.perf_counter()
+    first, others = [play(task_id) for task_id in task_ids[:8]], task_ids[8:]
+    slow = (time.perf_counter() - began) / 8 * len(task_ids) > PATIENCE
+    with multiprocessing.get_context("spawn").Pool(processes) if slow else nullcontext() as pool:
+        games = pool.imap(play, others, chunksize=4) if slow else map(play, others)
+        return first + [*tqdm(games, "demonstrations", len(others), False, delay=2, disable=None)]

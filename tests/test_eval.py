@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 import eval as evaluation
 import metrics
+import parallel
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy, make_policy
@@ -590,6 +591,24 @@ def test_resume_refuses_another_list_of_tasks(suite, tmp_path, monkeypatch):
     monkeypatch.setitem(SUITES, "small", {"wordle": (25, 8), "textcraft": (100, 3)})
     with pytest.raises(ValueError, match="was begun with tasks='[0-9a-f]{12}', not '[0-9a-f]{12}'"):
         run(replace(cfg, resume=True))
+
+
+@pytest.mark.parametrize("flags, folder", [
+    (dict(model="runs/a/step_80"), "runs/agenteval-a-step_80"),     # not that of b/step_80
+    (dict(model="/home/me/runs/a/"), "runs/agenteval-runs-a"),
+    (dict(model="Qwen/Qwen2.5-3B"), "runs/agenteval-Qwen-Qwen2.5-3B"),
+    (dict(policy="expert"), "runs/agenteval-expert"),
+    (dict(policy="expert", out="x/"), "x"), (dict(policy="expert", suite=""), "")])
+def test_the_folder_of_a_suite_names_the_player(flags, folder):
+    assert Config(**dict(suite="agenteval") | flags).folder == folder
+
+
+def test_a_suite_can_be_played_in_agentgyms_format():
+    """All of its environments have one, whatever --env would be."""
+    flags = dict(format="agentgym", model="m")
+    assert parallel.checked(Config, flags | dict(suite="agenteval")).format == "agentgym"
+    with pytest.raises(ValueError, match="AgentGym has no textcraft_small"):
+        parallel.checked(Config, flags)
 
 
 def test_a_folder_that_is_there_is_moved_aside(tmp_path, monkeypatch):

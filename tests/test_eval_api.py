@@ -15,12 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import client as policy_api
 import client
 import eval as evaluation
 import rollout
-from client import read_completion
-from client import EnvError
+from client import EnvError, read_completion
 from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
 from parallel import checked
@@ -67,9 +65,8 @@ def pauses(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/dev/null")
     slept = []
-    monkeypatch.setattr(policy_api, "time", SimpleNamespace(
-        sleep=lambda seconds: seconds and slept.append(seconds), monotonic=time.monotonic,
-        time_ns=time.time_ns))
+    monkeypatch.setattr(client, "time", SimpleNamespace(**vars(time) | dict(
+        sleep=lambda seconds: seconds and slept.append(seconds))))
     return slept
 
 
@@ -305,7 +302,7 @@ def undisturbed(world):
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_that_passes_changes_nothing(name, world, pauses, monkeypatch):
-    monkeypatch.setattr(policy_api, "MAX_ANSWER", 2**18)
+    monkeypatch.setattr(client, "MAX_ANSWER", 2**18)
     with api(counting) as server:
         undisturbed = run(config(world, server, n=3, k=1))["rows"]
     with api(misbehaving(TROUBLES[name][0], 2)) as server:
@@ -316,7 +313,7 @@ def test_trouble_that_passes_changes_nothing(name, world, pauses, monkeypatch):
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_that_stays_ends_the_run_in_one_sentence(name, world, pauses, monkeypatch, capsys,
                                                          tmp_path):
-    monkeypatch.setattr(policy_api, "MAX_ANSWER", 2**18)
+    monkeypatch.setattr(client, "MAX_ANSWER", 2**18)
     path = tmp_path / "out"
     with api(misbehaving(TROUBLES[name][0], 99)) as server:
         sentence = f"^{server.url}: [^\n]*{TROUBLES[name][1]}[^\n]*, requests: 7.; nothing was sc"
@@ -342,7 +339,7 @@ def test_a_refusal_ends_the_run_at_once(status, more, world, pauses, monkeypatch
 
 
 def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):
-    monkeypatch.setattr(policy_api, "TIMEOUT", 0.06)
+    monkeypatch.setattr(client, "TIMEOUT", 0.06)
     stop = threading.Event()
 
     def trickling(body, handler):
