@@ -258,16 +258,13 @@ def table(rows, k):
 def draw(path, rows):
     """Success by environment with error bars, the random player and the expert beside it."""
     from matplotlib.figure import Figure
-    shown = [row for row in rows if row["row"] in ("all", "missing")]
-    figure = Figure((7, 1.2 + 0.35 * len(shown)), dpi=120, layout="tight")
+    count = sum(row["row"] == "all" for row in rows)
+    figure = Figure((7, 1.4 + 0.35 * count), dpi=120, layout="tight")
     axes = figure.subplots()
-    for row in shown:
-        axes.barh(row["env"], row.get("success", 0), xerr=row.get("stderr"), color="C0")
-        if row["row"] == "missing":
-            axes.text(0.01, row["env"], row["title"].partition(": ")[2][:80], va="center", size=8)
-    for player, mark in (("random player", "vC3"), ("expert player", "DC2")):
-        own = [row for row in rows if row["row"] == player]
-        axes.plot([row["success"] for row in own], [row["env"] for row in own], mark, label=player)
+    for kind, mark in (("all", "oC0"), ("random player", "vC3"), ("expert player", "DC2")):
+        own = [row for row in rows if row["row"] == kind]
+        axes.errorbar([row["success"] for row in own], [row["env"] for row in own], fmt=mark,
+                      xerr=[row["stderr"] for row in own], label=kind.replace("all", "policy"))
     axes.set(xlabel="success", xlim=(-0.02, 1.04))
     axes.invert_yaxis()
     axes.legend(fontsize=8)
