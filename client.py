@@ -419,17 +419,13 @@ class Api:
     an engine. ValueError: it gives no reply, and then nothing is scored."""
 
     def __init__(self, cfg):
-        self.cfg, self.rows = cfg, cfg.concurrency
+        self.cfg, self.rows, self.tokens = cfg, cfg.concurrency, Counter()
         self.told = defaultdict(Counter)    # episode -> the tokens that the server told
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
         if cfg.thinking:
             self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
-
-    @property
-    def tokens(self):
-        return sum(self.told.values(), Counter())
 
     def speak(self, episode):
         """Give the episode its next reply. It is over, as with a model here, if the longest reply

@@ -779,9 +779,8 @@ class Stats:
     preempted: int = 0              # how often a sequence lost its pages to another
 
     def __add__(self, other):
-        return Stats(self.dropped + other.dropped, self.failures + other.failures,
-                     self.seconds + other.seconds, self.tokens + other.tokens,
-                     max(self.pages, other.pages), self.preempted + other.preempted)
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return Stats(**sums | {"pages": max(self.pages, other.pages)})
 
     @contextmanager
     def clock(self, phase):
