@@ -166,7 +166,7 @@ def make_tokenizer(texts, vocabulary, *whole):
 
 
 # With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
-FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"  # Llama 3.2's tells the day
+FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -189,7 +189,9 @@ class Chat:
         self.source = tokenizer.get_chat_template(tools=tools or None)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
-        self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
+        self.options = dict(tools=tools or None, chat_template=self.source)
+        if "strftime_now" in self.source:       # Llama 3.2's: a run would depend on its day
+            self.options["chat_template"] = FIXED_DATE + self.source
         self._find_shape()
         if thinking:
             self._switch(thinking)
