@@ -415,21 +415,17 @@ TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as 
 
 
 class Api:
-    """A policy that answers POST {api_base}/chat/completions, as OpenAI's, vLLM and llama.cpp do.
-    `collect` takes it for an engine. ValueError: it gives no reply, and then nothing is scored."""
+    """A policy behind OpenAI's protocol, as vLLM and llama.cpp speak it too; `collect` takes it for
+    an engine. ValueError: it gives no reply, and then nothing is scored."""
 
     def __init__(self, cfg):
-        self.cfg, self.rows = cfg, cfg.concurrency
+        self.cfg, self.rows, self.tokens = cfg, cfg.concurrency, Counter()
         self.told = defaultdict(Counter)    # episode -> the tokens that the server told
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
         if cfg.thinking:
             self.body["chat_template_kwargs"] = dict(enable_thinking=cfg.thinking == "on")
-
-    @property
-    def tokens(self):
-        return sum(self.told.values(), Counter())
 
     def speak(self, episode):
         """Give the episode its next reply. It is over, as with a model here, if the longest reply
@@ -444,12 +440,6 @@ class Api:
             return
         episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
         episode.answer(text, message)
-
-    def told_of(self, episode):
-        """What is kept of an episode besides its figures."""
-        told = self.told[episode]
-        return dict(tokens=None if told["untold"] else told["completion"], api_tokens=told,
-                    conversation=episode.messages)
 
     def ask(self, **more):
         """-> what `read_completion` gives, or Nones if the prompt is too long. On silence,
@@ -502,8 +492,7 @@ class Api:
 def read_completion(answer):
     """A chat completion -> (the reply's text with its thoughts, its message, Counter of tokens).
     LookupError, TypeError, AttributeError: it is none. Thoughts that the server tells apart are
-    not in the message, which goes back to it: templates leave them out, and some servers refuse.
-    """
+    not in the message, which goes back to it: templates leave them out, some servers refuse."""
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     reply, tokens = choice["message"], [usage.get(f"{n}_tokens") for n in ("prompt", "completion")]
     content, calls = reply.get("content") or "", reply.get("tool_calls") or []

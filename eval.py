@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import re
 import sys
 import time
@@ -99,14 +100,6 @@ def open_envs(cfg):
     return modules, asked, missing
 
 
-def interleaved(tasks):
-    """The places of tasks [(World, id)] in an order in which all environments end together: the
-    i-th of an environment's m tasks stands at (i + 1/2) / m of the way."""
-    worlds = [world for world, _ in tasks]
-    return sorted(range(len(worlds)), key=lambda place: (
-        worlds[:place].count(worlds[place]) + 0.5) / worlds.count(worlds[place]))
-
-
 # ---- playing ------------------------------------------------------------------------------------
 
 def load(cfg):
@@ -125,7 +118,8 @@ def play(cfg, policy, tasks, plays):
     to it and to the folder, a task as soon as its k episodes are played. EnvError: no task could be
     played, or the servers are gone; a failure of some tasks leaves these out."""
     have, api = {(p["env"], p["task_id"]) for p in plays}, Api(cfg) if cfg.api_base else None
-    left = [i for i in interleaved(tasks) if (tasks[i][0].module.NAME, tasks[i][1]) not in have]
+    left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in have]
+    random.Random(cfg.seed).shuffle(left)       # all environments are played at once
 
     def keep(new):
         plays.extend(new)
@@ -267,16 +261,13 @@ def table(rows, k):
 def draw(path, rows):
     """Success by environment with error bars, the random player and the expert beside it."""
     from matplotlib.figure import Figure
-    shown = [row for row in rows if row["row"] in ("all", "missing")]
-    figure = Figure((7, 1.2 + 0.35 * len(shown)), dpi=120, layout="tight")
+    count = sum(row["row"] == "all" for row in rows)
+    figure = Figure((7, 1.4 + 0.35 * count), dpi=120, layout="tight")
     axes = figure.subplots()
-    for row in shown:
-        axes.barh(row["env"], row.get("success", 0), xerr=row.get("stderr"), color="C0")
-        if row["row"] == "missing":
-            axes.text(0.01, row["env"], row["title"].partition(": ")[2][:80], va="center", size=8)
-    for player, mark in (("random player", "vC3"), ("expert player", "DC2")):
-        own = [row for row in rows if row["row"] == player]
-        axes.plot([row["success"] for row in own], [row["env"] for row in own], mark, label=player)
+    for kind, mark in (("all", "oC0"), ("random player", "vC3"), ("expert player", "DC2")):
+        own = [row for row in rows if row["row"] == kind]
+        axes.errorbar([row["success"] for row in own], [row["env"] for row in own], fmt=mark,
+                      xerr=[row["stderr"] for row in own], label=kind.replace("all", "policy"))
     axes.set(xlabel="success", xlim=(-0.02, 1.04))
     axes.invert_yaxis()
     axes.legend(fontsize=8)

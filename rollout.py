@@ -143,15 +143,12 @@ def answer_to(reply, text):
 # Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
 TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-
-
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's
 
 
 def make_tokenizer(texts, vocabulary, *whole):
     """A tokenizer of the words of these texts, most frequent first, one token each; any other word
-    is spelt in bytes, so that no text is lost. whole: regular expressions of what else is a word.
-    """
+    is spelt in bytes, so that no text is lost. whole: regular expressions of further words."""
     pieces = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex("|".join([*whole, WORDS])), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -352,16 +349,14 @@ def read_act(reply):
     """The reply is the action.
     <|user|>Crafting commands: ... craft 2 flour using 2 wax
     Goal: craft flour.<|end|><|assistant|>⟦get 2 wax<|end|>⟧ (reward 0)
-    <|user|>Got 2 wax<|end|><|assistant|>⟦craft 2 flour using 2 wax<|end|>⟧ (reward 1)
-    """
+    <|user|>Got 2 wax<|end|><|assistant|>⟦craft 2 flour using 2 wax<|end|>⟧ (reward 1)"""
     return reply.strip(), ""
 
 
 def read_react(reply):
     """AgentGym's default: a thought, then the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
-    Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)
-    """
+    Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)"""
     before, found, action = reply.partition("Action:")
     if "Action:" in action:
         return "", "Your reply had several actions; give one."
@@ -371,8 +366,7 @@ def read_react(reply):
 def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
-    <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)
-    """
+    <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)"""
     opening = re.search(r"</think>\s*<answer>", reply)     # if it is not closed, no later one is
     answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
     if not closed:
@@ -414,7 +408,10 @@ class Format:
     keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
 
     def compose(self, thought, action, turn=0, note=None):
-        """A demonstration's reply; note: its "Note: " line in the context mode `memory`."""
+        """A demonstration's reply; of a file, which tells no thought apart, as it is there. note:
+        its "Note: " line in the context mode `memory`."""
+        if thought is None:
+            return action
         template = self.write if turn else self.first + self.write
         reply = template.format(thought=thought, action=action)
         return reply if note is None else f"Note: {note}\n{reply}"
@@ -671,9 +668,15 @@ def agents_of(cfg, tokenizer=None):
 
 
 def tokenizer_of(demos, cfg):
-    """A tokenizer made for demonstrations."""
-    agents = agents_of(cfg)
-    texts = [text for demo in demos for text in texts_of(agents[demo["env"]], demo)]
+    """A tokenizer of what a tiny policy reads and writes in these demonstrations; TINY_TEMPLATE
+    leaves the rules out."""
+    agents, texts = agents_of(cfg), []
+    for demo in demos:
+        agent = quoting(agents[demo["env"]], demo)
+        texts += [m["content"] for m in agent.start() if m["role"] != "system"]
+        for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
+            texts += [observation if i else agent.first(observation),
+                      FORMATS[agent.format].compose(thought, action, i)]
     return make_tokenizer(texts, cfg.vocabulary, *(
         agent.module.ONE_WORD for agent in agents.values() if hasattr(agent.module, "ONE_WORD")))
 
@@ -693,13 +696,6 @@ def trajectories_of(demos, tokenizer, cfg):
     return trajectories
 
 
-def reply(agent, turn, number=0, notes=None):
-    """A turn's reply in the agent's format; of a file, as it is there."""
-    _, thought, action, *_ = turn
-    return action if thought is None else \
-        FORMATS[agent.format].compose(thought, action, number, notes)
-
-
 def quoting(agent, demo):
     """The agent; for a demonstration of a file one that takes every reply as it is and, in the
     format agentgym, opens with the file's words. ValueError: the format would change its words."""
@@ -716,16 +712,6 @@ def quoting(agent, demo):
     return own
 
 
-def texts_of(agent, demo):
-    """What a tiny policy reads and writes in a demonstration; the rules only if its template does
-    not leave them out (rollout.TINY_TEMPLATE)."""
-    agent = quoting(agent, demo)
-    texts = [m["content"] for m in agent.start() if m["role"] != "system"]
-    for i, turn in enumerate(demo["turns"]):
-        texts += [turn[0] if i else agent.first(turn[0]), reply(agent, turn, i)]
-    return texts
-
-
 def imitated(agent, demo):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
     because the same Episode writes it. Of a file's replies those are trained on that it marks."""
@@ -733,11 +719,11 @@ def imitated(agent, demo):
     episode = Episode(agent, demo["task_id"], (0,), len(demo["turns"]))
     trajectory, turns = episode.trajectory, demo["turns"]
     episode.observe(turns[0][0])
-    for i, (*_, reward, done, info) in enumerate(turns):
+    for i, (_, thought, action, reward, done, info) in enumerate(turns):
         if episode.over:
             break
-        notes = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
-        ids = agent.tokenizer.encode(reply(agent, turns[i], i, notes), add_special_tokens=False)
+        note = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
+        ids = agent.chat.encode(FORMATS[agent.format].compose(thought, action, i, note))
         episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
         episode.observe(turns[i + 1][0] if i + 1 < len(turns) else demo["last"], reward, done, info)
     if "trained" in demo:
@@ -795,9 +781,8 @@ class Stats:
     preempted: int = 0              # how often a sequence lost its pages to another
 
     def __add__(self, other):
-        return Stats(self.dropped + other.dropped, self.failures + other.failures,
-                     self.seconds + other.seconds, self.tokens + other.tokens,
-                     max(self.pages, other.pages), self.preempted + other.preempted)
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return Stats(**sums | {"pages": max(self.pages, other.pages)})
 
     @contextmanager
     def clock(self, phase):

@@ -13,13 +13,9 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
     random_action(rng)      an action that looks legal, drawn with rng
     close()                 only where something is held: a process, a file
 
-ORIGINAL, a constant, holds the task ids that the original AgentGym's server has as well; without
-it that server takes all of them.
-
-TOOLS, a constant, holds the forms of its actions, for models that call tools: `tools_of`.
-
-ONE_WORD, a constant, is a regular expression of what is a single token to a tiny policy of its own,
-where words are too small: a row of a grid.
+Three constants more may be there: ORIGINAL, the task ids that the original AgentGym's server has as
+well (without it: all); TOOLS, the forms of the actions, for models that call tools: `tools_of`;
+ONE_WORD, a regular expression of what is a single token to a tiny policy, such as a grid's row.
 
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
@@ -27,11 +23,11 @@ score >= SUCCESS; the action was understood; the score of the episode so far.
 import importlib
 import math
 import multiprocessing
-import os
 import random
 import re
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 
 from tqdm import tqdm
@@ -45,8 +41,7 @@ class Base:
         """Begin an episode of this task; -> its first observation. ValueError: no such task.
 
         Chance within the episode is drawn from self.luck, a function of task and stream: a group
-        shares its task, and so its prompt, but each trajectory has a stream of its own.
-        """
+        shares its task, and so its prompt, but each trajectory has a stream of its own."""
         name, last = self.module.NAME, self.last_task()
         if type(task_id) is not int or not 0 <= task_id <= last:
             raise ValueError(f"{name}: no task {task_id!r}; tasks are 0..{last}")
@@ -140,11 +135,9 @@ def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None
 
 def recorded(name, task_ids, skill, seed, horizon, processes):
     """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play = partial(record, name, skill, seed, horizon=horizon)
-    began, others = time.perf_counter(), task_ids[8:]
-    first, bar = [play(task_id) for task_id in task_ids[:8]], dict(
-        desc="demonstrations", total=len(others), leave=False, delay=2, disable=None)
-    if (time.perf_counter() - began) / 8 * len(task_ids) < PATIENCE:
-        return first + [play(task_id) for task_id in tqdm(others, **bar)]
-    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count()) as pool:
-        return first + [*tqdm(pool.imap(play, others, chunksize=4), **bar)]
+    play, began = partial(record, name, skill, seed, horizon=horizon), time.perf_counter()
+    first, others = [play(task_id) for task_id in task_ids[:8]], task_ids[8:]
+    slow = (time.perf_counter() - began) / 8 * len(task_ids) > PATIENCE
+    with multiprocessing.get_context("spawn").Pool(processes) if slow else nullcontext() as pool:
+        games = pool.imap(play, others, chunksize=4) if slow else map(play, others)
+        return first + [*tqdm(games, "demonstrations", len(others), False, delay=2, disable=None)]

@@ -28,7 +28,7 @@ from engine import load_policy, make_policy
 from env_server import HttpServer, load_env, open_env
 from envs import frozenlake, maze, textcraft, textcraft_small, wordle
 from envs._suites import COMPOSITION, SUITES, suite_tasks
-from eval import Config, interleaved, rows_of, run, summarise, table
+from eval import Config, rows_of, run, summarise, table
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
                       checked, model_defaults, open_worlds, parse_flags)
@@ -163,15 +163,6 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
     text = table(rows, 1)
     assert "c: none of its tasks could be played\nx: no engine\nmean over environments" in text
     assert "nan" not in text and re.search(r"odd +1 +0.0% +- +0.0% +0.000 +- ", text)
-
-
-def test_interleaved_lets_all_environments_end_together():
-    a, b, c = "abc"
-    tasks = [(a, i) for i in range(6)] + [(b, i) for i in range(2)] + [(c, 0)]
-    order = interleaved(tasks)
-    assert sorted(order) == list(range(9))
-    # a at 1/12, 3/12, 5/12, ...; b at 1/4, 3/4; c at 1/2
-    assert order == [0, 1, 6, 2, 8, 3, 4, 7, 5]
 
 
 # ---- the built-in players ----
@@ -527,7 +518,8 @@ def test_the_same_seed_gives_the_same_table_in_any_order(both_url, model, tmp_pa
     run(replace(cfg, out=f"{tmp_path}/1"))
     assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
     run(replace(cfg, out=f"{tmp_path}/2", max_concurrent=5))
-    monkeypatch.setattr(evaluation, "interleaved", lambda tasks: range(len(tasks))[::-1])
+    monkeypatch.setattr(evaluation, "random", types.SimpleNamespace(
+        Random=lambda seed: types.SimpleNamespace(shuffle=list.reverse)))
     run(replace(cfg, out=f"{tmp_path}/3"))
     assert [without_seconds(tmp_path / str(i)) for i in (1, 2, 3)] == [first] * 3
     run(replace(cfg, out=f"{tmp_path}/4", seed=1))
