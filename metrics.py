@@ -124,6 +124,14 @@ def sampled_and_greedy(run, policy=None):
     return dict(sampled=sampled, greedy=greedy)
 
 
+def expected_minutes(cfg, seconds):
+    """Minutes of RL with its evaluations, guessed from the seconds of the first two; learning from
+    an episode takes half as long again as playing it, as measured on the default run."""
+    evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
+    episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size
+    return seconds * (evaluations / 2 + episodes / (2 * max(cfg.eval_tasks, 1))) / 60
+
+
 # ---- one step -----------------------------------------------------------------------------------
 
 rates = functools.cache(machine_rates)      # measured when the first step is recorded

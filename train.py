@@ -600,7 +600,11 @@ def main(argv=None):
                 cfg.env_patience) as clients:
             run = setup(cfg, modules, clients)
             try:
-                run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
+                if not run.notes.before:
+                    began = time.perf_counter()
+                    run.notes.before = metrics.sampled_and_greedy(run)
+                    minutes = metrics.expected_minutes(cfg, time.perf_counter() - began)
+                    parallel.say(f"RL takes about {minutes:.1f} minutes")
                 train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here

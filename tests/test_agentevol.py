@@ -351,10 +351,10 @@ def test_clone_writes_an_ordinary_folder(folder):
     torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
 
 
-def test_begin_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
+def test_save_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
     out = str(tmp_path / "again")
     shutil.copytree(folder, out)
-    parallel.begin_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
+    parallel.save_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
     assert sorted(os.listdir(out)) == sorted({*os.listdir(folder)} - {"clone.json"})
 
 
