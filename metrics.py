@@ -124,12 +124,13 @@ def sampled_and_greedy(run, policy=None):
     return dict(sampled=sampled, greedy=greedy)
 
 
-def expected_minutes(cfg, seconds):
+def expected_minutes(run, seconds):
     """Minutes of RL with its evaluations, guessed from the seconds of the first two; learning from
     an episode takes half as long again as playing it, as measured on the default run."""
+    cfg = run.cfg
     evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
     episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size
-    return seconds * (evaluations / 2 + episodes / (2 * max(cfg.eval_tasks, 1))) / 60
+    return seconds * (evaluations / 2 + episodes / (2 * len(run.eval_tasks))) / 60
 
 
 # ---- one step -----------------------------------------------------------------------------------

@@ -450,15 +450,15 @@ def claimed(folder):
 def keep_input(cfg, *paths):
     """ValueError if a run's folder, which would be moved aside, is none of a run or holds what this
     run reads."""
-    config = os.path.join(cfg.folder, "config.json")
-    ours = os.path.exists(config) and "seed" in read_json(config)
-    if os.path.exists(cfg.folder) and not (cfg.resume or ours):
-        raise ValueError(f"{cfg.folder} is there, and is not the folder of a run; give another")
     for path in filter(None, paths):
         if not cfg.resume and f"{os.path.realpath(path)}/".startswith(
                 f"{os.path.realpath(cfg.folder)}/"):
             raise ValueError(f"{path} lies in this run's own folder, which would be moved aside; "
                              f"give the run another folder than {cfg.folder}")
+    config = os.path.join(cfg.folder, "config.json")
+    ours = os.path.exists(config) and "seed" in read_json(config)
+    if os.path.exists(cfg.folder) and not (cfg.resume or ours):
+        raise ValueError(f"{cfg.folder} is there, and is not the folder of a run; give another")
 
 
 def prepare_folder(cfg, **more):

@@ -603,7 +603,7 @@ def main(argv=None):
                 if not run.notes.before:
                     began = time.perf_counter()
                     run.notes.before = metrics.sampled_and_greedy(run)
-                    minutes = metrics.expected_minutes(cfg, time.perf_counter() - began)
+                    minutes = metrics.expected_minutes(run, time.perf_counter() - began)
                     parallel.say(f"RL takes about {minutes:.1f} minutes")
                 train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)

@@ -8,6 +8,7 @@ which the rules and the model's consent come first.
 import copy
 import importlib
 import json
+import os
 import re
 import sys
 from contextlib import nullcontext
@@ -105,10 +106,12 @@ def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
             thought = message["value"].removeprefix("Thought:\n").partition("\n\nAction:\n")[0]
             frames.add(thought.replace(turn[1], "..."))
     assert len(frames) >= 4 and "..." in frames
-    write_trajectories(path, demos, seed=0)
-    assert open(path).read() == first                   # a function of the seed
-    write_trajectories(path, demos, seed=1)
-    assert open(path).read() != first
+    with pytest.raises(ValueError, match="f.json is there already; remove it, or give another"):
+        write_trajectories(path, demos, seed=0)
+    for seed in (0, 1):                                 # a function of the seed
+        os.remove(path)
+        write_trajectories(path, demos, seed)
+        assert (open(path).read() == first) == (seed == 0)
 
 
 def test_write_trajectories_leaves_failures_out(tmp_path):

@@ -708,6 +708,8 @@ def test_the_command_prints_a_table():
     ("--suite agenteval --policy expert --split train", "--split has no effect with --suite"),
     ("--suite agentgym --policy expert", "suite='agentgym'; known: agenteval, agentgym_rl"),
     ("--env maze --policy expert --resume", "--resume: give --out FOLDER"),
+    ("--env maze --policy expert --out EMPTY", "is there, and is not the folder of a run; give"),
+    ("--env maze --policy expert --out MODEL/config.json", "is not the folder of a run; give anot"),
     ("--env maze --policy expert --resume --out EMPTY", "there is no .*config.json; start without"),
     ("--env maze --model MODEL --temperature -1", "temperature=-1.0: expected 0 or more"),
     ("--env maze --model MODEL --temperature nan", "temperature=nan: expected 0 or more"),
