@@ -390,7 +390,7 @@ def row(title, rate, greedy=""):
 def draw(run, result):
     """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
     from matplotlib.figure import Figure
-    cfg, figure = run.cfg, Figure((7, 4), dpi=120, layout="tight")
+    cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
     axes = figure.subplots()
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
@@ -398,8 +398,8 @@ def draw(run, result):
     before, after, curve = result["before"], result["after"], result["curve"]
     evaluated, successes, by_envs = zip(*curve)
     axes.plot(evaluated, successes, "o-", color="C0", lw=2, label="held-out tasks, T=1")
-    for env in after["envs"] if len(run.worlds) > 1 else ():
-        axes.plot(evaluated, [envs.get(env) for envs in by_envs], lw=1, label=env)
+    for i, env in enumerate(after["envs"]) if len(run.worlds) > 1 else ():
+        axes.plot(evaluated, [envs.get(env) for envs in by_envs], f"C{4 + i}", lw=1, label=env)
     axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
               label="held-out tasks, greedy")
     if "control" in result:
@@ -410,5 +410,6 @@ def draw(run, result):
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
     axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
              title=f"{cfg.env}, seed {cfg.seed}")
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.17))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(os.path.join(cfg.folder, "curve.png"))
