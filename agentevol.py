@@ -307,13 +307,13 @@ def setup(cfg, modules, clients):
     kept = os.path.join(cfg.folder, "demonstrations.json")
     if cfg.resume:
         last, demos = parallel.last_checkpoint(cfg.folder), parallel.read_json(kept)["all"]
+        base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     else:
         last, demos = "", lesson(cfg)
         parallel.prepare_folder(cfg)
-        clone(cfg, base, device, demos=demos)
+        base_set = clone(cfg, base, device, demos=demos)
         if parallel.rank() == 0:
             parallel.write_json(kept, {"all": demos})
-    base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,

@@ -1,8 +1,8 @@
 """curriculum: how long an episode may be, and which tasks are played.
 
-Pure functions of the step, which train.py calls anew at each step. Nothing is stored between the
-calls, so a resumed run gets the horizons and tasks that an unbroken run would have got. Steps and
-stages count from 0.
+Pure functions, those of the step called anew at each step. Nothing is stored between the calls, so
+a resumed run gets the horizons and tasks that an unbroken run would have got. Steps and stages
+count from 0.
 
     tasks = choose_tasks(env, "train", 0)                # all of the training split
     for step in range(start, steps):

@@ -318,6 +318,7 @@ def for_each(act, service, body, client):
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
 
     def answer_one(item):
+        """One item's answer; a refusal is {"error", "status"}."""
         try:
             if sum(sizes) > MAX_REPLY:
                 raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")

@@ -83,7 +83,7 @@ class Config:
 
 # ---- which tasks --------------------------------------------------------------------------------
 
-def open_envs(cfg):
+def envs_asked_for(cfg):
     """-> ([module], {name: (tasks asked of it, most turns)}, {name of a suite's environment that is
     not here: the sentence why}). ValueError: one of --env is not here."""
     asked, modules, missing = dict(SUITES.get(cfg.suite, {})), [], {}
@@ -297,7 +297,7 @@ def run(cfg):
     """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
     cannot be played."""
     check(cfg)
-    began, (modules, asked, missing) = time.perf_counter(), open_envs(cfg)
+    began, (modules, asked, missing) = time.perf_counter(), envs_asked_for(cfg)
     families, policy = families_of(modules, cfg.families), None if cfg.policy else load(cfg)
     with claimed(cfg.folder) if cfg.folder else nullcontext(), \
             nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:

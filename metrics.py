@@ -1,7 +1,8 @@
 """metrics: what is watched: the step's figures, the probe, the log line, the final table, pictures.
 
-train.py calls `record` after each step and `report` at the end; nothing here changes what is
-learned. docs/metrics.md says of each figure what it is and when it is healthy.
+train.py calls `record` after each step, agentevol.py `record_iteration`, both `report` at the end;
+nothing here changes what is learned. docs/metrics.md says of each of train.py's figures what it is
+and when it is healthy.
 """
 import functools
 import json

@@ -974,14 +974,16 @@ class Scheduler:
         slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
 
     def finish(self, slot):
+        """The slot's episode is over or lost: give back what it holds; tell of a whole group."""
         self.release(slot)
         if slot.session:
             self.idle[slot.client].append(slot.session)
         self.slots.move(slot, "done")
         self.bar.update()
-        group = [s for s in self.slots.everyone if s.group == slot.group]
-        if self.finished and slot.group not in self.lost and {s.state for s in group} == {"done"}:
-            self.finished([s.episode for s in group])
+        if self.finished and slot.group not in self.lost:
+            group = [s for s in self.slots.everyone if s.group == slot.group]
+            if {s.state for s in group} == {"done"}:
+                self.finished([s.episode for s in group])
 
     def release(self, slot):
         """Give the slot's pages and row back."""
@@ -994,6 +996,7 @@ def ask_api(api, slots, answers):
     """The policy's side if it is an API: each reply that is due is asked for in a thread. It is a
     daemon, so that Ctrl-C waits for none, and puts a future of [(slot, None)] among the answers."""
     def hear(slot, future):
+        """Ask for one slot's reply, in a thread; what it raises goes to the future."""
         try:
             api.speak(slot.episode)
             future.set_result([(slot, None)])

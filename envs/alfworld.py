@@ -432,6 +432,7 @@ class Engine:
             self.game = FREE_GAMES.pop() if FREE_GAMES else PddlEnv(textworld.EnvInfos())
 
     def enter(self, house):
+        """The same, in the genuine engine: the house goes to it as PDDL."""
         domain, grammar = self.texts
         with ENGINE_LOCK:
             self.game.load({"pddl_domain": domain, "pddl_problem": pddl(house),

@@ -335,6 +335,7 @@ def read_tag(folder, tag, groups):
 
 
 def read_json(path, key):
+    """The object in a Minecraft file, which must have this key. ValueError: it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -429,6 +430,7 @@ class Env(envs.Base):
         return f"Got {number} {item}"
 
     def craft(self, item, needs):
+        """Make item from needs, [(ingredient, number)] -> what the agent is told."""
         label = self.world.prefix + item[:80].replace(" ", "_")
         if any(self.inventory.get(i, 0) < n for i, n in needs):
             return f"Could not find enough items to craft {label}"

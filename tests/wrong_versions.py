@@ -688,7 +688,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("self.idle[slot.client].append(slot.session)",
          "next(iter(self.idle.values())).append(slot.session)",
          "tests/test_rollout.py::test_collect_of_several_worlds_equals_play_in_each"),
-        ("if self.finished and slot.group not in self.lost and", "if self.finished and",
+        ("if self.finished and slot.group not in self.lost:", "if self.finished:",
          "tests/test_rollout.py::test_collect_tells_of_each_whole_group_once_and_of_no_lost_one"),
         ("sorted(came, key=lambda pair: order[pair[0]])", "came",
          "tests/test_rollout.py::test_collect_does_not_depend_on_the_order_of_the_answers"),

@@ -1,4 +1,4 @@
-"""AgentEvol's three tables for tiny policies, as docs/agentevol.md shows them.
+"""AgentEvol's three tables for tiny policies, to be run by hand.
 
     python -m tests.bench.agentevol base         BC-base, with more steps, BC-large, AgentEvol
     python -m tests.bench.agentevol samples      M = 1 to 6 iterations of K = 1, 2 and 4 tries

@@ -1,4 +1,4 @@
-"""The gallery of docs/worlds.md: what a tiny policy learns from nothing in each environment.
+"""A gallery, to be run by hand: what a tiny policy learns from nothing in each environment.
 
     python -m tests.bench.worlds --seed 7 --jobs 1              runs train.py in every world
     python -m tests.bench.worlds --seed 7 --only maze,sokoban   in these alone
