@@ -1,6 +1,7 @@
 """pytest tests/test_eval_api.py: eval.py with a policy behind an API. A server in this process
 plays the API: it says what a model here has said, or misbehaves."""
 import hashlib
+import itertools
 import json
 import signal
 import socket
@@ -549,11 +550,14 @@ def test_as_many_episodes_are_played_at_a_time_as_asked_for(world, undisturbed):
 
 
 def test_ctrl_c_waits_for_no_answer(world):
-    """SIGINT comes while five requests are unanswered."""
+    """SIGINT comes while five requests are unanswered. A process that a shell started in the
+    background ignores SIGINT, so Python's own handler is put in place."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     stop, before = threading.Event(), {*threading.enumerate()}
+    requests = itertools.count(1)           # atomic; len(server.asked) can go from 4 to 6
 
     def answer(body, handler):
-        if len(server.asked) == 5:
+        if next(requests) == 5:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         stop.wait(60)
     with api(answer) as server:
@@ -563,6 +567,7 @@ def test_ctrl_c_waits_for_no_answer(world):
         assert time.monotonic() - began < 30
         assert all(t.daemon for t in {*threading.enumerate()} - before)
         stop.set()
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize("times, dropped", [(2, 0), (3, 1)])

@@ -5,7 +5,9 @@
 
 Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY.
 It prints a row for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with
-the random player and the expert. What is in --folder already is not run again.
+the random player and the expert. Minutes are of CPU time, those of the environment's server
+included, so that other work on the machine does not count: one core needs as many, two fewer.
+What is in --folder already is not run again.
 """
 import argparse
 import json
@@ -19,20 +21,30 @@ WORLDS = {      # title -> flags of train.py
     **{name: f"--env {name}" for name in (
         "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
         "alfworld", "bandit")},
-    "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 64",
-    "textcraft_small, reflect": "--env textcraft_small --format reflect --max-turn-tokens 64",
+    "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 72 "
+                              "--max-context 1024 --clone-steps 450 --steps 40 --tasks-per-step 16",
+    "frozenlake, reflect": "--env frozenlake --format reflect --max-turn-tokens 48 "
+                           "--max-context 1280 --clone-steps 350 --steps 24 --tasks-per-step 16",
 }
 
 
 def run(folder, title, seed):
-    """train.py with the flags of this title, unless that is done -> its result.json."""
+    """train.py with the flags of this title, unless that is done -> its result.json, with the
+    minutes of CPU time."""
     name = f"{folder}-{title.replace(', ', '-')}-{seed}"
-    if not os.path.exists(os.path.join("runs", name, "result.json")):
+    path, spent = (os.path.join("runs", name, x) for x in ("result.json", "cpu_minutes.json"))
+    if not os.path.exists(spent):
         with open(os.path.join("runs", f"{name}.log"), "w") as log:
-            subprocess.run([sys.executable, "train.py", *shlex.split(WORLDS[title]), "--seed",
-                            str(seed), "--name", name], stdout=log, stderr=log, check=True)
-    with open(os.path.join("runs", name, "result.json")) as file:
-        return json.load(file)
+            process = subprocess.Popen([
+                sys.executable, "train.py", *shlex.split(WORLDS[title]), "--seed", str(seed),
+                "--name", name], stdout=log, stderr=log)
+            _, status, usage = os.wait4(process.pid, 0)     # its own time, and its children's
+        if status:
+            raise SystemExit(f"{title}: train.py failed, see runs/{name}.log")
+        with open(spent, "w") as file:
+            json.dump((usage.ru_utime + usage.ru_stime) / 60, file)
+    with open(path) as file, open(spent) as minutes:
+        return json.load(file) | dict(minutes=json.load(minutes))
 
 
 def row(title, result):
@@ -41,7 +53,7 @@ def row(title, result):
             f"{100 * before['stderr']:.1f}, {100 * before['greedy']:.1f} | "
             f"{100 * after['sampled']:.1f} ± {100 * after['stderr']:.1f}, "
             f"{100 * after['greedy']:.1f} | {100 * result['expert']:.0f} | {after['n']} | "
-            f"{result['seconds'] / 60:.1f} | `python train.py {WORLDS[title]}` |")
+            f"{result['minutes']:.1f} | `python train.py {WORLDS[title]}` |")
 
 
 def draw(path, results):
@@ -71,7 +83,7 @@ def main():
     os.makedirs("runs", exist_ok=True)
     titles = [t for t in WORLDS if not args.only or t in args.only.split(",")]
     results = {}
-    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | minutes | run |")
+    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | CPU minutes | run |")
     print("|---|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(args.jobs) as pool:
         for title, result in zip(titles, pool.map(lambda t: run(args.folder, t, args.seed),
