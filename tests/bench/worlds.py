@@ -83,7 +83,7 @@ def main():
     os.makedirs("runs", exist_ok=True)
     titles = [t for t in WORLDS if not args.only or t in args.only.split(",")]
     results = {}
-    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | CPU minutes | run |")
+    print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | CPU min | run |")
     print("|---|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(args.jobs) as pool:
         for title, result in zip(titles, pool.map(lambda t: run(args.folder, t, args.seed),
