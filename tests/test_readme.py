@@ -74,8 +74,8 @@ def test_own_environment_is_played_by_random_and_expert(checkout):
 
 
 def test_own_environment_is_trained_on(checkout):
-    log = run(checkout, "train.py", "--env", "corridor", "--clone-steps", "20", "--steps", "2",
-              "--tasks-per-step", "4", "--eval-tasks", "16")
+    log = run(checkout, "train.py", "--env", "corridor", "--clone-steps", "20",
+              "--clone-n", "200", "--steps", "2", "--tasks-per-step", "4", "--eval-tasks", "16")
     assert "held-out tasks of corridor" in log and "after grpo" in log
     assert (checkout / "runs" / "corridor-grpo-0" / "step_2").is_dir()
 
@@ -85,7 +85,7 @@ def test_own_learning_rule_is_trained_with(checkout):
     assert len(rule.split('if __name__')[0].splitlines()) <= 20
     (checkout / "cispo.py").write_text(rule)
     run(checkout, "cispo.py", "--algo", "cispo", "--env", "corridor", "--clone-steps", "80",
-        "--steps", "2", "--tasks-per-step", "8", "--eval-tasks", "16")
+        "--clone-n", "200", "--steps", "2", "--tasks-per-step", "8", "--eval-tasks", "16")
     folder = checkout / "runs" / "corridor-cispo-0"
     config = json.loads((folder / "config.json").read_text())
     assert (config["surrogate"], config["weights"], config["clip_low"]) == ("cispo", "token", 1.0)

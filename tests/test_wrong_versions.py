@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from wrong_versions import ROOT, entries, function_of, sample, trouble
 
 
@@ -31,6 +33,7 @@ def test_a_sample_is_spread_over_the_files():
     assert sample(12, seed=1) != dozen
 
 
+@pytest.mark.slow
 def test_a_dozen_faults_are_noticed():
     done = subprocess.run([sys.executable, ROOT / "tests/wrong_versions.py", "--sample", "12"],
                           capture_output=True, text=True, timeout=600)
