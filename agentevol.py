@@ -31,9 +31,9 @@ from engine import check_heads, check_model, from_pretrained, make_policy
 from env_server import load_env, open_envs
 from envs import demonstrations
 from envs._agentgym import SET_SIZES, read_trajectories, threshold, write_trajectories
-from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
-                      Seed, Share, Vocabulary, both_splits, model_defaults, open_worlds,
-                      parse_flags, tiny_settings)
+from parallel import (Compute, Count, Counts, Device, Folder, Natural, NewFile, NonNegative,
+                      Positive, Run, Seed, Shard, Share, Vocabulary, both_splits, model_defaults,
+                      open_worlds, parse_flags, tiny_settings)
 from rollout import (ContextMode, FormatName, History, Thinking, progress, to_batch, tokenizer_of,
                      trajectories_of)
 
@@ -77,6 +77,8 @@ class Clone(Demos):
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    compute: Compute = "auto"     # dtype of the computations; auto: bfloat16 on cuda, else float32
+    shard: Shard = "full"         # of the weights on each rank: a share, or none is dealt out
     normalise = "weights"         # no flag: here all weights are 1
 
 
@@ -105,6 +107,7 @@ class Evolve(Clone):
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     env_workers: Count = 1        # processes of the local server
     resume: bool = False          # go on after the last finished iteration
+    keep_checkpoints: Natural = 0     # the last so many are kept; 0: all
 
     algo = "AgentEvol"              # no flag: for the table and the curve
 
@@ -122,7 +125,7 @@ class Evolve(Clone):
 def evolve(run, base_set):
     """AgentEvol (arXiv:2406.04151, Algorithm 1). base_set: what the base policy has imitated."""
     cfg = run.cfg
-    while run.step < cfg.iterations:
+    while run.step < cfg.iterations and not run.ending:
         began = time.perf_counter()
         explored, stats = explore(run)                      # tau ~ pi_m, K for each task
         kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
@@ -132,6 +135,7 @@ def evolve(run, base_set):
             data = data + (prefixes := prefixes_of_failures(explored))
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
+            run.policy = None                               # makes room for the next
             run.policy = parallel.load(run.start_model, run.device, cfg)
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
@@ -142,6 +146,7 @@ def evolve(run, base_set):
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.save(run)
+        run.ending = any(parallel.gathered(run.ending))
 
 
 def explore(run):
@@ -226,6 +231,7 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = NORMALISE[cfg.normalise](batch.response_mask,
                                              torch.tensor(weights, device=policy.device))
+    batch = batch.cut(cfg.micro_tokens)
     for rows, real in parallel.micro_batches(batch, cfg.micro_tokens):
         part = batch.rows(rows)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
@@ -290,7 +296,8 @@ def run_all(cfg):
     with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)
         run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
-        evolve(run, base_set)
+        with parallel.ends_after_step(run):
+            evolve(run, base_set)
         run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
         if cfg.control:         # as many steps on the demonstrations alone
@@ -303,7 +310,7 @@ def run_all(cfg):
 
 def setup(cfg, modules, clients):
     """Everything before the first iteration -> (Run, base set)."""
-    device, base = parallel.start(cfg.device), os.path.join(cfg.folder, "clone")
+    device, base = parallel.start(cfg.device, cfg.compute), os.path.join(cfg.folder, "clone")
     kept = os.path.join(cfg.folder, "demonstrations.json")
     if cfg.resume:
         last, demos = parallel.last_checkpoint(cfg.folder), parallel.read_json(kept)["all"]
@@ -331,7 +338,8 @@ def setup(cfg, modules, clients):
 
 SHARED = "families", "horizon", *parallel.SPEAKS
 MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_url", "env_workers",
-              "micro_tokens", "checkpointing", "device", "attention")   # of a run that is resumed
+              "micro_tokens", "checkpointing", "device", "attention", "compute", "shard",
+              "keep_checkpoints")       # of a run that is resumed
 
 
 def preset(kind, given):
@@ -383,9 +391,9 @@ def main():
         check(cfg)
         if kind is Evolve:
             return run_all(cfg)
-        clone(cfg, cfg.out, parallel.start(cfg.device))
+        clone(cfg, cfg.out, parallel.start(cfg.device, cfg.compute))
         parallel.say(f"policy in {cfg.out}")
-    except (ValueError, EnvError, FloatingPointError) as error:
+    except (ValueError, OSError, EnvError, FloatingPointError) as error:
         sys.exit(f"agentevol.py: {error}")
     finally:
         parallel.end()

@@ -7,6 +7,8 @@ nothing, and every function here does the plain thing.
 """
 import argparse
 import fcntl
+import functools
+import gc
 import inspect
 import itertools
 import json
@@ -14,10 +16,12 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import time
-from collections import defaultdict
+import zlib
+from collections import ChainMap
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
@@ -26,14 +30,13 @@ from typing import Annotated, Literal, get_args
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
 from tqdm import tqdm
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from client import EnvError, ServersGone
 from curriculum import choose_tasks, shares_of
-from engine import (FORWARD_METHODS, add_value_head, from_pretrained, load_policy,
+from engine import (FORWARD_METHODS, OURS, add_value_head, equip, from_pretrained, load_policy,
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
@@ -71,6 +74,7 @@ class Run:
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
+    ending: bool = False          # SIGTERM came: see ends_after_step
     began: float = field(default_factory=time.perf_counter)   # as if never interrupted
 
     @property
@@ -139,6 +143,7 @@ NewFile = Annotated[str, "a file in a folder that exists", lambda x: x and os.pa
     os.path.dirname(x) or ".") and not os.path.isdir(x)]
 Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
     map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
+Shard, Compute = Literal["full", "none"], Literal["auto", "float32", "bfloat16"]
 Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
 Counts = Annotated[tuple, "numbers of 1 or more, comma-separated", lambda x: x and
                    {*map(type, x)} <= {int} and min(x) > 0]
@@ -267,11 +272,10 @@ def say(text):
         sys.stdout.flush()
 
 
-def start(device="auto"):
+def start(device="auto", compute="auto"):
     """Join the other ranks, if torchrun started some -> this process's device, "cpu" or "cuda:n".
 
-    One process on a GPU is a group of one, so that FSDP keeps float32 weights and computes in
-    bfloat16.
+    One process that computes in bfloat16 is a group of one, in which FSDP keeps float32 weights.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -279,7 +283,7 @@ def start(device="auto"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
     cuda = device.startswith("cuda")
-    if cuda or "RANK" in os.environ:
+    if cuda or "RANK" in os.environ or compute == "bfloat16":
         alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
         # minutes are too few. If a rank dies, torchrun ends the others at once.
@@ -314,16 +318,40 @@ def gathered(thing):
     return things
 
 
+def together(work, *arguments):
+    """[work(*arguments) of rank 0, of rank 1, ...]. OSError, on all ranks alike: one of them could
+    not read or write."""
+    try:
+        mine = work(*arguments)
+    except (OSError, SafetensorError) as error:
+        mine = error if isinstance(error, OSError) else OSError(str(error))
+    everybody = gathered(mine)
+    for failure in everybody:
+        if isinstance(failure, OSError):
+            raise failure
+    return everybody
+
+
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, cfg, value_head=False):
+def load(path, device, cfg, value_head=False, frozen=False):
     """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
-    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
-    compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
-    model = load_policy(path, str(device), torch.float32, cfg.attention, compute)
-    model.eval()
-    if value_head:
-        add_value_head(model)
+    are ranks; or frozen, its weights in the dtype that it computes in: cfg.compute; auto: bfloat16
+    on CUDA, else float32. path: a folder or a hub id, which rank 0 reads for all."""
+    on_cuda, model = str(device).startswith("cuda"), None
+    compute = dict(float32=torch.float32, bfloat16=torch.bfloat16).get(
+        cfg.compute, torch.bfloat16 if on_cuda else torch.float32)
+    gc.collect()            # a model that was dropped is a cycle: its weights go before these come
+    if rank() == 0:
+        model = load_policy(path, "cpu" if dist.is_initialized() else device,
+                            compute if frozen else torch.float32, "torch")
+        if value_head:
+            add_value_head(model)
+    if dist.is_initialized():
+        model = shared_out(model, str(device), cfg.shard, compute)
+    equip(model, cfg.attention, compute).eval()
+    if frozen:
+        model.requires_grad_(False)
     if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
@@ -331,21 +359,48 @@ def load(path, device, cfg, value_head=False):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     if dist.is_initialized():
-        shard(model, compute)
+        from torch.distributed.fsdp import register_fsdp_forward_method
+        for method in FORWARD_METHODS:
+            if hasattr(model, method):
+                register_fsdp_forward_method(model, method)
     return model
 
 
-def shard(model, compute):
-    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32."""
-    from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
-                                        register_fsdp_forward_method)
-    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for layer in model.model.layers:
-        fully_shard(layer, mp_policy=precision)
-    fully_shard(model, mp_policy=precision)
-    for method in FORWARD_METHODS:
-        if hasattr(model, method):
-            register_fsdp_forward_method(model, method)
+def shared_out(whole, device, how, compute):
+    """The model of rank 0 (of the others None), dealt over all ranks by FSDP2: no other rank ever
+    holds all of it, since it is cut while it is on torch's meta device, without any weights.
+    how: "full", a share on each rank, or "none", everything on each. A unit for each decoder layer,
+    one for the rest; computed in dtype `compute`, gradients averaged in float32."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    told = whole and (whole.config, whole.dtype, whole.generation_config,
+                      getattr(whole, "padding", torch.tensor(())), hasattr(whole, "value_head"))
+    config, dtype, generation_config, padding, value_head = gathered(told)[0]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
+        if value_head:
+            add_value_head(model)
+    mesh = replicas(dist.group.WORLD, device.partition(":")[0]) if how == "none" else None
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=torch.float32))
+    model.to_empty(device=device)
+    model.tie_weights()
+    set_model_state_dict(model, whole.state_dict() if whole else {}, options=StateDictOptions(
+        full_state_dict=True, broadcast_from_rank0=True))
+    for name, buffer in model.named_buffers():      # rotary frequencies are in no state_dict
+        if whole:
+            buffer.copy_(whole.get_buffer(name))
+        dist.broadcast(buffer, 0)
+    model.generation_config, model.padding = generation_config, padding.to(device)
+    return model
+
+
+@functools.cache
+def replicas(group, device_type):
+    """The mesh of a group whose ranks hold all weights each: made once, as it makes groups."""
+    return dist.init_device_mesh(device_type, (group.size(), 1),
+                                             mesh_dim_names=("replicate", "shard"))
 
 
 @contextmanager
@@ -409,28 +464,50 @@ def micro_batches(batch, max_tokens):
 
 
 @torch.no_grad()
-def on_all_rows(method, batch, max_tokens, *more):
+def on_all_rows(method, batch, max_tokens, *more, whole_rows=False):
     """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
-    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
-    out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-    for rows, real in micro_batches(batch, max_tokens):
-        part = batch.rows(rows)
+    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled.
+    whole_rows: none is cut."""
+    cut = batch if whole_rows else batch.cut(max_tokens)
+    out = torch.zeros(cut.token_ids.shape, device=cut.token_ids.device)
+    for rows, real in micro_batches(cut, max_tokens):
+        part = cut.rows(rows)
         x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
         if real:
             row, column = part.response_mask.nonzero(as_tuple=True)
             out[rows[row], column] = x
-    return summed(out)
+    found = summed(out)[cut.response_mask]      # in the order of the batch's own tokens
+    return out.new_zeros(batch.token_ids.shape).masked_scatter_(batch.response_mask, found)
 
 
 def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
-    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
+    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature,
+                       whole_rows=run.cfg.surrogate == "sequence")      # as `update` has them
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
 # runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer). Beside these lie
-# trainer.safetensors (optimizer, critic, value head) and trainer.json (what the run remembers, and
-# the size of each file). Both are data: to read them runs no code, as unpickling would.
+# trainer/ (optimizer, critic, value head: each rank's rows in a safetensors file of its own, in a
+# folder of their own, as vLLM reads all that lie beside the policy's) and trainer.json (what the
+# run remembers, each file's checksum). All is data: to read it runs no code, unlike unpickling.
+
+@contextmanager
+def ends_after_step(run):
+    """Within, the first SIGTERM sets run.ending: the loop ends after its step, on all ranks, and a
+    checkpoint is saved; then this ends the process. A second one ends it at once."""
+    def ask(*_):
+        signal.signal(signal.SIGTERM, before)
+        run.ending = True
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if run.ending:
+        say(f"SIGTERM: ended with the checkpoint of step {run.step}; --resume goes on from there")
+        sys.exit(128 + signal.SIGTERM)
+
 
 @contextmanager
 def claimed(folder):
@@ -483,24 +560,51 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder: every file is there, as long as `save` left
-    it, safetensors with a whole head. What is broken in newer ones is said. ValueError if none."""
-    steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name)]
-    for step in sorted(steps, reverse=True):
-        checkpoint, name = os.path.join(folder, f"step_{step}"), "trainer.json"
+    """The newest whole checkpoint of a run's folder: every file is there, as `save` left it. What
+    is broken in newer ones is said. The ranks share the reading. ValueError if none is whole."""
+    for step in reversed(steps_in(folder)):
+        checkpoint = os.path.join(folder, f"step_{step}")
+        broken = path = os.path.join(checkpoint, "trainer.json")
         try:
-            sizes = read_json(os.path.join(checkpoint, name))["sizes"]
-            for name in ("trainer.safetensors", *sizes):
-                path = os.path.join(checkpoint, name)
-                if os.path.getsize(path) != sizes[name]:
-                    raise ValueError
-                if name.endswith(".safetensors"):
-                    safe_open(path, "pt")
+            kept = read_json(path)["checksums"]
+            found = ChainMap(*together(checksums, checkpoint, [*kept]))
+            broken = next((os.path.join(checkpoint, k) for k in kept if found[k] != kept[k]), "")
+        except OSError as error:
+            broken = error.filename or checkpoint
+        except (ValueError, LookupError):       # in trainer.json
+            pass
+        if not broken:
             return checkpoint
-        except (OSError, ValueError, LookupError, SafetensorError):
-            say(f"{os.path.join(checkpoint, name)} is missing or not whole, or an older version "
-                "made it: the checkpoint before is tried")
+        say(f"{broken} is missing or not whole, or an older version made it: the checkpoint before "
+            "is tried")
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
+
+
+def steps_in(folder):
+    """The n of each checkpoint step_<n> in a run's folder, rising."""
+    return sorted(int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name))
+
+
+def checksums(folder, names):
+    """{name: CRC-32 of that file, which then is on the disk} of this rank's share. OSError."""
+    found = {}
+    for name in names[rank()::world()]:
+        found[name] = 0
+        with synced(os.path.join(folder, name)) as file:
+            while block := os.read(file, 2**24):
+                found[name] = zlib.crc32(block, found[name])
+    return found
+
+
+@contextmanager
+def synced(path):
+    """A file or folder, on the disk, opened to be read."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        yield file
+    finally:
+        os.close(file)
 
 
 def read_json(path, missing=None):
@@ -514,29 +618,30 @@ def read_json(path, missing=None):
 
 
 def write_json(path, content):
-    """Aside, then renamed: a full disk leaves the file that was there."""
+    """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
     with open(path + ".part", "w") as file:
         json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(path + ".part", path)
 
 
-def full_state(model, optimizer):
-    """(weights, optimizer state), {name: tensor} each, whole and on the CPU; of tied weights the
-    first. On rank 0: the others may get less."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-    weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
-        full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
+def full_weights(model):
+    """{name: tensor}, whole and on the CPU; of tied weights the first. On rank 0: the others may
+    get less."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    weights = get_model_state_dict(model, options=StateDictOptions(
+        full_state_dict=True, cpu_offload=True))
     tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
         k for k, _ in model.named_parameters()}
-    return ({k: v for k, v in weights.items() if k not in tied},      # buffers stay
-            {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+    return {k: v for k, v in weights.items() if k not in tied}      # buffers stay
 
 
 def save_clone(policy, tokenizer, folder, settings=None):
     """A cloned policy as a Hugging Face folder, by all ranks; its settings come last: then it is
     complete. Without settings it is still to be cloned, and is no shard."""
     path = os.path.join(folder, "clone.json")
-    weights = full_state(policy, [])[0] if settings else None
+    weights = full_weights(policy) if settings else None
     if rank() == 0:
         with suppress(FileNotFoundError):
             os.remove(path)
@@ -547,52 +652,98 @@ def save_clone(policy, tokenizer, folder, settings=None):
     wait_for_all()
 
 
+def trainer_state(run):
+    """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
+    which `restore` reads; of sharded ones this rank's rows."""
+    state = {}
+    for part, model, optimizer in optimized(run):
+        for name, weights in model.named_parameters():
+            if part == "critic" or name.startswith("value_head"):
+                state[f"{part}/{name}"] = weights.detach()
+            state |= {f"{part}_optimizer/{name}/{key}": x
+                      for key, x in optimizer.state.get(weights, {}).items()}
+    return state
+
+
+def optimized(run):
+    """[(its name in a checkpoint, a model, the model's optimizer)]"""
+    every = [("policy", run.policy, run.optimizer), ("critic", run.critic, run.critic_optimizer)]
+    return [(part, model, optimizer) for part, model, optimizer in every if optimizer]
+
+
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
-    so that a killed run keeps the one before."""
-    weights, optimizer = full_state(run.policy, run.optimizer or [])
-    heads = {k: weights.pop(k) for k in [*weights] if k.startswith("value_head")}
-    trainer = {"policy": heads, "optimizer": optimizer}
-    if run.critic:
-        trainer["critic"], trainer["critic_optimizer"] = full_state(
-            run.critic, run.critic_optimizer)
+    so that a killed run keeps the one before. OSError, on all ranks: it could not be written."""
     folder = os.path.join(run.cfg.folder, f"step_{run.step}")
+    aside, weights = folder + ".part", full_weights(run.policy)
     if rank() == 0:
-        aside = folder + ".part"
-        shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
+        for left in Path(run.cfg.folder).glob("step_*.part"):       # by a killed run
+            shutil.rmtree(left)
+    wait_for_all()
+    try:
+        together(write_parts, run, aside, weights)
+        names = [str(path.relative_to(aside)) for path in Path(aside).rglob("*") if path.is_file()]
+        sums = together(checksums, aside, gathered(names)[0])
+        together(seal, run, aside, folder, dict(ChainMap(*sums)))
+    except OSError as error:
+        if rank() == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise OSError(f"{folder} could not be written ({error}); the checkpoints before it are "
+                      "whole: make room, then --resume") from error
+
+
+def write_parts(run, aside, weights):
+    """By each rank its rows of the trainer's state; by rank 0 the policy, a Hugging Face folder."""
+    from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
+    from torch.distributed.checkpoint import save as write_rows
+    try:
+        write_rows(trainer_state(run), storage_writer=HuggingFaceStorageWriter(
+            os.path.join(aside, "trainer"), save_distributed=True))
+    except CheckpointException as error:        # on all ranks; what it was on the first that failed
+        raise next(iter(error.failures.values()))[0] from error
+    if rank() == 0:
         run.policy.save_pretrained(aside, state_dict=weights)
         run.worlds[0].agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-        save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
-                   for name, x in named.items()}, os.path.join(aside, "trainer.safetensors"))
-        speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
-        memory = dict(step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
-                      seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
-                      history=run.history,
-                      sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
-        write_json(os.path.join(aside, "trainer.json"), memory)
-        shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
+
+
+def seal(run, aside, folder, sums):
+    """By rank 0: add what the run remembers, and give a checkpoint whose files are on the disk its
+    name. Of whole ones up to it, the last cfg.keep_checkpoints are kept (0: all)."""
+    if rank():
+        return
+    memory = dict(step=run.step, speaks={name: getattr(run.cfg, name) for name in SPEAKS},
+                  skipped_in_a_row=run.skipped_in_a_row, history=run.history,
+                  seconds=time.perf_counter() - run.began, notes=asdict(run.notes), checksums=sums)
+    write_json(os.path.join(aside, "trainer.json"), memory)
+    shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
+    with synced(os.path.join(aside, "trainer")), synced(aside):
         os.replace(aside, folder)
-    wait_for_all()
+    with synced(run.cfg.folder):
+        paths = [f"{run.cfg.folder}/step_{n}" for n in steps_in(run.cfg.folder) if n <= run.step]
+    whole = [path for path in paths if os.path.exists(f"{path}/trainer.json")]
+    for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
+        os.replace(path, path + ".part")            # first, so that none is ever half there
+        shutil.rmtree(path + ".part")
 
 
 def restore(run, folder):
-    """Put back everything that `save` kept, but the policy's weights, which are loaded already.
-    Learning rates and the like stay as the optimizers have them."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-    options, state = StateDictOptions(full_state_dict=True, strict=False), defaultdict(dict)
-    for key, x in load_file(os.path.join(folder, "trainer.safetensors")).items():
-        part, _, name = key.partition("/")
-        state[part][name] = x
-    for model, optimizer, weights, moments in (
-            (run.policy, run.optimizer, state["policy"], state["optimizer"]),
-            (run.critic, run.critic_optimizer, state["critic"], state["critic_optimizer"])):
-        if optimizer:
-            settings = {f"param_groups.{name}.{key}": x for name, _ in model.named_parameters()
-                        for key, x in optimizer.param_groups[0].items() if key != "params"}
-            set_state_dict(model, optimizer, model_state_dict=weights, options=options,
-                           optim_state_dict=moments | settings)
+    """Put back everything that `save` kept, but the policy's weights, which are loaded already;
+    each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
+    the like stay as the optimizers have them."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint import load as read_rows
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    reader = HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+    kept = reader.read_metadata().state_dict_metadata
+    for part, model, optimizer in optimized(run):
+        get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
+        for name, weights in model.named_parameters():
+            if f"{part}_optimizer/{name}/step" not in kept:
+                optimizer.state.pop(weights, None)      # without a gradient so far
+    if kept:
+        read_rows(trainer_state(run), storage_reader=reader)
     memory = read_json(os.path.join(folder, "trainer.json"))
     run.step, run.history = memory["step"], memory["history"]
     run.skipped_in_a_row = memory["skipped_in_a_row"]

@@ -9,6 +9,7 @@ each token. `collect` plays many at once on the engine's pages and must give the
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import copy
+import gc
 import hashlib
 import itertools
 import json
@@ -827,6 +828,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     size = 32 if policy.kernel == "torch" else 256      # flash-attn wants no smaller pages
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
     if memory is None and policy.device.type == "cuda":
+        gc.collect()                            # models that nobody holds are cycles
         torch.cuda.empty_cache()                # what the update held and no longer needs
         memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
@@ -1140,6 +1142,28 @@ class Batch:
             parts[-1].append(row)
             room -= int(lengths[row])
         return parts
+
+    def cut(self, tokens):
+        """Rows of more than `tokens` tokens cut between contexts, which are computed apart, into
+        rows of fewer or of one context -> Batch: the same sampled tokens in the same order."""
+        lengths = (self.token_ids >= 0).sum(1).tolist()
+        if max(lengths) <= tokens:
+            return self
+        pieces = []                 # (row, its first token, its end)
+        for row, length in enumerate(lengths):
+            starts, begin = (self.position_ids[row, :length] == 0).nonzero()[:, 0].tolist(), 0
+            for start, end in zip(starts, [*starts[1:], length]):
+                if begin < start and end - begin > tokens:
+                    pieces.append((row, begin, start))
+                    begin = start
+            pieces.append((row, begin, length))
+        row, begin, end = torch.tensor(pieces, device=self.token_ids.device).T[:, :, None]
+        column = begin + torch.arange(int((end - begin).max()), device=row.device)
+        there = column < end
+        x = {name: x[row, column.clamp(max=x.shape[1] - 1)] if x.shape == self.token_ids.shape
+             else x[row[:, 0]] for name, x in vars(self).items() if x is not None}
+        x["token_ids"][~there], x["response_mask"][~there] = -1, False
+        return Batch(**x)
 
 
 def to_batch(trajectories, device="cpu"):

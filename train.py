@@ -39,9 +39,10 @@ from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
-from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                      Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
-                      logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
+from parallel import (Compute, Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative,
+                      Numbers, Portion, Positive, Run, Seed, Shard, Share, both_splits, checked,
+                      cloned_settings, logprobs_under, model_defaults, open_worlds, parse_flags,
+                      tiny_settings)
 from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
 
 
@@ -131,7 +132,10 @@ def credit(run, batch):
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
     if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = batch.old_logprobs.clone()
+        for rows in mini_batches(run, batch, 0):    # packed as in `update`: else it rounds
+            found = logprobs_under(run, run.policy, batch.rows(rows))
+            batch.old_logprobs[rows, :found.shape[1]] = found
     if cfg.importance_cap:
         batch.weights = IMPORTANCE[cfg.importance](batch.old_logprobs, batch.rollout_logprobs, mask,
                                                    cfg.importance_low, cfg.importance_cap)
@@ -218,11 +222,12 @@ def update(run, batch):
     """
     cfg, sums, norms = run.cfg, Counter(), []
     for epoch in range(cfg.epochs * cfg.reuse):
-        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
-        for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
-            mini = batch.rows(rows.to(run.device))
+        for rows in mini_batches(run, batch, epoch):
+            mini = batch.rows(rows)
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
+            if cfg.surrogate == "token":        # a sequence's ratio needs the whole row
+                mini = mini.cut(cfg.micro_tokens)
             total = torch.zeros((), device=run.device)
             for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
                 loss, part_sums = part_loss(run, mini.rows(part_rows))
@@ -235,6 +240,13 @@ def update(run, batch):
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
     return Figures.of(sums, norms)
+
+
+def mini_batches(run, batch, epoch):
+    """The row indices of each mini-batch of one pass over the batch, shuffled."""
+    shuffle = torch.Generator().manual_seed(hash((run.cfg.seed, run.step, epoch)) % 2**31)
+    order = torch.randperm(len(batch.rewards), generator=shuffle).to(run.device)
+    return order.chunk(run.cfg.mini_batches)
 
 
 def part_loss(run, part):
@@ -341,19 +353,20 @@ def evaluate_and_save(run):
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
     collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
+    run.ending = any(parallel.gathered(run.ending))         # on one rank: then all of them end
     stop = cfg.stop_on_collapse and collapse
-    if run.step % cfg.save_every == 0 or last or stop:
+    if run.step % cfg.save_every == 0 or last or stop or run.ending:
         parallel.save(run)
     if stop:
         parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
-    return "stop" if stop else ""
+    return "stop" if stop or run.ending else ""
 
 
 # ---- setting up ---------------------------------------------------------------------------------
 
 def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
-    device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
+    device, families = parallel.start(cfg.device, cfg.compute), families_of(modules, cfg.families)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
@@ -363,7 +376,7 @@ def setup(cfg, modules, clients):
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
     if cfg.kl_coef:
-        run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
+        run.reference = parallel.load(start_model, device, cfg, frozen=True)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, value_head=True)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
@@ -446,6 +459,8 @@ class Config:
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    compute: Compute = "auto"     # dtype of the computations; auto: bfloat16 on cuda, else float32
+    shard: Shard = "full"         # of the weights on each rank: a share, or none is dealt out
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -506,6 +521,7 @@ class Config:
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
     eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
     save_every: Count = 20        # steps between checkpoints
+    keep_checkpoints: Natural = 0     # the last so many are kept; 0: all
     sample_every: Count = 10      # steps between episodes in samples.txt
     probe_every: Natural = 20     # steps between probes: do thoughts depend on prompts? 0: none
     stop_on_collapse: bool = False   # save and end at the first warning
@@ -605,7 +621,8 @@ def main(argv=None):
                     run.notes.before = metrics.sampled_and_greedy(run)
                     minutes = metrics.expected_minutes(run, time.perf_counter() - began)
                     parallel.say(f"RL takes about {minutes:.1f} minutes")
-                train(run)
+                with parallel.ends_after_step(run):
+                    train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
                 if run.step:
@@ -616,7 +633,7 @@ def main(argv=None):
                 policy = continue_cloning(run.start_model, run.rl_seconds)
                 run.notes.control = metrics.sampled_and_greedy(run, policy)
                 metrics.report(run)
-    except (ValueError, EnvError, FloatingPointError) as error:
+    except (ValueError, OSError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
     finally:
         parallel.end()
