@@ -125,7 +125,7 @@ class Evolve(Clone):
 def evolve(run, base_set):
     """AgentEvol (arXiv:2406.04151, Algorithm 1). base_set: what the base policy has imitated."""
     cfg = run.cfg
-    while run.step < cfg.iterations and not run.ending:
+    while run.step < cfg.iterations:
         began = time.perf_counter()
         explored, stats = explore(run)                      # tau ~ pi_m, K for each task
         kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
@@ -146,7 +146,6 @@ def evolve(run, base_set):
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.save(run)
-        run.ending = any(parallel.gathered(run.ending))
 
 
 def explore(run):
@@ -231,9 +230,8 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = NORMALISE[cfg.normalise](batch.response_mask,
                                              torch.tensor(weights, device=policy.device))
-    batch = batch.cut(cfg.micro_tokens)
     for rows, real in parallel.micro_batches(batch, cfg.micro_tokens):
-        part = batch.rows(rows)
+        part = batch.rows(*rows)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
         (loss * parallel.world()).backward()                # FSDP takes the mean over the ranks
@@ -296,8 +294,7 @@ def run_all(cfg):
     with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)
         run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
-        with parallel.ends_after_step(run):
-            evolve(run, base_set)
+        evolve(run, base_set)
         run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
         if cfg.control:         # as many steps on the demonstrations alone

@@ -30,7 +30,12 @@ from typing import Annotated, Literal, get_args
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict)
+from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
+                                    register_fsdp_forward_method)
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -80,6 +85,12 @@ class Run:
     @property
     def device(self):
         return self.policy.device
+
+    @property
+    def trained(self):            # [(its name in a checkpoint, a model, the model's optimizer)]
+        every = (("policy", self.policy, self.optimizer),
+                 ("critic", self.critic, self.critic_optimizer))
+        return [each for each in every if each[2]]
 
     @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
@@ -318,20 +329,6 @@ def gathered(thing):
     return things
 
 
-def together(work, *arguments):
-    """[work(*arguments) of rank 0, of rank 1, ...]. OSError, on all ranks alike: one of them could
-    not read or write."""
-    try:
-        mine = work(*arguments)
-    except (OSError, SafetensorError) as error:
-        mine = error if isinstance(error, OSError) else OSError(str(error))
-    everybody = gathered(mine)
-    for failure in everybody:
-        if isinstance(failure, OSError):
-            raise failure
-    return everybody
-
-
 # ---- models -------------------------------------------------------------------------------------
 
 def load(path, device, cfg, value_head=False, frozen=False):
@@ -359,7 +356,6 @@ def load(path, device, cfg, value_head=False, frozen=False):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     if dist.is_initialized():
-        from torch.distributed.fsdp import register_fsdp_forward_method
         for method in FORWARD_METHODS:
             if hasattr(model, method):
                 register_fsdp_forward_method(model, method)
@@ -367,46 +363,42 @@ def load(path, device, cfg, value_head=False, frozen=False):
 
 
 def shared_out(whole, device, how, compute):
-    """The model of rank 0 (of the others None), dealt over all ranks by FSDP2: no other rank ever
-    holds all of it, since it is cut while it is on torch's meta device, without any weights.
-    how: "full", a share on each rank, or "none", everything on each. A unit for each decoder layer,
-    one for the rest; computed in dtype `compute`, gradients averaged in float32."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    told = whole and (whole.config, whole.dtype, whole.generation_config,
-                      getattr(whole, "padding", torch.tensor(())), hasattr(whole, "value_head"))
-    config, dtype, generation_config, padding, value_head = gathered(told)[0]
+    """The model of rank 0 (None elsewhere) on all ranks, by FSDP2: a unit for each decoder layer,
+    one for the rest, gradients averaged in float32. It is cut on torch's meta device, without
+    weights, so that no other rank ever holds all of them. how: see Config.shard."""
+    beside = "generation_config", "padding"
+    config, dtype, value_head, more, buffers = gathered(whole and (
+        whole.config, whole.dtype, hasattr(whole, "value_head"),
+        {name: x for name, x in vars(whole).items() if name in beside},
+        dict(whole.named_buffers())))[0]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
         if value_head:
             add_value_head(model)
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = replicas(dist.group.WORLD, device.partition(":")[0]) if how == "none" else None
     for part in (*model.model.layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(
-            param_dtype=compute, reduce_dtype=torch.float32))
-    model.to_empty(device=device)
-    model.tie_weights()
+        fully_shard(part, mesh=mesh, mp_policy=precision)
+    model.to_empty(device=device).tie_weights()
     set_model_state_dict(model, whole.state_dict() if whole else {}, options=StateDictOptions(
         full_state_dict=True, broadcast_from_rank0=True))
-    for name, buffer in model.named_buffers():      # rotary frequencies are in no state_dict
-        if whole:
-            buffer.copy_(whole.get_buffer(name))
-        dist.broadcast(buffer, 0)
-    model.generation_config, model.padding = generation_config, padding.to(device)
+    for name, buffer in buffers.items():        # some, as rotary frequencies, are in no state_dict
+        model.get_buffer(name).copy_(buffer)
+    for name, x in more.items():
+        setattr(model, name, x.to(device) if isinstance(x, torch.Tensor) else x)
     return model
 
 
-@functools.cache
+@functools.cache        # a mesh is made of groups, which take memory
 def replicas(group, device_type):
-    """The mesh of a group whose ranks hold all weights each: made once, as it makes groups."""
+    """The mesh whose ranks hold all weights each."""
     return dist.init_device_mesh(device_type, (group.size(), 1),
-                                             mesh_dim_names=("replicate", "shard"))
+                                 mesh_dim_names=("replicate", "shard"))
 
 
 @contextmanager
 def gathered_weights(model):
     """Within, every rank holds all the weights, so that each can sample at its own pace."""
-    from torch.distributed.fsdp import FSDPModule
     shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
     for m in shards:
         m.set_reshard_after_forward(False, recurse=False)
@@ -450,40 +442,37 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
     return played, stats
 
 
-def micro_batches(batch, max_tokens):
-    """This rank's share of a batch: (row indices, real) for each micro-batch of about max_tokens.
+def micro_batches(batch, max_tokens, whole_rows=False):
+    """This rank's share of a batch: (what Batch.rows takes, real) for each micro-batch of about
+    max_tokens: see Batch.parts.
 
     Every rank gets the same number of them, because FSDP gathers the weights together. A rank that
     runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
     """
     total = int((batch.token_ids >= 0).sum())
-    parts = batch.parts(min(max_tokens, -(-total // world())))
+    parts = batch.parts(min(max_tokens, -(-total // world())), whole_rows)
     for i in range(rank(), -(-len(parts) // world()) * world(), world()):
-        rows = torch.tensor(parts[i % len(parts)], device=batch.token_ids.device)
-        yield rows, int(i < len(parts))
+        rows, *span = parts[i % len(parts)]
+        yield (torch.tensor(rows, device=batch.token_ids.device), *span), int(i < len(parts))
 
 
 @torch.no_grad()
-def on_all_rows(method, batch, max_tokens, *more, whole_rows=False):
+def on_all_rows(method, batch, max_tokens, *more):
     """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
-    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled.
-    whole_rows: none is cut."""
-    cut = batch if whole_rows else batch.cut(max_tokens)
-    out = torch.zeros(cut.token_ids.shape, device=cut.token_ids.device)
-    for rows, real in micro_batches(cut, max_tokens):
-        part = cut.rows(rows)
+    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
+    out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
+    for (rows, *span), real in micro_batches(batch, max_tokens):
+        part = batch.rows(rows, *span)
         x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
         if real:
             row, column = part.response_mask.nonzero(as_tuple=True)
-            out[rows[row], column] = x
-    found = summed(out)[cut.response_mask]      # in the order of the batch's own tokens
-    return out.new_zeros(batch.token_ids.shape).masked_scatter_(batch.response_mask, found)
+            out[rows[row], column + sum(span[:1])] = x
+    return summed(out)
 
 
 def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
-    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature,
-                       whole_rows=run.cfg.surrogate == "sequence")      # as `update` has them
+    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
@@ -494,18 +483,14 @@ def logprobs_under(run, model, batch):
 
 @contextmanager
 def ends_after_step(run):
-    """Within, the first SIGTERM sets run.ending: the loop ends after its step, on all ranks, and a
-    checkpoint is saved; then this ends the process. A second one ends it at once."""
-    def ask(*_):
-        signal.signal(signal.SIGTERM, before)
-        run.ending = True
-    before = signal.signal(signal.SIGTERM, ask)
+    """Within, SIGTERM lets the loop finish its step and save it; then the process ends."""
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
     if run.ending:
-        say(f"SIGTERM: ended with the checkpoint of step {run.step}; --resume goes on from there")
+        say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
         sys.exit(128 + signal.SIGTERM)
 
 
@@ -560,23 +545,18 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder: every file is there, as `save` left it. What
-    is broken in newer ones is said. The ranks share the reading. ValueError if none is whole."""
+    """The newest whole checkpoint of a run's folder: every file is as `save` left it, which the
+    ranks share to check. What is broken in newer ones is said. ValueError if none is whole."""
     for step in reversed(steps_in(folder)):
-        checkpoint = os.path.join(folder, f"step_{step}")
-        broken = path = os.path.join(checkpoint, "trainer.json")
-        try:
-            kept = read_json(path)["checksums"]
-            found = ChainMap(*together(checksums, checkpoint, [*kept]))
-            broken = next((os.path.join(checkpoint, k) for k in kept if found[k] != kept[k]), "")
-        except OSError as error:
-            broken = error.filename or checkpoint
-        except (ValueError, LookupError):       # in trainer.json
-            pass
+        checkpoint, broken = os.path.join(folder, f"step_{step}"), "trainer.json"
+        with suppress(OSError, ValueError, LookupError):
+            kept = read_json(os.path.join(checkpoint, broken))["checksums"]
+            found = ChainMap(*gathered(checksums(checkpoint, [*kept])))
+            broken = next((name for name in kept if found[name] != kept[name]), "")
         if not broken:
             return checkpoint
-        say(f"{broken} is missing or not whole, or an older version made it: the checkpoint before "
-            "is tried")
+        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
+            "it: the checkpoint before is tried")
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
 
 
@@ -586,25 +566,14 @@ def steps_in(folder):
 
 
 def checksums(folder, names):
-    """{name: CRC-32 of that file, which then is on the disk} of this rank's share. OSError."""
-    found = {}
-    for name in names[rank()::world()]:
-        found[name] = 0
-        with synced(os.path.join(folder, name)) as file:
-            while block := os.read(file, 2**24):
+    """{name: CRC-32 of that file, None if it is missing} of this rank's share of them."""
+    found = dict.fromkeys(names[rank()::world()])
+    for name in found:
+        with suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as file:
+            found[name] = 0
+            while block := file.read(2**24):
                 found[name] = zlib.crc32(block, found[name])
     return found
-
-
-@contextmanager
-def synced(path):
-    """A file or folder, on the disk, opened to be read."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-        yield file
-    finally:
-        os.close(file)
 
 
 def read_json(path, missing=None):
@@ -621,15 +590,13 @@ def write_json(path, content):
     """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
     with open(path + ".part", "w") as file:
         json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path + ".part")
     os.replace(path + ".part", path)
 
 
 def full_weights(model):
     """{name: tensor}, whole and on the CPU; of tied weights the first. On rank 0: the others may
     get less."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     weights = get_model_state_dict(model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
     tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
@@ -656,7 +623,7 @@ def trainer_state(run):
     """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
     which `restore` reads; of sharded ones this rank's rows."""
     state = {}
-    for part, model, optimizer in optimized(run):
+    for part, model, optimizer in run.trained:
         for name, weights in model.named_parameters():
             if part == "critic" or name.startswith("value_head"):
                 state[f"{part}/{name}"] = weights.detach()
@@ -665,85 +632,73 @@ def trainer_state(run):
     return state
 
 
-def optimized(run):
-    """[(its name in a checkpoint, a model, the model's optimizer)]"""
-    every = [("policy", run.policy, run.optimizer), ("critic", run.critic, run.critic_optimizer)]
-    return [(part, model, optimizer) for part, model, optimizer in every if optimizer]
-
-
 def save(run):
-    """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
-    so that a killed run keeps the one before. OSError, on all ranks: it could not be written."""
-    folder = os.path.join(run.cfg.folder, f"step_{run.step}")
-    aside, weights = folder + ".part", full_weights(run.policy)
-    if rank() == 0:
-        for left in Path(run.cfg.folder).glob("step_*.part"):       # by a killed run
-            shutil.rmtree(left)
+    """Write the checkpoint step_<n> of the run after its last finished step: aside, on the disk,
+    then renamed, so that a killed run keeps the one before. OSError: it could not be written."""
+    folder = Path(run.cfg.folder, f"step_{run.step}")
+    aside, weights = Path(f"{folder}.part"), full_weights(run.policy)
+    for left in Path(run.cfg.folder).glob("step_*.part") if rank() == 0 else ():
+        shutil.rmtree(left)             # by a killed run
     wait_for_all()
     try:
-        together(write_parts, run, aside, weights)
-        names = [str(path.relative_to(aside)) for path in Path(aside).rglob("*") if path.is_file()]
-        sums = together(checksums, aside, gathered(names)[0])
-        together(seal, run, aside, folder, dict(ChainMap(*sums)))
-    except OSError as error:
+        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
+            str(aside / "trainer"), save_distributed=True))
         if rank() == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(f"{folder} could not be written ({error}); the checkpoints before it are "
-                      "whole: make room, then --resume") from error
+            run.policy.save_pretrained(aside, state_dict=weights)
+            run.worlds[0].agent.tokenizer.save_pretrained(aside)
+            if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
+                shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
+        wait_for_all()
+        names = [str(x.relative_to(aside)) for x in aside.rglob("*") if x.is_file()]
+        sums = dict(ChainMap(*gathered(checksums(aside, sorted(names)))))
+        if rank() == 0:
+            speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
+            write_json(str(aside / "trainer.json"), dict(
+                step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
+                seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
+                history=run.history, checksums=sums))
+            sync(*aside.rglob("*"), aside)
+            shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
+            os.replace(aside, folder)
+            sync(run.cfg.folder)
+            forget_old(run.cfg.folder, run.step, run.cfg.keep_checkpoints)
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:
+        first, _ = [*getattr(error, "failures", {0: (error, None)}).values()][0]    # of its ranks
+        raise OSError(f"{folder} could not be written ({first}); the checkpoints before it are "
+                      "whole: make room and --resume") from error
+    wait_for_all()
 
 
-def write_parts(run, aside, weights):
-    """By each rank its rows of the trainer's state; by rank 0 the policy, a Hugging Face folder."""
-    from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
-    from torch.distributed.checkpoint import save as write_rows
-    try:
-        write_rows(trainer_state(run), storage_writer=HuggingFaceStorageWriter(
-            os.path.join(aside, "trainer"), save_distributed=True))
-    except CheckpointException as error:        # on all ranks; what it was on the first that failed
-        raise next(iter(error.failures.values()))[0] from error
-    if rank() == 0:
-        run.policy.save_pretrained(aside, state_dict=weights)
-        run.worlds[0].agent.tokenizer.save_pretrained(aside)
-        if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
-            shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
+def sync(*paths):
+    """Wait until these files and folders are on the disk."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
 
 
-def seal(run, aside, folder, sums):
-    """By rank 0: add what the run remembers, and give a checkpoint whose files are on the disk its
-    name. Of whole ones up to it, the last cfg.keep_checkpoints are kept (0: all)."""
-    if rank():
-        return
-    memory = dict(step=run.step, speaks={name: getattr(run.cfg, name) for name in SPEAKS},
-                  skipped_in_a_row=run.skipped_in_a_row, history=run.history,
-                  seconds=time.perf_counter() - run.began, notes=asdict(run.notes), checksums=sums)
-    write_json(os.path.join(aside, "trainer.json"), memory)
-    shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
-    with synced(os.path.join(aside, "trainer")), synced(aside):
-        os.replace(aside, folder)
-    with synced(run.cfg.folder):
-        paths = [f"{run.cfg.folder}/step_{n}" for n in steps_in(run.cfg.folder) if n <= run.step]
-    whole = [path for path in paths if os.path.exists(f"{path}/trainer.json")]
-    for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
-        os.replace(path, path + ".part")            # first, so that none is ever half there
-        shutil.rmtree(path + ".part")
+def forget_old(folder, step, keep):
+    """Delete the whole checkpoints up to step_<step> but for the last `keep`; 0: none."""
+    paths = [os.path.join(folder, f"step_{n}") for n in steps_in(folder) if n <= step]
+    whole = [path for path in paths if os.path.exists(os.path.join(path, "trainer.json"))]
+    for path in whole[:-keep] if keep else ():
+        os.remove(os.path.join(path, "trainer.json"))       # first: then it is no checkpoint
+        shutil.rmtree(path)
 
 
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
     the like stay as the optimizers have them."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-    from torch.distributed.checkpoint import load as read_rows
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-    reader = HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+    reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
     kept = reader.read_metadata().state_dict_metadata
-    for part, model, optimizer in optimized(run):
+    for part, model, optimizer in run.trained:
         get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
         for name, weights in model.named_parameters():
             if f"{part}_optimizer/{name}/step" not in kept:
                 optimizer.state.pop(weights, None)      # without a gradient so far
     if kept:
-        read_rows(trainer_state(run), storage_reader=reader)
+        dcp.load(trainer_state(run), storage_reader=reader)
     memory = read_json(os.path.join(folder, "trainer.json"))
     run.step, run.history = memory["step"], memory["history"]
     run.skipped_in_a_row = memory["skipped_in_a_row"]

@@ -1121,49 +1121,36 @@ class Batch:
     returns: torch.Tensor = None
     value_weights: torch.Tensor = None
 
-    def rows(self, index):
-        """The rows of `index`, cut to the longest of them -> Batch."""
+    def rows(self, index, begin=0, end=None):
+        """The rows of `index`, cut to the longest, or of each its tokens begin:end -> Batch."""
         picked = {name: x[index] for name, x in vars(self).items() if x is not None}
         longest = int((picked["token_ids"] >= 0).sum(1).max()) if len(index) else 1
         for name, x in picked.items():
             if x.dim() == 2 and name != "observation_hashes":
-                picked[name] = x[:, :longest]
+                picked[name] = x[:, begin:longest if end is None else end]
         return Batch(**picked)
 
-    def parts(self, tokens):
-        """The row indices, cut into parts of at most `tokens` tokens (or one row), longest rows
-        first: attention pads the rows of a part, so their lengths should be alike."""
+    def parts(self, tokens, whole_rows=False):
+        """What to compute at a time: arguments of `rows`, for at most `tokens` tokens (or a row, if
+        whole_rows, or a context), longest rows first: attention pads the rows of a part, so their
+        lengths should be alike. A longer row is cut between contexts, which are independent."""
         lengths = (self.token_ids >= 0).sum(1)
         parts, room = [], 0
         for row in lengths.argsort(descending=True, stable=True).tolist():
-            if not parts or room < lengths[row]:
-                parts.append([])
+            if lengths[row] > tokens and not whole_rows:
+                starts, begin = (self.position_ids[row, :lengths[row]] == 0).nonzero()[:, 0], 0
+                for start, end in zip(starts.tolist(), [*starts[1:].tolist(), int(lengths[row])]):
+                    if begin < start and end - begin > tokens:
+                        parts.append(([row], begin, start))
+                        begin = start
+                parts.append(([row], begin, end))
+                continue
+            if room < lengths[row]:
+                parts.append(([],))
                 room = tokens
-            parts[-1].append(row)
+            parts[-1][0].append(row)
             room -= int(lengths[row])
         return parts
-
-    def cut(self, tokens):
-        """Rows of more than `tokens` tokens cut between contexts, which are computed apart, into
-        rows of fewer or of one context -> Batch: the same sampled tokens in the same order."""
-        lengths = (self.token_ids >= 0).sum(1).tolist()
-        if max(lengths) <= tokens:
-            return self
-        pieces = []                 # (row, its first token, its end)
-        for row, length in enumerate(lengths):
-            starts, begin = (self.position_ids[row, :length] == 0).nonzero()[:, 0].tolist(), 0
-            for start, end in zip(starts, [*starts[1:], length]):
-                if begin < start and end - begin > tokens:
-                    pieces.append((row, begin, start))
-                    begin = start
-            pieces.append((row, begin, length))
-        row, begin, end = torch.tensor(pieces, device=self.token_ids.device).T[:, :, None]
-        column = begin + torch.arange(int((end - begin).max()), device=row.device)
-        there = column < end
-        x = {name: x[row, column.clamp(max=x.shape[1] - 1)] if x.shape == self.token_ids.shape
-             else x[row[:, 0]] for name, x in vars(self).items() if x is not None}
-        x["token_ids"][~there], x["response_mask"][~there] = -1, False
-        return Batch(**x)
 
 
 def to_batch(trajectories, device="cpu"):

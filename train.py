@@ -132,10 +132,7 @@ def credit(run, batch):
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
     if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
-        batch.old_logprobs = batch.old_logprobs.clone()
-        for rows in mini_batches(run, batch, 0):    # packed as in `update`: else it rounds
-            found = logprobs_under(run, run.policy, batch.rows(rows))
-            batch.old_logprobs[rows, :found.shape[1]] = found
+        batch.old_logprobs = logprobs_under(run, run.policy, batch)
     if cfg.importance_cap:
         batch.weights = IMPORTANCE[cfg.importance](batch.old_logprobs, batch.rollout_logprobs, mask,
                                                    cfg.importance_low, cfg.importance_cap)
@@ -222,15 +219,15 @@ def update(run, batch):
     """
     cfg, sums, norms = run.cfg, Counter(), []
     for epoch in range(cfg.epochs * cfg.reuse):
-        for rows in mini_batches(run, batch, epoch):
-            mini = batch.rows(rows)
+        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
+        for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
+            mini = batch.rows(rows.to(run.device))
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
-            if cfg.surrogate == "token":        # a sequence's ratio needs the whole row
-                mini = mini.cut(cfg.micro_tokens)
             total = torch.zeros((), device=run.device)
-            for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
-                loss, part_sums = part_loss(run, mini.rows(part_rows))
+            for rows, real in parallel.micro_batches(mini, cfg.micro_tokens,
+                                                     cfg.surrogate == "sequence"):  # a row's mean
+                loss, part_sums = part_loss(run, mini.rows(*rows))
                 if norms:       # the weights have moved away from those that sampled
                     del part_sums["mismatch"]
                 (loss * real * parallel.world()).backward()     # FSDP takes the mean over the ranks
@@ -240,13 +237,6 @@ def update(run, batch):
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
     return Figures.of(sums, norms)
-
-
-def mini_batches(run, batch, epoch):
-    """The row indices of each mini-batch of one pass over the batch, shuffled."""
-    shuffle = torch.Generator().manual_seed(hash((run.cfg.seed, run.step, epoch)) % 2**31)
-    order = torch.randperm(len(batch.rewards), generator=shuffle).to(run.device)
-    return order.chunk(run.cfg.mini_batches)
 
 
 def part_loss(run, part):
@@ -318,13 +308,11 @@ def optimizer_step(run, loss):
     A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
     FloatingPointError.
     """
-    trained = [(run.policy, run.optimizer)]
-    if run.critic:
-        trained.append((run.critic, run.critic_optimizer))
-    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model, _ in trained]
+    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm)
+             for _, model, _ in run.trained]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
     finite = all(x.isfinite() for x in [loss, *norms])
-    for _, optimizer in trained:
+    for *_, optimizer in run.trained:
         if finite:
             optimizer.step()
         optimizer.zero_grad()
