@@ -31,9 +31,9 @@ from engine import check_heads, check_model, from_pretrained, make_policy
 from env_server import load_env, open_envs
 from envs import demonstrations
 from envs._agentgym import SET_SIZES, read_trajectories, threshold, write_trajectories
-from parallel import (Compute, Count, Counts, Device, Folder, Natural, NewFile, NonNegative,
-                      Positive, Run, Seed, Shard, Share, Vocabulary, both_splits, model_defaults,
-                      open_worlds, parse_flags, tiny_settings)
+from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
+                      Seed, Share, Vocabulary, both_splits, model_defaults, open_worlds,
+                      parse_flags, tiny_settings)
 from rollout import (ContextMode, FormatName, History, Thinking, progress, to_batch, tokenizer_of,
                      trajectories_of)
 
@@ -77,8 +77,8 @@ class Clone(Demos):
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-    compute: Compute = "auto"     # dtype of the computations; auto: bfloat16 on cuda, else float32
-    shard: Shard = "full"         # of the weights on each rank: a share, or none is dealt out
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
+    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     normalise = "weights"         # no flag: here all weights are 1
 
 

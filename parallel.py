@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import functools
 import gc
+import hashlib
 import inspect
 import itertools
 import json
@@ -20,7 +21,6 @@ import signal
 import sys
 import textwrap
 import time
-import zlib
 from collections import ChainMap
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -33,15 +33,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict)
+    StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from client import EnvError, ServersGone
 from curriculum import choose_tasks, shares_of
-from engine import (FORWARD_METHODS, OURS, add_value_head, equip, from_pretrained, load_policy,
+from engine import (FORWARD_METHODS, add_value_head, equip, from_pretrained, load_policy,
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
@@ -154,7 +154,6 @@ NewFile = Annotated[str, "a file in a folder that exists", lambda x: x and os.pa
     os.path.dirname(x) or ".") and not os.path.isdir(x)]
 Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
     map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
-Shard, Compute = Literal["full", "none"], Literal["auto", "float32", "bfloat16"]
 Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
 Counts = Annotated[tuple, "numbers of 1 or more, comma-separated", lambda x: x and
                    {*map(type, x)} <= {int} and min(x) > 0]
@@ -332,20 +331,19 @@ def gathered(thing):
 # ---- models -------------------------------------------------------------------------------------
 
 def load(path, device, cfg, value_head=False, frozen=False):
-    """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
-    are ranks; or frozen, its weights in the dtype that it computes in: cfg.compute; auto: bfloat16
-    on CUDA, else float32. path: a folder or a hub id, which rank 0 reads for all."""
-    on_cuda, model = str(device).startswith("cuda"), None
-    compute = dict(float32=torch.float32, bfloat16=torch.bfloat16).get(
-        cfg.compute, torch.bfloat16 if on_cuda else torch.float32)
-    gc.collect()            # a model that was dropped is a cycle: its weights go before these come
-    if rank() == 0:
-        model = load_policy(path, "cpu" if dist.is_initialized() else device,
-                            compute if frozen else torch.float32, "torch")
-        if value_head:
-            add_value_head(model)
-    if dist.is_initialized():
-        model = shared_out(model, str(device), cfg.shard, compute)
+    """A model as it is trained: float32 weights, perhaps with a critic's head; or frozen, its
+    weights in the dtype that it computes in. Sharded where there are ranks. path: a folder or a hub
+    id."""
+    ranks, auto = dist.is_initialized(), "bfloat16" if "cuda" in str(device) else "float32"
+    compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
+    dtype = compute if frozen else torch.float32
+    gc.collect()                        # models that were dropped before are cycles
+    # In the file's own dtype the weights stay in the file, mapped, until `shard` takes its share.
+    model = load_policy(path, "cpu" if ranks else device, "auto" if ranks else dtype, "torch")
+    if value_head:
+        add_value_head(model)
+    if ranks:
+        shard(model, device, dtype, compute, cfg.shard)
     equip(model, cfg.attention, compute).eval()
     if frozen:
         model.requires_grad_(False)
@@ -355,38 +353,24 @@ def load(path, device, cfg, value_head=False, frozen=False):
     for module in model.modules():      # the sampler's policy is the trainer's
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if dist.is_initialized():
-        for method in FORWARD_METHODS:
-            if hasattr(model, method):
-                register_fsdp_forward_method(model, method)
+    for method in FORWARD_METHODS if ranks else ():
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
     return model
 
 
-def shared_out(whole, device, how, compute):
-    """The model of rank 0 (None elsewhere) on all ranks, by FSDP2: a unit for each decoder layer,
-    one for the rest, gradients averaged in float32. It is cut on torch's meta device, without
-    weights, so that no other rank ever holds all of them. how: see Config.shard."""
-    beside = "generation_config", "padding"
-    config, dtype, value_head, more, buffers = gathered(whole and (
-        whole.config, whole.dtype, hasattr(whole, "value_head"),
-        {name: x for name, x in vars(whole).items() if name in beside},
-        dict(whole.named_buffers())))[0]
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
-        if value_head:
-            add_value_head(model)
+def shard(model, device, dtype, compute, how):
+    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32.
+    A unit at a time gets its dtype and is cut, so no rank holds more. how: see Config.shard."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    mesh = replicas(dist.group.WORLD, device.partition(":")[0]) if how == "none" else None
-    for part in (*model.model.layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=precision)
-    model.to_empty(device=device).tie_weights()
-    set_model_state_dict(model, whole.state_dict() if whole else {}, options=StateDictOptions(
-        full_state_dict=True, broadcast_from_rank0=True))
-    for name, buffer in buffers.items():        # some, as rotary frequencies, are in no state_dict
-        model.get_buffer(name).copy_(buffer)
-    for name, x in more.items():
-        setattr(model, name, x.to(device) if isinstance(x, torch.Tensor) else x)
-    return model
+    mesh = replicas(dist.group.WORLD, torch.device(device).type) if how == "none" else None
+    for unit in (*model.model.layers, model):
+        for weights in unit.parameters():
+            if weights.dtype != dtype:
+                weights.data = weights.data.to(device, dtype)
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+    if hasattr(model, "padding"):
+        model.padding = model.padding.to(device)
 
 
 @functools.cache        # a mesh is made of groups, which take memory
@@ -566,13 +550,11 @@ def steps_in(folder):
 
 
 def checksums(folder, names):
-    """{name: CRC-32 of that file, None if it is missing} of this rank's share of them."""
+    """{name: SHA-256 of that file, None if it is missing} of this rank's share of them."""
     found = dict.fromkeys(names[rank()::world()])
     for name in found:
         with suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as file:
-            found[name] = 0
-            while block := file.read(2**24):
-                found[name] = zlib.crc32(block, found[name])
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
@@ -649,8 +631,8 @@ def save(run):
             if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
                 shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
         wait_for_all()
-        names = [str(x.relative_to(aside)) for x in aside.rglob("*") if x.is_file()]
-        sums = dict(ChainMap(*gathered(checksums(aside, sorted(names)))))
+        names = sorted(str(x.relative_to(aside)) for x in aside.rglob("*") if x.is_file())
+        sums = dict(ChainMap(*gathered(checksums(aside, names))))
         if rank() == 0:
             speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
             write_json(str(aside / "trainer.json"), dict(
@@ -661,7 +643,11 @@ def save(run):
             shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
             os.replace(aside, folder)
             sync(run.cfg.folder)
-            forget_old(run.cfg.folder, run.step, run.cfg.keep_checkpoints)
+            whole = [path for n in steps_in(run.cfg.folder) if n <= run.step
+                     and (path := folder.with_name(f"step_{n}") / "trainer.json").exists()]
+            for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
+                path.unlink()           # first: half a checkpoint is none
+                shutil.rmtree(path.parent)
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         first, _ = [*getattr(error, "failures", {0: (error, None)}).values()][0]    # of its ranks
         raise OSError(f"{folder} could not be written ({first}); the checkpoints before it are "
@@ -675,15 +661,6 @@ def sync(*paths):
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
         os.close(file)
-
-
-def forget_old(folder, step, keep):
-    """Delete the whole checkpoints up to step_<step> but for the last `keep`; 0: none."""
-    paths = [os.path.join(folder, f"step_{n}") for n in steps_in(folder) if n <= step]
-    whole = [path for path in paths if os.path.exists(os.path.join(path, "trainer.json"))]
-    for path in whole[:-keep] if keep else ():
-        os.remove(os.path.join(path, "trainer.json"))       # first: then it is no checkpoint
-        shutil.rmtree(path)
 
 
 def restore(run, folder):

@@ -39,10 +39,9 @@ from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
-from parallel import (Compute, Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative,
-                      Numbers, Portion, Positive, Run, Seed, Shard, Share, both_splits, checked,
-                      cloned_settings, logprobs_under, model_defaults, open_worlds, parse_flags,
-                      tiny_settings)
+from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
+                      Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
+                      logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
 from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
 
 
@@ -447,8 +446,8 @@ class Config:
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
-    compute: Compute = "auto"     # dtype of the computations; auto: bfloat16 on cuda, else float32
-    shard: Shard = "full"         # of the weights on each rank: a share, or none is dealt out
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
+    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn

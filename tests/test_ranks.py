@@ -106,9 +106,10 @@ def stored(folder):
 
 
 def distance(one, other):
-    """The largest difference of two checkpoints' weights."""
+    """Of two checkpoints' weights: (the largest difference, the mean one)."""
     assert one.keys() == other.keys()
-    return max((one[k] - other[k]).abs().max().item() for k in one if "optimizer" not in k)
+    gaps = torch.cat([(one[k] - other[k]).abs().flatten() for k in one if "optimizer" not in k])
+    return gaps.max().item(), gaps.mean().item()
 
 
 @pytest.mark.parametrize("kind, count, shard", [
@@ -119,7 +120,7 @@ def distance(one, other):
 def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     one = learned(url, model, kind, 1)
     ranks = learned(url, model, kind, count, shard=shard)
-    assert distance(one, ranks) < 1e-5
+    assert distance(one, ranks)[0] < 1e-5
     start = load_file(f"{model}/model.safetensors")
     assert max((one[k] - start[k]).abs().max() for k in start) > 1e-3       # five steps of 3e-4
     for key in one:
@@ -136,9 +137,8 @@ def test_ranks_in_bfloat16_are_as_far_from_one_as_its_micro_batches_bring_it(kin
                   for tokens in (8192, 1))
     ranks = learned(url, model, kind, count, compute="bfloat16", shard=shard)
     exact = learned(url, model, kind, 1)
-    assert distance(one, exact) > 1e-5              # 16 bits are at work
-    print(kind, count, shard, distance(one, ranks), distance(one, other), distance(one, exact))
-    assert distance(one, ranks) <= max(distance(one, other), 1e-5)
+    assert distance(one, exact)[0] > 1e-5           # 16 bits are at work
+    assert distance(one, ranks) <= max(distance(one, other), (1e-5, 0))
 
 
 def test_credit_in_bfloat16_gives_ratios_of_1_before_any_update(url, model):
@@ -166,8 +166,8 @@ def ratios(url, cfg):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def test_load_gives_every_rank_what_rank_0_alone_reads(model, tmp_path):
-    """The weights, one of tied ones, buffers that no file holds, how the model ends its replies."""
+def test_load_gives_every_rank_its_rows(model, tmp_path):
+    """Tied weights stay tied; buffers that no file holds, how the model ends its replies."""
     whole = make_policy(300, 64, 2, 4, seed=3)
     whole.generation_config.eos_token_id = [7, 8]
     whole.save_pretrained(tmp_path / "own")
@@ -178,8 +178,6 @@ def test_load_gives_every_rank_what_rank_0_alone_reads(model, tmp_path):
 def shares(path):
     parallel.start("cpu")
     cfg, whole = train.Config(checkpointing=True), load_policy(path)
-    if parallel.rank():
-        parallel.load_policy = None                     # whoever reads, fails
     for shard in ("full", "none"):
         cfg.shard = shard
         policy = parallel.load(path, "cpu", cfg, value_head=True)
@@ -230,8 +228,8 @@ def test_a_run_goes_on_with_fewer_ranks(counts, url, model):
                  played("critic", url, model), until)
         names = sorted(os.listdir(f"runs/fewer/step_{5 if until is None else until + 1}/trainer"))
         assert len(names) == count                      # each rank has written
-    assert distance(one, stored("runs/fewer/step_5")) < 1e-5
-    parallel.last_checkpoint("runs/fewer")
+    assert distance(one, stored("runs/fewer/step_5"))[0] < 1e-5
+    assert parallel.last_checkpoint("runs/fewer") == "runs/fewer/step_5"
 
 
 def test_a_full_disk_of_one_rank_ends_all_of_them(url, model):
@@ -248,7 +246,7 @@ def fails(url, cfg):
         if parallel.rank() == 1:
             raise OSError(28, "No space left on device")
         fsync(file)
-    for name, weights in run.policy.named_parameters():
+    for weights in run.policy.parameters():
         run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
     os.fsync = full
     with pytest.raises(OSError, match="step_1 could not be written .*No space left on device"):

@@ -488,9 +488,9 @@ def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
         parallel.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "weights").write_bytes(b"123456789")     # whose CRC-32 is cbf43926
-        (tmp_path / name / "trainer.json").write_text(json.dumps(
-            {"checksums": {"weights": 0xcbf43926}}))
+        (tmp_path / name / "weights").write_bytes(b"abc")       # the example of FIPS 180-2
+        (tmp_path / name / "trainer.json").write_text(json.dumps({"checksums": {
+            "weights": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}))
     assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
