@@ -5,8 +5,11 @@ The ranks are forked from this process, which has imported everything, and meet 
 learn from the same trajectories, so that no last digit of a probability changes what is sampled.
 Larger ones are slow (-m slow).
 """
+import gc
 import os
+import re
 import socket
+import weakref
 from collections import defaultdict
 from dataclasses import replace
 
@@ -201,6 +204,43 @@ def shares(path):
     cfg.compute = "bfloat16"
     frozen = parallel.load(path, "cpu", cfg, frozen=True)
     assert {(w.dtype, w.requires_grad) for w in frozen.parameters()} == {(torch.bfloat16, False)}
+
+
+def test_load_takes_no_more_memory_than_a_share(tmp_path):
+    """Of 25 million weights, 100 MB in float32, each of two ranks holds a half, and a unit more
+    while it is cut."""
+    make_policy(1000, 512, 8, 4, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "large")
+    on_ranks(2, grows, str(tmp_path / "large"))
+
+
+def anonymous():
+    """Megabytes of this process that no file holds."""
+    with open("/proc/self/status") as file:
+        return int(re.search(r"RssAnon:\s+(\d+)", file.read())[1]) / 1000
+
+
+def grows(path):
+    parallel.start("cpu")
+    before, seen, fully_shard = anonymous(), [], parallel.fully_shard
+
+    def noting(unit, **more):
+        seen.append(anonymous() - before)
+        return fully_shard(unit, **more)
+    parallel.fully_shard = noting
+    policy = parallel.load(path, "cpu", train.Config())
+    seen.append(anonymous() - before)
+    assert sum(w.numel() for w in policy.parameters()) > 25e6 and len(seen) == 10
+    assert max(seen) < 80, seen
+
+
+def test_load_lets_go_of_a_model_that_was_dropped(model):
+    gc.disable()                                    # nobody else collects
+    try:
+        first = weakref.ref(parallel.load(model, "cpu", train.Config()))
+        parallel.load(model, "cpu", train.Config())
+        assert first() is None
+    finally:
+        gc.enable()
 
 
 def test_load_again_and_again_makes_no_new_groups(model):

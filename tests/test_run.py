@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pickle
+import random
 import re
 import resource
 import shutil
@@ -503,6 +504,20 @@ def test_start_gives_ranks_two_hours_to_wait_for_each_other(device, backend, whe
     assert joined == [dict(backend=backend, timeout=timedelta(hours=2), device_id=where)]
 
 
+@pytest.mark.parametrize("given, used", [
+    ({}, "expandable_segments:True"),
+    (dict(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64"), "max_split_size_mb:64"),
+    (dict(PYTORCH_ALLOC_CONF="max_split_size_mb:32"), "max_split_size_mb:32")])
+def test_the_allocator_is_told_before_torch_is_imported(given, used, tmp_path):
+    """Segments that cannot grow leave gaps, of which no later pool of pages can be made."""
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nsys.exit(os.environ['PYTORCH_CUDA_ALLOC_CONF'])\n")
+    plain = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
+    found = subprocess.run([sys.executable, "-c", "import engine"], capture_output=True, text=True,
+                           env=plain | dict(PYTHONPATH=f"{tmp_path}:{ROOT}") | given)
+    assert found.stderr.strip() == used
+
+
 # ---- nothing that is read is executed -----------------------------------------------------------
 
 class Bomb:
@@ -608,6 +623,33 @@ def test_a_killed_process_and_its_resumption_are_one_run(model):
 
 
 @pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(model):
+    flags = dict(steps=30, save_every=1, keep_checkpoints=2, probe_every=4, sample_every=3)
+    whole = script("whole", model, **flags)
+    assert whole.wait() == 0, whole.stdout.read()
+    rng, resume, reached = random.Random(0), [], []
+    for _ in range(20):
+        broken = script("broken", model, *resume, **flags)
+        until(broken, "step ")                      # of a line of the log, or "going on at step"
+        time.sleep(rng.uniform(0, 1.5))
+        broken.kill()
+        broken.wait()
+        if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
+            resume = ["--resume"]
+            reached.append(parallel.last_checkpoint("runs/broken"))
+    assert len({*reached}) > 3                      # it went on, some steps at a time
+    again = script("broken", model, "--resume", **flags)
+    out = again.stdout.read()
+    assert again.wait() == 0, out
+    mine, its = weights_of("runs/whole/step_30"), weights_of("runs/broken/step_30")
+    assert all(torch.equal(mine[k], its[k]) for k in mine)
+    mine, its = trainer_of("runs/whole/step_30"), trainer_of("runs/broken/step_30")
+    assert mine.keys() == its.keys() and all(torch.equal(mine[k], its[k]) for k in mine)
+    assert lines_of("runs/whole") == lines_of("runs/broken") and len(lines_of("runs/whole")) == 30
+    assert Path("runs/whole/samples.txt").read_text() == Path("runs/broken/samples.txt").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_a_signal_leaves_no_server_behind(number, model):
     process = script("x", model, steps=1000, env_workers=2)
@@ -659,6 +701,18 @@ def test_a_rank_that_dies_ends_the_others(error, model):
     assert process.wait() != 0 and "odd" in out and time.monotonic() - began < 120
     assert not living(family)
     assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
+    Path("whole.py").write_text("import sys, train\ntrain.main(sys.argv[1:])\n")
+    process = ranks("whole.py", *flags_of(**FROZENLAKE | dict(steps=1000), model=model, name="x"))
+    out = until(process, "step    2 |")
+    process.terminate()                             # torchrun hands it on to its ranks
+    out += process.stdout.read()
+    assert process.wait() != 0
+    (step,) = re.findall(r"SIGTERM: saved at step (\d+), --resume goes on from there", out)
+    assert parallel.last_checkpoint("runs/x") == f"runs/x/step_{step}"
 
 
 @pytest.mark.slow
