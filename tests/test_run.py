@@ -504,6 +504,15 @@ def test_start_gives_ranks_two_hours_to_wait_for_each_other(device, backend, whe
     assert joined == [dict(backend=backend, timeout=timedelta(hours=2), device_id=where)]
 
 
+@pytest.mark.parametrize("compute, groups", [("auto", 0), ("float32", 0), ("bfloat16", 1)])
+def test_start_of_one_process_in_16_bit_is_a_group_of_one(compute, groups, monkeypatch):
+    """Of one there too, FSDP keeps the float32 weights."""
+    joined = []
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda **more: joined.append(more))
+    assert parallel.start("cpu", compute) == "cpu"
+    assert [(one["rank"], one["world_size"]) for one in joined] == [(0, 1)] * groups
+
+
 @pytest.mark.parametrize("given, used", [
     ({}, "expandable_segments:True"),
     (dict(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64"), "max_split_size_mb:64"),

@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from torch.multiprocessing import spawn
+from torch.multiprocessing import start_processes
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
 import algos
@@ -541,7 +541,8 @@ def a_rank(rank, url, model, port):
 def test_two_ranks_are_one(url, model, monkeypatch):
     """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
     monkeypatch.setattr(train, "credit", inexact)
-    spawn(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2)
+    start_processes(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2,
+                    start_method="fork")
     for algo, flags in SHARED.items():
         one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
