@@ -21,6 +21,7 @@ import signal
 import sys
 import textwrap
 import time
+import warnings
 from collections import ChainMap
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -293,6 +294,7 @@ def start(device="auto", compute="auto"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
     cuda = device.startswith("cuda")
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
     if cuda or "RANK" in os.environ or compute == "bfloat16":
         alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
@@ -647,7 +649,7 @@ def save(run):
                      and (path := folder.with_name(f"step_{n}") / "trainer.json").exists()]
             for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
                 path.unlink()           # first: half a checkpoint is none
-                shutil.rmtree(path.parent)
+                shutil.rmtree(path.parent, ignore_errors=True)
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         first, _ = [*getattr(error, "failures", {0: (error, None)}).values()][0]    # of its ranks
         raise OSError(f"{folder} could not be written ({first}); the checkpoints before it are "

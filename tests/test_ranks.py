@@ -12,6 +12,7 @@ import socket
 import weakref
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +129,10 @@ def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     assert max((one[k] - start[k]).abs().max() for k in start) > 1e-3       # five steps of 3e-4
     for key in one:
         torch.testing.assert_close(ranks[key], one[key], atol=1e-5, rtol=1e-3)
+    mine, its = (Path(f"runs/{kind}-{name}/step_5") for name in (1, f"{count}-{shard}"))
+    assert {path.name for path in mine.iterdir()} == {path.name for path in its.iterdir()}
+    for name in ("config.json", "generation_config.json"):
+        assert (mine / name).read_text() == (its / name).read_text()
 
 
 @pytest.mark.slow
