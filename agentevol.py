@@ -77,6 +77,8 @@ class Clone(Demos):
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
+    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     normalise = "weights"         # no flag: here all weights are 1
 
 
@@ -105,6 +107,7 @@ class Evolve(Clone):
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     env_workers: Count = 1        # processes of the local server
     resume: bool = False          # go on after the last finished iteration
+    keep_checkpoints: Natural = 0     # the last so many are kept; 0: all
 
     algo = "AgentEvol"              # no flag: for the table and the curve
 
@@ -132,6 +135,7 @@ def evolve(run, base_set):
             data = data + (prefixes := prefixes_of_failures(explored))
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
+            run.policy = None                               # makes room for the next
             run.policy = parallel.load(run.start_model, run.device, cfg)
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
@@ -227,7 +231,7 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     batch.weights = NORMALISE[cfg.normalise](batch.response_mask,
                                              torch.tensor(weights, device=policy.device))
     for rows, real in parallel.micro_batches(batch, cfg.micro_tokens):
-        part = batch.rows(rows)
+        part = batch.rows(*rows)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
         (loss * parallel.world()).backward()                # FSDP takes the mean over the ranks
@@ -303,7 +307,7 @@ def run_all(cfg):
 
 def setup(cfg, modules, clients):
     """Everything before the first iteration -> (Run, base set)."""
-    device, base = parallel.start(cfg.device), os.path.join(cfg.folder, "clone")
+    device, base = parallel.start(cfg.device, cfg.compute), os.path.join(cfg.folder, "clone")
     kept = os.path.join(cfg.folder, "demonstrations.json")
     if cfg.resume:
         last, demos = parallel.last_checkpoint(cfg.folder), parallel.read_json(kept)["all"]
@@ -331,7 +335,8 @@ def setup(cfg, modules, clients):
 
 SHARED = "families", "horizon", *parallel.SPEAKS
 MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_url", "env_workers",
-              "micro_tokens", "checkpointing", "device", "attention")   # of a run that is resumed
+              "micro_tokens", "checkpointing", "device", "attention", "compute", "shard",
+              "keep_checkpoints")       # of a run that is resumed
 
 
 def preset(kind, given):
@@ -383,9 +388,9 @@ def main():
         check(cfg)
         if kind is Evolve:
             return run_all(cfg)
-        clone(cfg, cfg.out, parallel.start(cfg.device))
+        clone(cfg, cfg.out, parallel.start(cfg.device, cfg.compute))
         parallel.say(f"policy in {cfg.out}")
-    except (ValueError, EnvError, FloatingPointError) as error:
+    except (ValueError, OSError, EnvError, FloatingPointError) as error:
         sys.exit(f"agentevol.py: {error}")
     finally:
         parallel.end()

@@ -24,6 +24,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF",   # segments that grow leave no gaps behind
+                      os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True"))
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")   # before torch: its idle threads spin at barriers,
 import numpy as np                                # and so take the cores of the environment servers
 import torch

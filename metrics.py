@@ -320,7 +320,7 @@ def probe(run, trajectories):
                    retrieval_chance=1 / len(prompts))
     if not run.reference:               # with one, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        start = parallel.load(run.start_model, run.device, run.cfg)
+        start = parallel.load(run.start_model, run.device, run.cfg, frozen=True)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures

@@ -7,6 +7,9 @@ nothing, and every function here does the plain thing.
 """
 import argparse
 import fcntl
+import functools
+import gc
+import hashlib
 import inspect
 import itertools
 import json
@@ -14,10 +17,12 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import time
-from collections import defaultdict
+import warnings
+from collections import ChainMap
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
@@ -26,14 +31,18 @@ from typing import Annotated, Literal, get_args
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
+from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
+                                    register_fsdp_forward_method)
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from client import EnvError, ServersGone
 from curriculum import choose_tasks, shares_of
-from engine import (FORWARD_METHODS, add_value_head, from_pretrained, load_policy,
+from engine import (FORWARD_METHODS, add_value_head, equip, from_pretrained, load_policy,
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
@@ -71,11 +80,18 @@ class Run:
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
+    ending: bool = False          # SIGTERM came: see ends_after_step
     began: float = field(default_factory=time.perf_counter)   # as if never interrupted
 
     @property
     def device(self):
         return self.policy.device
+
+    @property
+    def trained(self):            # [(its name in a checkpoint, a model, the model's optimizer)]
+        every = (("policy", self.policy, self.optimizer),
+                 ("critic", self.critic, self.critic_optimizer))
+        return [each for each in every if each[2]]
 
     @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
@@ -267,11 +283,10 @@ def say(text):
         sys.stdout.flush()
 
 
-def start(device="auto"):
+def start(device="auto", compute="auto"):
     """Join the other ranks, if torchrun started some -> this process's device, "cpu" or "cuda:n".
 
-    One process on a GPU is a group of one, so that FSDP keeps float32 weights and computes in
-    bfloat16.
+    One process that computes in bfloat16 is a group of one, in which FSDP keeps float32 weights.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -279,7 +294,8 @@ def start(device="auto"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         torch.cuda.set_device(device)
     cuda = device.startswith("cuda")
-    if cuda or "RANK" in os.environ:
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
+    if cuda or "RANK" in os.environ or compute == "bfloat16":
         alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
         # minutes are too few. If a rank dies, torchrun ends the others at once.
@@ -316,42 +332,59 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, cfg, value_head=False):
-    """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
-    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
-    compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
-    model = load_policy(path, str(device), torch.float32, cfg.attention, compute)
-    model.eval()
+def load(path, device, cfg, value_head=False, frozen=False):
+    """A model as it is trained: float32 weights, perhaps with a critic's head; or frozen, its
+    weights in the dtype that it computes in. Sharded where there are ranks. path: a folder or a hub
+    id."""
+    ranks, auto = dist.is_initialized(), "bfloat16" if "cuda" in str(device) else "float32"
+    compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
+    dtype = compute if frozen else torch.float32
+    gc.collect()                        # models that were dropped before are cycles
+    # In the file's own dtype the weights stay in the file, mapped, until `shard` takes its share.
+    model = load_policy(path, "cpu" if ranks else device, "auto" if ranks else dtype, "torch")
     if value_head:
         add_value_head(model)
+    if ranks:
+        shard(model, device, dtype, compute, cfg.shard)
+    equip(model, cfg.attention, compute).eval()
+    if frozen:
+        model.requires_grad_(False)
     if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     for module in model.modules():      # the sampler's policy is the trainer's
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if dist.is_initialized():
-        shard(model, compute)
+    for method in FORWARD_METHODS if ranks else ():
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
     return model
 
 
-def shard(model, compute):
-    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32."""
-    from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
-                                        register_fsdp_forward_method)
+def shard(model, device, dtype, compute, how):
+    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32.
+    A unit at a time gets its dtype and is cut, so no rank holds more. how: see Config.shard."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for layer in model.model.layers:
-        fully_shard(layer, mp_policy=precision)
-    fully_shard(model, mp_policy=precision)
-    for method in FORWARD_METHODS:
-        if hasattr(model, method):
-            register_fsdp_forward_method(model, method)
+    mesh = replicas(dist.group.WORLD, torch.device(device).type) if how == "none" else None
+    for unit in (*model.model.layers, model):
+        for weights in unit.parameters():
+            if weights.dtype != dtype:
+                weights.data = weights.data.to(device, dtype)
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+    if hasattr(model, "padding"):
+        model.padding = model.padding.to(device)
+
+
+@functools.cache        # a mesh is made of groups, which take memory
+def replicas(group, device_type):
+    """The mesh whose ranks hold all weights each."""
+    return dist.init_device_mesh(device_type, (group.size(), 1),
+                                 mesh_dim_names=("replicate", "shard"))
 
 
 @contextmanager
 def gathered_weights(model):
     """Within, every rank holds all the weights, so that each can sample at its own pace."""
-    from torch.distributed.fsdp import FSDPModule
     shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
     for m in shards:
         m.set_reshard_after_forward(False, recurse=False)
@@ -395,17 +428,18 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
     return played, stats
 
 
-def micro_batches(batch, max_tokens):
-    """This rank's share of a batch: (row indices, real) for each micro-batch of about max_tokens.
+def micro_batches(batch, max_tokens, whole_rows=False):
+    """This rank's share of a batch: (what Batch.rows takes, real) for each micro-batch of about
+    max_tokens: see Batch.parts.
 
     Every rank gets the same number of them, because FSDP gathers the weights together. A rank that
     runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
     """
     total = int((batch.token_ids >= 0).sum())
-    parts = batch.parts(min(max_tokens, -(-total // world())))
+    parts = batch.parts(min(max_tokens, -(-total // world())), whole_rows)
     for i in range(rank(), -(-len(parts) // world()) * world(), world()):
-        rows = torch.tensor(parts[i % len(parts)], device=batch.token_ids.device)
-        yield rows, int(i < len(parts))
+        rows, *span = parts[i % len(parts)]
+        yield (torch.tensor(rows, device=batch.token_ids.device), *span), int(i < len(parts))
 
 
 @torch.no_grad()
@@ -413,12 +447,12 @@ def on_all_rows(method, batch, max_tokens, *more):
     """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
     token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
     out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-    for rows, real in micro_batches(batch, max_tokens):
-        part = batch.rows(rows)
+    for (rows, *span), real in micro_batches(batch, max_tokens):
+        part = batch.rows(rows, *span)
         x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
         if real:
             row, column = part.response_mask.nonzero(as_tuple=True)
-            out[rows[row], column] = x
+            out[rows[row], column + sum(span[:1])] = x
     return summed(out)
 
 
@@ -429,8 +463,22 @@ def logprobs_under(run, model, batch):
 
 # ---- checkpoints --------------------------------------------------------------------------------
 # runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer). Beside these lie
-# trainer.safetensors (optimizer, critic, value head) and trainer.json (what the run remembers, and
-# the size of each file). Both are data: to read them runs no code, as unpickling would.
+# trainer/ (optimizer, critic, value head: each rank's rows in a safetensors file of its own, in a
+# folder of their own, as vLLM reads all that lie beside the policy's) and trainer.json (what the
+# run remembers, each file's checksum). All is data: to read it runs no code, unlike unpickling.
+
+@contextmanager
+def ends_after_step(run):
+    """Within, SIGTERM lets the loop finish its step and save it; then the process ends."""
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if run.ending:
+        say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
+        sys.exit(128 + signal.SIGTERM)
+
 
 @contextmanager
 def claimed(folder):
@@ -483,24 +531,33 @@ def cloned_settings(model):
 
 
 def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder: every file is there, as long as `save` left
-    it, safetensors with a whole head. What is broken in newer ones is said. ValueError if none."""
-    steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name)]
-    for step in sorted(steps, reverse=True):
-        checkpoint, name = os.path.join(folder, f"step_{step}"), "trainer.json"
-        try:
-            sizes = read_json(os.path.join(checkpoint, name))["sizes"]
-            for name in ("trainer.safetensors", *sizes):
-                path = os.path.join(checkpoint, name)
-                if os.path.getsize(path) != sizes[name]:
-                    raise ValueError
-                if name.endswith(".safetensors"):
-                    safe_open(path, "pt")
+    """The newest whole checkpoint of a run's folder: every file is as `save` left it, which the
+    ranks share to check. What is broken in newer ones is said. ValueError if none is whole."""
+    for step in reversed(steps_in(folder)):
+        checkpoint, broken = os.path.join(folder, f"step_{step}"), "trainer.json"
+        with suppress(OSError, ValueError, LookupError):
+            kept = read_json(os.path.join(checkpoint, broken))["checksums"]
+            found = ChainMap(*gathered(checksums(checkpoint, [*kept])))
+            broken = next((name for name in kept if found[name] != kept[name]), "")
+        if not broken:
             return checkpoint
-        except (OSError, ValueError, LookupError, SafetensorError):
-            say(f"{os.path.join(checkpoint, name)} is missing or not whole, or an older version "
-                "made it: the checkpoint before is tried")
+        say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older version made "
+            "it: the checkpoint before is tried")
     raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
+
+
+def steps_in(folder):
+    """The n of each checkpoint step_<n> in a run's folder, rising."""
+    return sorted(int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name))
+
+
+def checksums(folder, names):
+    """{name: SHA-256 of that file, None if it is missing} of this rank's share of them."""
+    found = dict.fromkeys(names[rank()::world()])
+    for name in found:
+        with suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def read_json(path, missing=None):
@@ -514,29 +571,28 @@ def read_json(path, missing=None):
 
 
 def write_json(path, content):
-    """Aside, then renamed: a full disk leaves the file that was there."""
+    """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
     with open(path + ".part", "w") as file:
         json.dump(content, file, indent=1)
+    sync(path + ".part")
     os.replace(path + ".part", path)
 
 
-def full_state(model, optimizer):
-    """(weights, optimizer state), {name: tensor} each, whole and on the CPU; of tied weights the
-    first. On rank 0: the others may get less."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-    weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
-        full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
+def full_weights(model):
+    """{name: tensor}, whole and on the CPU; of tied weights the first. On rank 0: the others may
+    get less."""
+    weights = get_model_state_dict(model, options=StateDictOptions(
+        full_state_dict=True, cpu_offload=True))
     tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
         k for k, _ in model.named_parameters()}
-    return ({k: v for k, v in weights.items() if k not in tied},      # buffers stay
-            {k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+    return {k: v for k, v in weights.items() if k not in tied}      # buffers stay
 
 
 def save_clone(policy, tokenizer, folder, settings=None):
     """A cloned policy as a Hugging Face folder, by all ranks; its settings come last: then it is
     complete. Without settings it is still to be cloned, and is no shard."""
     path = os.path.join(folder, "clone.json")
-    weights = full_state(policy, [])[0] if settings else None
+    weights = full_weights(policy) if settings else None
     if rank() == 0:
         with suppress(FileNotFoundError):
             os.remove(path)
@@ -547,52 +603,81 @@ def save_clone(policy, tokenizer, folder, settings=None):
     wait_for_all()
 
 
+def trainer_state(run):
+    """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
+    which `restore` reads; of sharded ones this rank's rows."""
+    state = {}
+    for part, model, optimizer in run.trained:
+        for name, weights in model.named_parameters():
+            if part == "critic" or name.startswith("value_head"):
+                state[f"{part}/{name}"] = weights.detach()
+            state |= {f"{part}_optimizer/{name}/{key}": x
+                      for key, x in optimizer.state.get(weights, {}).items()}
+    return state
+
+
 def save(run):
-    """Write the checkpoint step_<n> of the run after its last finished step: aside, then renamed,
-    so that a killed run keeps the one before."""
-    weights, optimizer = full_state(run.policy, run.optimizer or [])
-    heads = {k: weights.pop(k) for k in [*weights] if k.startswith("value_head")}
-    trainer = {"policy": heads, "optimizer": optimizer}
-    if run.critic:
-        trainer["critic"], trainer["critic_optimizer"] = full_state(
-            run.critic, run.critic_optimizer)
-    folder = os.path.join(run.cfg.folder, f"step_{run.step}")
-    if rank() == 0:
-        aside = folder + ".part"
-        shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
-        run.policy.save_pretrained(aside, state_dict=weights)
-        run.worlds[0].agent.tokenizer.save_pretrained(aside)
-        if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
-            shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-        save_file({f"{part}/{name}": x.contiguous() for part, named in trainer.items()
-                   for name, x in named.items()}, os.path.join(aside, "trainer.safetensors"))
-        speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
-        memory = dict(step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
-                      seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
-                      history=run.history,
-                      sizes={f.name: f.stat().st_size for f in os.scandir(aside)})
-        write_json(os.path.join(aside, "trainer.json"), memory)
-        shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
-        os.replace(aside, folder)
+    """Write the checkpoint step_<n> of the run after its last finished step: aside, on the disk,
+    then renamed, so that a killed run keeps the one before. OSError: it could not be written."""
+    folder = Path(run.cfg.folder, f"step_{run.step}")
+    aside, weights = Path(f"{folder}.part"), full_weights(run.policy)
+    for left in Path(run.cfg.folder).glob("step_*.part") if rank() == 0 else ():
+        shutil.rmtree(left)             # by a killed run
+    wait_for_all()
+    try:
+        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
+            str(aside / "trainer"), save_distributed=True))
+        if rank() == 0:
+            run.policy.save_pretrained(aside, state_dict=weights)
+            run.worlds[0].agent.tokenizer.save_pretrained(aside)
+            if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
+                shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
+        wait_for_all()
+        names = sorted(str(x.relative_to(aside)) for x in aside.rglob("*") if x.is_file())
+        sums = dict(ChainMap(*gathered(checksums(aside, names))))
+        if rank() == 0:
+            speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
+            write_json(str(aside / "trainer.json"), dict(
+                step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
+                seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
+                history=run.history, checksums=sums))
+            sync(*aside.rglob("*"), aside)
+            shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
+            os.replace(aside, folder)
+            sync(run.cfg.folder)
+            whole = [path for n in steps_in(run.cfg.folder) if n <= run.step
+                     and (path := folder.with_name(f"step_{n}") / "trainer.json").exists()]
+            for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
+                path.unlink()           # first: half a checkpoint is none
+                shutil.rmtree(path.parent, ignore_errors=True)
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:
+        first, _ = [*getattr(error, "failures", {0: (error, None)}).values()][0]    # of its ranks
+        raise OSError(f"{folder} could not be written ({first}); the checkpoints before it are "
+                      "whole: make room and --resume") from error
     wait_for_all()
 
 
+def sync(*paths):
+    """Wait until these files and folders are on the disk."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+
+
 def restore(run, folder):
-    """Put back everything that `save` kept, but the policy's weights, which are loaded already.
-    Learning rates and the like stay as the optimizers have them."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-    options, state = StateDictOptions(full_state_dict=True, strict=False), defaultdict(dict)
-    for key, x in load_file(os.path.join(folder, "trainer.safetensors")).items():
-        part, _, name = key.partition("/")
-        state[part][name] = x
-    for model, optimizer, weights, moments in (
-            (run.policy, run.optimizer, state["policy"], state["optimizer"]),
-            (run.critic, run.critic_optimizer, state["critic"], state["critic_optimizer"])):
-        if optimizer:
-            settings = {f"param_groups.{name}.{key}": x for name, _ in model.named_parameters()
-                        for key, x in optimizer.param_groups[0].items() if key != "params"}
-            set_state_dict(model, optimizer, model_state_dict=weights, options=options,
-                           optim_state_dict=moments | settings)
+    """Put back everything that `save` kept, but the policy's weights, which are loaded already;
+    each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
+    the like stay as the optimizers have them."""
+    reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+    kept = reader.read_metadata().state_dict_metadata
+    for part, model, optimizer in run.trained:
+        get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
+        for name, weights in model.named_parameters():
+            if f"{part}_optimizer/{name}/step" not in kept:
+                optimizer.state.pop(weights, None)      # without a gradient so far
+    if kept:
+        dcp.load(trainer_state(run), storage_reader=reader)
     memory = read_json(os.path.join(folder, "trainer.json"))
     run.step, run.history = memory["step"], memory["history"]
     run.skipped_in_a_row = memory["skipped_in_a_row"]

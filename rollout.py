@@ -9,6 +9,7 @@ each token. `collect` plays many at once on the engine's pages and must give the
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import copy
+import gc
 import hashlib
 import itertools
 import json
@@ -827,6 +828,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     size = 32 if policy.kernel == "torch" else 256      # flash-attn wants no smaller pages
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
     if memory is None and policy.device.type == "cuda":
+        gc.collect()                            # models that nobody holds are cycles
         torch.cuda.empty_cache()                # what the update held and no longer needs
         memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
@@ -1119,25 +1121,34 @@ class Batch:
     returns: torch.Tensor = None
     value_weights: torch.Tensor = None
 
-    def rows(self, index):
-        """The rows of `index`, cut to the longest of them -> Batch."""
+    def rows(self, index, begin=0, end=None):
+        """The rows of `index`, cut to the longest, or of each its tokens begin:end -> Batch."""
         picked = {name: x[index] for name, x in vars(self).items() if x is not None}
         longest = int((picked["token_ids"] >= 0).sum(1).max()) if len(index) else 1
         for name, x in picked.items():
             if x.dim() == 2 and name != "observation_hashes":
-                picked[name] = x[:, :longest]
+                picked[name] = x[:, begin:longest if end is None else end]
         return Batch(**picked)
 
-    def parts(self, tokens):
-        """The row indices, cut into parts of at most `tokens` tokens (or one row), longest rows
-        first: attention pads the rows of a part, so their lengths should be alike."""
+    def parts(self, tokens, whole_rows=False):
+        """What to compute at a time: arguments of `rows`, for at most `tokens` tokens (or a row, if
+        whole_rows, or a context), longest rows first: attention pads the rows of a part, so their
+        lengths should be alike. A longer row is cut between contexts, which are independent."""
         lengths = (self.token_ids >= 0).sum(1)
         parts, room = [], 0
         for row in lengths.argsort(descending=True, stable=True).tolist():
-            if not parts or room < lengths[row]:
-                parts.append([])
+            if lengths[row] > tokens and not whole_rows:
+                starts, begin = (self.position_ids[row, :lengths[row]] == 0).nonzero()[:, 0], 0
+                for start, end in zip(starts.tolist(), [*starts[1:].tolist(), int(lengths[row])]):
+                    if begin < start and end - begin > tokens:
+                        parts.append(([row], begin, start))
+                        begin = start
+                parts.append(([row], begin, end))
+                continue
+            if room < lengths[row]:
+                parts.append(([],))
                 room = tokens
-            parts[-1].append(row)
+            parts[-1][0].append(row)
             room -= int(lengths[row])
         return parts
 

@@ -224,8 +224,9 @@ def update(run, batch):
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
-            for part_rows, real in parallel.micro_batches(mini, cfg.micro_tokens):
-                loss, part_sums = part_loss(run, mini.rows(part_rows))
+            for rows, real in parallel.micro_batches(mini, cfg.micro_tokens,
+                                                     cfg.surrogate == "sequence"):  # a row's mean
+                loss, part_sums = part_loss(run, mini.rows(*rows))
                 if norms:       # the weights have moved away from those that sampled
                     del part_sums["mismatch"]
                 (loss * real * parallel.world()).backward()     # FSDP takes the mean over the ranks
@@ -306,13 +307,11 @@ def optimizer_step(run, loss):
     A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
     FloatingPointError.
     """
-    trained = [(run.policy, run.optimizer)]
-    if run.critic:
-        trained.append((run.critic, run.critic_optimizer))
-    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model, _ in trained]
+    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm)
+             for _, model, _ in run.trained]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
     finite = all(x.isfinite() for x in [loss, *norms])
-    for _, optimizer in trained:
+    for *_, optimizer in run.trained:
         if finite:
             optimizer.step()
         optimizer.zero_grad()
@@ -341,19 +340,20 @@ def evaluate_and_save(run):
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
     collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
+    run.ending = any(parallel.gathered(run.ending))         # on one rank: then all of them end
     stop = cfg.stop_on_collapse and collapse
-    if run.step % cfg.save_every == 0 or last or stop:
+    if run.step % cfg.save_every == 0 or last or stop or run.ending:
         parallel.save(run)
     if stop:
         parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
-    return "stop" if stop else ""
+    return "stop" if stop or run.ending else ""
 
 
 # ---- setting up ---------------------------------------------------------------------------------
 
 def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
-    device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
+    device, families = parallel.start(cfg.device, cfg.compute), families_of(modules, cfg.families)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
@@ -363,7 +363,7 @@ def setup(cfg, modules, clients):
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
     if cfg.kl_coef:
-        run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
+        run.reference = parallel.load(start_model, device, cfg, frozen=True)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, value_head=True)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
@@ -446,6 +446,8 @@ class Config:
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
+    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -506,6 +508,7 @@ class Config:
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
     eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
     save_every: Count = 20        # steps between checkpoints
+    keep_checkpoints: Natural = 0     # the last so many are kept; 0: all
     sample_every: Count = 10      # steps between episodes in samples.txt
     probe_every: Natural = 20     # steps between probes: do thoughts depend on prompts? 0: none
     stop_on_collapse: bool = False   # save and end at the first warning
@@ -605,7 +608,8 @@ def main(argv=None):
                     run.notes.before = metrics.sampled_and_greedy(run)
                     minutes = metrics.expected_minutes(run, time.perf_counter() - began)
                     parallel.say(f"RL takes about {minutes:.1f} minutes")
-                train(run)
+                with parallel.ends_after_step(run):
+                    train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
                 if run.step:
@@ -616,7 +620,7 @@ def main(argv=None):
                 policy = continue_cloning(run.start_model, run.rl_seconds)
                 run.notes.control = metrics.sampled_and_greedy(run, policy)
                 metrics.report(run)
-    except (ValueError, EnvError, FloatingPointError) as error:
+    except (ValueError, OSError, EnvError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
     finally:
         parallel.end()

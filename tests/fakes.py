@@ -6,11 +6,14 @@ import copy
 import hashlib
 import inspect
 import itertools
+import json
 import sys
 import threading
 import types
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
                           Qwen3Config)
@@ -275,6 +278,18 @@ def flags_of(**flags):
     return [f"--{key.replace('_', '-')}=" + (
         ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
         for key, value in flags.items()]
+
+
+def trainer_of(folder):
+    """{name: tensor} of a checkpoint's trainer/, the rows of all ranks put together again."""
+    parts = {}
+    for path in Path(folder, "trainer").iterdir():
+        with safe_open(path, "pt") as file:
+            for name, where in json.loads(file.metadata()["DCP_SHARDING_INFO"]).items():
+                x, (first, *_) = file.get_tensor(name), where["saved_offsets"] or (0,)
+                parts.setdefault(name, []).append((first, x))
+    return {name: torch.cat([x for _, x in sorted(found, key=lambda part: part[0])])
+            if found[0][1].dim() else found[0][1] for name, found in parts.items()}
 
 
 def started(url, cfg):

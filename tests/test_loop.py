@@ -789,7 +789,7 @@ def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
         ranks(monkeypatch, rank, world)
         parts = list(parallel.micro_batches(batch, 10**6))  # one rank could take it all at once
         counts.add(len(parts))
-        shares.append([int(i) for rows, real in parts if real for i in rows])
+        shares.append([int(i) for (rows,), real in parts if real for i in rows])
     assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
     tokens = [int(lengths[share].sum()) for share in shares]
     assert min(tokens) > 0 and max(tokens) <= lengths.sum() / world + lengths.max()
@@ -802,7 +802,8 @@ def test_micro_batches_of_two_ranks_are_each_counted_once(url, model, monkeypatc
     seen = []
     for rank in (0, 1):
         ranks(monkeypatch, rank, 2)
-        seen.append([(rows.tolist(), real) for rows, real in parallel.micro_batches(batch, 1)])
+        seen.append([(rows.tolist(), real) for (rows, *_), real in
+                     parallel.micro_batches(batch, 1)])
     assert [len(parts) for parts in seen] == [2, 2]
     assert [real for parts in seen for _, real in parts] == [1, 1, 1, 0]
 
@@ -817,6 +818,25 @@ def test_on_all_rows_of_two_ranks_adds_up_to_that_of_one(url, model, monkeypatch
         ranks(monkeypatch, rank, 2)
         halves.append(train.logprobs_under(run, run.policy, batch))
     torch.testing.assert_close(halves[0] + halves[1], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("surrogate", ["token", "sequence"])
+def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, model, monkeypatch):
+    """A row of --context memory holds every context; GSPO's ratio is of all its tokens together."""
+    run = started(url, config(model, surrogate=surrogate, filter="none", context="memory",
+                              horizons=(3, 3), max_turn_tokens=8, mini_batches=1, micro_tokens=40))
+    batch = batch_of(run, 3)
+    sizes, part_loss = [], train.part_loss
+    whole = train.logprobs_under(run, run.policy, batch)
+    longest = int((batch.token_ids >= 0).sum(1).max())
+    assert longest > 70                                 # a row of three contexts, each below 40
+    monkeypatch.setattr(train, "part_loss", lambda run, part: (
+        sizes.append(int((part.token_ids >= 0).sum())) or part_loss(run, part)))
+    cut = train.update(run, batch)
+    assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
+    assert sum(sizes) == int((batch.token_ids >= 0).sum())
+    torch.testing.assert_close(whole, batch.old_logprobs, atol=1e-5, rtol=0)
+    assert cut.clipped == 0
 
 
 def test_update_adds_figures_and_losses_up_over_the_ranks(url, model, monkeypatch):
@@ -855,8 +875,8 @@ def test_update_multiplies_the_loss_by_the_number_of_ranks(url, model, monkeypat
     alone = train.update(run, batch).grad_norm
     monkeypatch.setattr(parallel, "world", lambda: 3)
     monkeypatch.setattr(parallel, "summed", lambda x: x)
-    monkeypatch.setattr(parallel, "micro_batches", lambda mini, _: [
-        (torch.arange(len(mini.rewards)), 1)])
+    monkeypatch.setattr(parallel, "micro_batches", lambda mini, *_: [
+        ((torch.arange(len(mini.rewards)),), 1)])
     assert train.update(run, batch).grad_norm == pytest.approx(3 * alone, rel=1e-4)
 
 

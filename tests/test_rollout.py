@@ -1270,13 +1270,33 @@ def test_batch_parts_cover_each_row_once_within_the_budget():
             trajectories.append(t)
         budget = rng.choice((1, 30, 60, 10_000))
         parts = to_batch(trajectories).parts(budget)
-        assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
-        for part in parts:
+        assert sorted(row for part, *_ in parts for row in part) == list(range(len(lengths)))
+        for part, *_ in parts:
             assert sum(lengths[row] for row in part) <= budget or len(part) == 1
-        sizes = [lengths[row] for part in parts for row in part]
+        sizes = [lengths[row] for part, *_ in parts for row in part]
         assert sizes == sorted(sizes, reverse=True)        # rows of like length lie together
         if budget == 10_000:
             assert len(parts) == 1
+
+
+def test_batch_parts_cut_a_long_row_between_its_contexts():
+    """Contexts of 4, 3, 2 and 6 tokens; beside it a row of 5 that is one context."""
+    long, short = Trajectory(), Trajectory()
+    for ids in ([10, 11, 12], [20, 21], [30], [40, 41, 42, 43, 44]):
+        long.begin_context(ids)
+        long.add_action([ids[0] + 9], [-1.0])
+    short.begin_context([50, 51, 52, 53])
+    short.add_action([59], [-1.0])
+    batch = to_batch([short, long])
+    assert batch.parts(15) == [([1],), ([0],)]
+    assert batch.parts(7) == [([1], 0, 7), ([1], 7, 9), ([1], 9, 15), ([0],)]
+    assert batch.parts(9) == [([1], 0, 9), ([1], 9, 15), ([0],)]
+    assert batch.parts(1) == [([1], 0, 4), ([1], 4, 7), ([1], 7, 9), ([1], 9, 15), ([0], 0, 5)]
+    assert batch.parts(7, whole_rows=True) == [([1],), ([0],)]
+    middle = batch.rows([1], 4, 9)
+    assert middle.token_ids.tolist() == [[20, 21, 29, 30, 39]]
+    assert middle.position_ids.tolist() == [[0, 1, 2, 0, 1]] and middle.rewards.shape == (1,)
+    assert middle.response_mask.tolist() == [[False, False, True, False, True]]
 
 
 def test_make_engine_has_room_for_what_it_is_asked():

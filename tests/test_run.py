@@ -3,10 +3,13 @@
 
 Slow ones (-m slow) kill real processes: train.py, and ranks under torchrun.
 """
+import contextlib
 import json
 import os
 import pickle
+import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,11 +22,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_train import (  # noqa: F401  here, model and url are fixtures
-    SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained, url,
-    weights_of)
+    SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained,
+    trainer_of, url, weights_of)
 
 import metrics
 import parallel
@@ -180,13 +182,22 @@ def zeros(path):
     Path(path).write_bytes(bytes(os.path.getsize(path)))
 
 
+def flipped(path):
+    """A bit of a weight: the file is as long as before, its head is whole."""
+    content = bytearray(Path(path).read_bytes())
+    content[-1] ^= 1
+    Path(path).write_bytes(content)
+
+
+ROWS = "trainer/shard-00001-model-00001-of-00001.safetensors"
+
+
 @pytest.mark.parametrize("name, harm", [
-    ("trainer.safetensors", cut), ("trainer.json", cut), ("trainer.json", os.remove),
-    ("model.safetensors", cut), ("model.safetensors", os.remove),
-    ("model.safetensors", zeros), ("trainer.safetensors", zeros),
+    (ROWS, cut), ("trainer.json", cut), ("trainer.json", os.remove),
+    ("model.safetensors", cut), ("model.safetensors", os.remove), (ROWS, os.remove),
+    ("model.safetensors", zeros), (ROWS, zeros), ("model.safetensors", flipped), (ROWS, flipped),
     ("trainer.json", lambda path: Path(path).write_text("null")),
-    ("trainer.safetensors", lambda path: Path(path).with_suffix(".json").write_text(
-        '{"sizes": {}}'))])
+    ("trainer.json", lambda path: Path(path).write_text('{"sizes": {}}'))])
 def test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken(name, harm, url, model,
                                                                     capsys):
     cfg = config(model, name="x", steps=2, save_every=1)
@@ -242,23 +253,133 @@ def test_the_seconds_of_the_table_are_those_of_all_sessions(url, model, capsys):
     assert re.search(r"2 steps of grpo, 5[0-5]\d\d s in all", capsys.readouterr().out)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(url, model, monkeypatch):
-    cfg, save_file = config(model, name="x", steps=3, save_every=1), parallel.save_file
+@contextlib.contextmanager
+def full_disk(size=100_000):
+    """Within, no file can grow beyond `size` bytes: the rows and the policy are larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def full(tensors, path):
-        if "step_2" in path:
-            Path(path).write_bytes(b"a part of it")
-            raise SafetensorError("I/O error: No space left on device")     # as on a full tmpfs
-        save_file(tensors, path)
-    monkeypatch.setattr(parallel, "save_file", full)
-    with pytest.raises(SafetensorError, match="No space left on device"):
-        trained(url, cfg)
+
+def test_a_full_disk_ends_the_run_with_a_sentence_and_a_whole_checkpoint(url, model, monkeypatch):
+    credit = train.credit
+    with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(train, "credit", lambda run, batch: (
+            run.step == 1 and stack.enter_context(full_disk()), credit(run, batch)))
+        with pytest.raises(SystemExit, match=(
+                r"^train.py: runs/x/step_2 could not be written \(.*File too large\); the "
+                "checkpoints before it are whole: make room and --resume$")):
+            train.main(command(model, url, name="x", steps=3, save_every=1))
     assert parallel.last_checkpoint("runs/x") == "runs/x/step_1"
-    monkeypatch.setattr(parallel, "save_file", save_file)           # there is room again
-    run = started(url, replace(cfg, resume=True))
-    train.train(run)
-    assert run.step == 3 and sorted(name for name in os.listdir("runs/x") if "step" in name) == [
+    train.main(["--resume", "--name=x"])            # there is room again
+    assert sorted(name for name in os.listdir("runs/x") if "step" in name) == [
         "step_1", "step_2", "step_3"]
+
+
+def test_save_says_what_could_not_be_written(url, model, monkeypatch):
+    """The policy's own file; a tokenizer's; what fsync finds; the last rename."""
+    run = started(url, config(model, name="x"))
+    parallel.save(run)
+    run.optimizer = None                            # no rows
+    with full_disk(), pytest.raises(OSError, match="^runs/x/step_0 could not be written"):
+        parallel.save(run)
+    for owner, name in ((type(run.worlds[0].agent.tokenizer), "save_pretrained"), (os, "fsync"),
+                        (os, "replace")):
+        def fails(*_, **__):
+            raise OSError(28, "No space left on device")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            with pytest.raises(OSError, match="^runs/x/step_0 could not .*No space left on device"):
+                parallel.save(run)
+        assert parallel.last_checkpoint("runs/x") == "runs/x/step_0"
+    parallel.save(run)
+    assert sorted(os.listdir("runs/x")) == ["config.json", "step_0"]
+
+
+def test_save_has_all_on_the_disk_before_it_gets_its_name(url, model, monkeypatch):
+    run, synced, fsync, replace_ = started(url, config(model, name="x")), [], os.fsync, os.replace
+    seen = []
+
+    def noting(file):
+        synced.append(os.path.realpath(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    def renamed(old, new):
+        if str(new) == "runs/x/step_0":
+            here = os.path.realpath(old)
+            seen.append({here, *(str(path) for path in Path(here).rglob("*"))} - {*synced})
+        replace_(old, new)
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(os, "replace", renamed)
+    parallel.save(run)
+    assert seen == [set()] and synced[-1] == os.path.realpath("runs/x")
+
+
+@pytest.mark.parametrize("keep, left", [(0, [1, 2, 3, 4]), (1, [3, 4]), (2, [3, 4])])
+def test_save_keeps_as_many_checkpoints_as_asked(keep, left, url, model):
+    """And what is broken, here that of step 3 without its trainer.json."""
+    run = started(url, config(model, name="x", keep_checkpoints=keep))
+    for run.step in (1, 2, 3, 4):
+        if run.step == 4:
+            os.remove("runs/x/step_3/trainer.json")
+        parallel.save(run)
+    if keep == 2:
+        left = [2, *left]
+    assert [int(name[5:]) for name in sorted(os.listdir("runs/x")) if "step" in name] == left
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_4"
+
+
+def test_save_before_any_update_leaves_the_optimizer_as_it_is(url, model):
+    """It made the moments, as if a step had been made: Adam's first step was then a smaller one."""
+    run = started(url, cfg := config(model, name="x"))
+    parallel.save(run)
+    assert not run.optimizer.state
+    assert not started(url, replace(cfg, resume=True)).optimizer.state
+
+
+def test_save_sweeps_away_what_killed_runs_left(url, model):
+    run = started(url, config(model, name="x"))
+    for name in ("step_0.part", "step_7.part"):
+        os.makedirs(f"runs/x/{name}/trainer")
+        Path(f"runs/x/{name}/trainer/rows").write_text("half")
+    parallel.save(run)
+    assert sorted(os.listdir("runs/x")) == ["config.json", "step_0"]
+
+
+# ---- SIGTERM ------------------------------------------------------------------------------------
+
+def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, monkeypatch, capsys):
+    credit = train.credit
+    whole = trained(url, config(model, name="whole", steps=4))
+
+    def asked(run, batch):
+        if run.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        credit(run, batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "credit", asked)
+        with pytest.raises(SystemExit) as end:
+            train.main(command(model, url, name="x", steps=4))
+    assert end.value.code == 128 + signal.SIGTERM
+    assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    train.main(["--resume", "--name=x"])
+    mine, its = weights_of("runs/x/step_4"), weights_of(f"{whole.cfg.folder}/step_4")
+    assert all(torch.equal(mine[k], its[k]) for k in mine) and whole.step == 4
+    assert lines_of("runs/x") == lines_of("runs/whole")
+
+
+def test_evaluate_and_save_ends_on_all_ranks_if_one_is_asked_to(url, model, monkeypatch):
+    run = started(url, config(model, name="x", steps=4))
+    run.step = 1
+    monkeypatch.setattr(parallel, "gathered", lambda mine: [mine])
+    assert train.evaluate_and_save(run) == "" and not os.path.exists("runs/x/step_1")
+    monkeypatch.setattr(parallel, "gathered", lambda mine: [mine, mine if mine else True])
+    assert train.evaluate_and_save(run) == "stop" and run.ending
 
 
 # ---- no prompt fits -----------------------------------------------------------------------------
@@ -383,6 +504,29 @@ def test_start_gives_ranks_two_hours_to_wait_for_each_other(device, backend, whe
     assert joined == [dict(backend=backend, timeout=timedelta(hours=2), device_id=where)]
 
 
+@pytest.mark.parametrize("compute, groups", [("auto", 0), ("float32", 0), ("bfloat16", 1)])
+def test_start_of_one_process_in_16_bit_is_a_group_of_one(compute, groups, monkeypatch):
+    """Of one there too, FSDP keeps the float32 weights."""
+    joined = []
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda **more: joined.append(more))
+    assert parallel.start("cpu", compute) == "cpu"
+    assert [(one["rank"], one["world_size"]) for one in joined] == [(0, 1)] * groups
+
+
+@pytest.mark.parametrize("given, used", [
+    ({}, "expandable_segments:True"),
+    (dict(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64"), "max_split_size_mb:64"),
+    (dict(PYTORCH_ALLOC_CONF="max_split_size_mb:32"), "max_split_size_mb:32")])
+def test_the_allocator_is_told_before_torch_is_imported(given, used, tmp_path):
+    """Segments that cannot grow leave gaps, of which no later pool of pages can be made."""
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nsys.exit(os.environ['PYTORCH_CUDA_ALLOC_CONF'])\n")
+    plain = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
+    found = subprocess.run([sys.executable, "-c", "import engine"], capture_output=True, text=True,
+                           env=plain | dict(PYTHONPATH=f"{tmp_path}:{ROOT}") | given)
+    assert found.stderr.strip() == used
+
+
 # ---- nothing that is read is executed -----------------------------------------------------------
 
 class Bomb:
@@ -488,6 +632,33 @@ def test_a_killed_process_and_its_resumption_are_one_run(model):
 
 
 @pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(model):
+    flags = dict(steps=30, save_every=1, keep_checkpoints=2, probe_every=4, sample_every=3)
+    whole = script("whole", model, **flags)
+    assert whole.wait() == 0, whole.stdout.read()
+    rng, resume, reached = random.Random(0), [], []
+    for _ in range(20):
+        broken = script("broken", model, *resume, **flags)
+        until(broken, "step ")                      # of a line of the log, or "going on at step"
+        time.sleep(rng.uniform(0, 1.5))
+        broken.kill()
+        broken.wait()
+        if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
+            resume = ["--resume"]
+            reached.append(parallel.last_checkpoint("runs/broken"))
+    assert len({*reached}) > 3                      # it went on, some steps at a time
+    again = script("broken", model, "--resume", **flags)
+    out = again.stdout.read()
+    assert again.wait() == 0, out
+    mine, its = weights_of("runs/whole/step_30"), weights_of("runs/broken/step_30")
+    assert all(torch.equal(mine[k], its[k]) for k in mine)
+    mine, its = trainer_of("runs/whole/step_30"), trainer_of("runs/broken/step_30")
+    assert mine.keys() == its.keys() and all(torch.equal(mine[k], its[k]) for k in mine)
+    assert lines_of("runs/whole") == lines_of("runs/broken") and len(lines_of("runs/whole")) == 30
+    assert Path("runs/whole/samples.txt").read_text() == Path("runs/broken/samples.txt").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_a_signal_leaves_no_server_behind(number, model):
     process = script("x", model, steps=1000, env_workers=2)
@@ -542,6 +713,18 @@ def test_a_rank_that_dies_ends_the_others(error, model):
 
 
 @pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
+    Path("whole.py").write_text("import sys, train\ntrain.main(sys.argv[1:])\n")
+    process = ranks("whole.py", *flags_of(**FROZENLAKE | dict(steps=1000), model=model, name="x"))
+    out = until(process, "step    2 |")
+    process.terminate()                             # torchrun hands it on to its ranks
+    out += process.stdout.read()
+    assert process.wait() != 0
+    (step,) = re.findall(r"SIGTERM: saved at step (\d+), --resume goes on from there", out)
+    assert parallel.last_checkpoint("runs/x") == f"runs/x/step_{step}"
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(model):
     """Two ranks, killed; one, killed; two again: the run of one process that was never broken."""
     flags = flags_of(**FROZENLAKE | dict(save_every=1), model=model)
@@ -563,7 +746,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(model):
     assert process.wait() == 0 and re.search(r"going on at step [45]", out), out
     assert [line["step"] for line in lines_of("runs/x")] == list(range(6))
     for name in ("model", "trainer"):
-        mine, its = (load_file(f"runs/{run}/step_6/{name}.safetensors") for run in ("x", "whole"))
+        mine, its = (trainer_of(f"runs/{run}/step_6") if name == "trainer" else
+                     load_file(f"runs/{run}/step_6/model.safetensors") for run in ("x", "whole"))
         assert mine.keys() == its.keys()
         for key in mine:
             torch.testing.assert_close(mine[key], its[key], atol=1e-6, rtol=1e-4)

@@ -23,8 +23,8 @@ from typing import Literal, get_args, get_origin
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch.multiprocessing import spawn
+from safetensors.torch import load_file
+from torch.multiprocessing import start_processes
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
 import algos
@@ -40,7 +40,8 @@ from engine import load_policy, make_policy
 from env_server import load_env
 from envs import maze
 from eval import model_defaults
-from fakes import SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained
+from fakes import (SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained,
+                   trainer_of)
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn, play
 from test_client import lmrl_gym, serving
@@ -413,13 +414,13 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
 
 def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, monkeypatch):
     cfg = config(model, name="killed", steps=4, save_every=2)
-    save, calls = parallel.save_file, itertools.count(1)
+    save, calls = parallel.dcp.save, itertools.count(1)
 
-    def killed(*arguments):
+    def killed(*arguments, **more):
         if next(calls) == 2:
             raise KeyboardInterrupt
-        save(*arguments)
-    monkeypatch.setattr(parallel, "save_file", killed)
+        save(*arguments, **more)
+    monkeypatch.setattr(parallel.dcp, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         trained(url, cfg)
     assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_2"
@@ -451,7 +452,7 @@ def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
         n_routed_experts=4, num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1,
         tie_word_embeddings=True))
     model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
-    weights, _ = parallel.full_state(model, torch.optim.AdamW(model.parameters()))
+    weights = parallel.full_weights(model)
     assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].tolist() == [0, 1, 2, 3]
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
 
@@ -462,7 +463,8 @@ def test_checkpointing_brings_no_dropout(tmp_path):
         num_attention_heads=2, resid_pdrop=0.5, embd_pdrop=0.5)).save_pretrained(tmp_path)
     ids, positions = torch.arange(9)[None], torch.arange(9)[None]
     first, second = (
-        parallel.load(tmp_path, "cpu", SimpleNamespace(attention="torch", checkpointing=on))
+        parallel.load(tmp_path, "cpu", SimpleNamespace(attention="torch", checkpointing=on,
+                                                         compute="auto"))
         .action_logprobs(ids, positions > 0, positions) for on in (False, True))
     assert torch.equal(first, second)
 
@@ -486,9 +488,9 @@ def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
         parallel.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
-        save_file({}, tmp_path / name / "trainer.safetensors")
-        sizes = {"trainer.safetensors": os.path.getsize(tmp_path / name / "trainer.safetensors")}
-        (tmp_path / name / "trainer.json").write_text(json.dumps({"sizes": sizes}))
+        (tmp_path / name / "weights").write_bytes(b"abc")       # the example of FIPS 180-2
+        (tmp_path / name / "trainer.json").write_text(json.dumps({"checksums": {
+            "weights": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}))
     assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
@@ -539,7 +541,8 @@ def a_rank(rank, url, model, port):
 def test_two_ranks_are_one(url, model, monkeypatch):
     """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
     monkeypatch.setattr(train, "credit", inexact)
-    spawn(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2)
+    start_processes(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2,
+                    start_method="fork")
     for algo, flags in SHARED.items():
         one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
@@ -547,15 +550,14 @@ def test_two_ranks_are_one(url, model, monkeypatch):
             assert alone["mismatch"] > 0.01 and (algo == "ppo" or 0.1 < alone["masked"] < 0.3)
             for key in alone.keys() - {"pages", "preempted"}:
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
-        for name in ("model", "trainer"):       # the tied lm_head is stored once
-            alone, together = (load_file(f"runs/{algo}-{ranks}/step_2/{name}.safetensors").keys()
-                               for ranks in (1, 2))
-            assert alone == together and not any("lm_head" in key for key in alone)
+        for stored in (lambda folder: load_file(f"{folder}/model.safetensors"), trainer_of):
+            alone, together = (stored(f"runs/{algo}-{ranks}/step_2").keys() for ranks in (1, 2))
+            assert alone == together and not any("lm_head" in key for key in alone)     # it is tied
         alone, together = weights_of(f"runs/{algo}-1/step_2"), weights_of(f"runs/{algo}-2/step_2")
         for key in alone:
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
         if one.critic:
-            kept = load_file(f"runs/{algo}-2/step_2/trainer.safetensors")
+            kept = trainer_of(f"runs/{algo}-2/step_2")
             for key, weights in one.critic.named_parameters():
                 torch.testing.assert_close(kept[f"critic/{key}"], weights, atol=1e-5, rtol=0)
 

@@ -69,8 +69,8 @@ def play(policy, agent, client, tasks, horizon, forgets):
     rollout_seconds = time.process_time() - began
     batch = to_batch(played)
     began = time.process_time()
-    for rows in batch.parts(8000):
-        packed(policy, batch.rows(rows))
+    for part in batch.parts(8000):
+        packed(policy, batch.rows(*part))
     policy.zero_grad()
     return {"prefilled": stats.tokens["prefill"], "decoded": stats.tokens["decode"],
             "pages": stats.pages, "rollout s": rollout_seconds,

@@ -77,12 +77,12 @@ def bench_update(shape, args, all_trained):
     tokens = int((batch.token_ids >= 0).sum())
     ours_parts = batch.parts(8192)
     parts = {"ours": ours_parts, "sorted": ours_parts,
-             "padded": torch.arange(len(made)).chunk(len(ours_parts))}
+             "padded": [(rows,) for rows in torch.arange(len(made)).chunk(len(ours_parts))]}
 
     def pass_over(model, way, name):
         began = time.perf_counter()
-        for rows in parts[name]:
-            way(model, batch.rows(torch.as_tensor(rows)))
+        for part in parts[name]:
+            way(model, batch.rows(*part))
         seconds = time.perf_counter() - began
         model.zero_grad()
         return dict(seconds=seconds)

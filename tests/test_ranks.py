@@ -1,0 +1,292 @@
+# ruff: noqa: F811  a test's arguments are named as the fixtures that are imported
+"""pytest tests/test_ranks.py: 1, 2, 4 or 8 ranks take the steps of one process.
+
+The ranks are forked from this process, which has imported everything, and meet over gloo. All
+learn from the same trajectories, so that no last digit of a probability changes what is sampled.
+Larger ones are slow (-m slow).
+"""
+import gc
+import os
+import re
+import socket
+import weakref
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from test_train import config, here, model, started, trainer_of, url  # noqa: F401  fixtures
+from torch.multiprocessing import start_processes
+
+import metrics
+import parallel
+import train
+from engine import load_policy, make_policy
+
+STEPS = dict(steps=5, filter="none", lr=3e-4, critic_lr=3e-4, save_every=100, tasks_per_step=3,
+             max_context=300)
+KINDS = {       # the lengths of the episodes differ, so no rank has as many tokens as another
+    "kl": dict(kl_coef=0.05, entropy_coef=0.01),
+    "critic": dict(algo="ppo", micro_tokens=150),
+    "shared": dict(algo="ppo", critic="shared", micro_tokens=100, checkpointing=True),
+    "gspo": dict(algo="gspo"),
+    "memory": dict(context="memory", micro_tokens=60, max_turn_tokens=8, horizons=(3, 3)),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_drawn(monkeypatch):
+    """curve.png takes longer than the runs."""
+    monkeypatch.setattr(metrics, "draw", lambda *_: None)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def on_ranks(count, work, *arguments):
+    """work(*arguments) by so many ranks of a group; 1: by one process that joins no other."""
+    start_processes(a_rank, (count, free_port(), work, arguments), count, start_method="fork")
+
+
+def a_rank(rank, count, port, work, arguments):
+    torch.set_num_threads(1)
+    if count > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    work(*arguments)
+    parallel.end()
+
+
+# ---- the same steps -----------------------------------------------------------------------------
+
+PLAYED = {}     # kind -> [what play_step gave in each step]
+
+
+def settings(kind, model, **flags):
+    flags = STEPS | KINDS[kind] | flags
+    return config(model, flags.pop("algo", "grpo"), **flags)
+
+
+def played(kind, url, model):
+    """The episodes of each step, all by the policy before any step."""
+    if kind not in PLAYED:
+        run = started(url, settings(kind, model, name="played"))
+        PLAYED[kind] = []
+        for run.step in range(5):
+            PLAYED[kind].append(train.play_step(run, run.cfg.horizons[-1]))
+    return PLAYED[kind]
+
+
+def learn(url, cfg, steps, until=None):
+    """A run that learns from those episodes; until: the last rank is asked to end in that step."""
+    train.play_step = lambda run, horizon: steps[run.step]
+    run, credit = started(url, cfg), train.credit
+
+    def asked(run, batch):
+        run.ending = run.step == until and parallel.rank() == parallel.world() - 1
+        credit(run, batch)
+    train.credit = asked
+    train.train(run)
+
+
+def learned(url, model, kind, count, **flags):
+    """{name: tensor} of the policy and the critic after five steps of so many ranks."""
+    name = "-".join(map(str, (kind, count, *flags.values())))
+    if not os.path.exists(f"runs/{name}/step_5"):
+        on_ranks(count, learn, url, settings(kind, model, name=name, **flags),
+                 played(kind, url, model))
+    return stored(f"runs/{name}/step_5")
+
+
+def stored(folder):
+    """{name: tensor} of a checkpoint: the policy, the critic and their moments."""
+    return load_file(f"{folder}/model.safetensors") | trainer_of(folder)
+
+
+def distance(one, other):
+    """Of two checkpoints' weights: (the largest difference, the mean one)."""
+    assert one.keys() == other.keys()
+    gaps = torch.cat([(one[k] - other[k]).abs().flatten() for k in one if "optimizer" not in k])
+    return gaps.max().item(), gaps.mean().item()
+
+
+@pytest.mark.parametrize("kind, count, shard", [
+    ("kl", 2, "none"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("memory", 2, "full"), ("critic", 2, "none"), ("critic", 4, "full"), ("kl", 8, "full"),
+        ("shared", 8, "none"), ("gspo", 4, "full"), ("memory", 8, "none")])])
+def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
+    one = learned(url, model, kind, 1)
+    ranks = learned(url, model, kind, count, shard=shard)
+    assert distance(one, ranks)[0] < 1e-5
+    start = load_file(f"{model}/model.safetensors")
+    assert max((one[k] - start[k]).abs().max() for k in start) > 1e-3       # five steps of 3e-4
+    for key in one:
+        torch.testing.assert_close(ranks[key], one[key], atol=1e-5, rtol=1e-3)
+    mine, its = (Path(f"runs/{kind}-{name}/step_5") for name in (1, f"{count}-{shard}"))
+    assert {path.name for path in mine.iterdir()} == {path.name for path in its.iterdir()}
+    for name in ("config.json", "generation_config.json"):
+        assert (mine / name).read_text() == (its / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, count, shard", [
+    ("kl", 2, "full"), ("kl", 1, "none"), ("critic", 4, "none"), ("gspo", 2, "none"),
+    ("shared", 8, "full")])
+def test_ranks_in_bfloat16_are_as_far_from_one_as_its_micro_batches_bring_it(kind, count, shard,
+                                                                            url, model):
+    one, other = (learned(url, model, kind, 1, compute="bfloat16", micro_tokens=tokens)
+                  for tokens in (8192, 1))
+    ranks = learned(url, model, kind, count, compute="bfloat16", shard=shard)
+    exact = learned(url, model, kind, 1)
+    assert distance(one, exact)[0] > 1e-5           # 16 bits are at work
+    assert distance(one, ranks) <= max(distance(one, other), (1e-5, 0))
+
+
+def test_credit_in_bfloat16_gives_ratios_of_1_before_any_update(url, model):
+    """GSPO clips at 3e-4; the sampler's numbers, rounded in another order, lie farther off."""
+    on_ranks(2, ratios, url, settings("gspo", model, compute="bfloat16", mini_batches=1))
+
+
+def ratios(url, cfg):
+    run = started(url, cfg)
+    batch = train.to_batch(train.play_step(run, 2)[0])
+    train.credit(run, batch)
+    gaps = (batch.old_logprobs - batch.rollout_logprobs)[batch.response_mask]
+    assert run.policy.compute_dtype == torch.bfloat16 and gaps.abs().max() > 3e-4
+    ratio, part_loss = [], train.part_loss
+
+    def noting(run, part):
+        with torch.no_grad():
+            now = run.policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
+        ratio.append((now - part.old_logprobs[part.response_mask]).exp())
+        return part_loss(run, part)
+    train.part_loss = noting
+    figures = train.update(run, batch)
+    assert (torch.cat(ratio) == 1).all() and figures.clipped == 0 == figures.kl
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+def test_load_gives_every_rank_its_rows(model):
+    """Tied weights stay tied; buffers that no file holds are there; ids without a text too."""
+    on_ranks(3, shares, model)
+
+
+def shares(path):
+    parallel.start("cpu")
+    cfg, whole = train.Config(checkpointing=True), load_policy(path)
+    for shard in ("full", "none"):
+        cfg.shard = shard
+        policy = parallel.load(path, "cpu", cfg, value_head=True)
+        assert policy.lm_head.weight is policy.model.embed_tokens.weight
+        found = {k: w for k, w in policy.named_parameters() if "value_head" not in k}
+        for key, weights in whole.named_parameters():
+            mine = found.pop(key)
+            assert torch.equal(mine.full_tensor(), weights) and mine.requires_grad
+            assert len(mine.to_local()) == (len(weights) if shard == "none" else
+                                            len(weights.chunk(3)[parallel.rank()]))
+        assert not found and not policy.value_head.weight.full_tensor().any()
+        for key, buffer in whole.named_buffers():
+            assert torch.equal(policy.get_buffer(key), buffer)
+        assert policy.padding.tolist() == whole.padding.tolist()
+        ids = torch.arange(5)[None]                     # it learns, and what is tied stays so
+        policy.action_logprobs(ids, ids > 0, ids).sum().backward()
+        assert policy.lm_head.weight is policy.model.embed_tokens.weight
+    cfg.compute = "bfloat16"
+    frozen = parallel.load(path, "cpu", cfg, frozen=True)
+    assert {(w.dtype, w.requires_grad) for w in frozen.parameters()} == {(torch.bfloat16, False)}
+
+
+def test_load_takes_no_more_memory_than_a_share(tmp_path):
+    """Of 25 million weights, 100 MB in float32, each of two ranks holds a half, and a unit more
+    while it is cut."""
+    make_policy(1000, 512, 8, 4, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "large")
+    on_ranks(2, grows, str(tmp_path / "large"))
+
+
+def anonymous():
+    """Megabytes of this process that no file holds."""
+    with open("/proc/self/status") as file:
+        return int(re.search(r"RssAnon:\s+(\d+)", file.read())[1]) / 1000
+
+
+def grows(path):
+    parallel.start("cpu")
+    before, seen, fully_shard = anonymous(), [], parallel.fully_shard
+
+    def noting(unit, **more):
+        seen.append(anonymous() - before)
+        return fully_shard(unit, **more)
+    parallel.fully_shard = noting
+    policy = parallel.load(path, "cpu", train.Config())
+    seen.append(anonymous() - before)
+    assert sum(w.numel() for w in policy.parameters()) > 25e6 and len(seen) == 10
+    assert max(seen) < 80, seen
+
+
+def test_load_lets_go_of_a_model_that_was_dropped(model):
+    gc.disable()                                    # nobody else collects
+    try:
+        first = weakref.ref(parallel.load(model, "cpu", train.Config()))
+        parallel.load(model, "cpu", train.Config())
+        assert first() is None
+    finally:
+        gc.enable()
+
+
+def test_load_again_and_again_makes_no_new_groups(model):
+    on_ranks(2, groups_of, model)
+
+
+def groups_of(path):
+    parallel.start("cpu")
+    counts = defaultdict(int)
+    for _ in range(3):
+        parallel.load(path, "cpu", train.Config(shard="none"))
+        counts[len(dist.distributed_c10d._world.pg_map)] += 1
+    assert [*counts.values()] == [3]
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("counts", [(2, 1), pytest.param((8, 2, 1), marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_fewer_ranks(counts, url, model):
+    """One rank is asked to end, all do; the optimizer's rows are dealt anew."""
+    one, cfg = learned(url, model, "critic", 1), settings("critic", model, name="fewer")
+    for i, count in enumerate(counts):
+        until = 2 * i if i < len(counts) - 1 else None
+        on_ranks(count, learn, url, replace(cfg, resume=i > 0, shard=("full", "none")[i % 2]),
+                 played("critic", url, model), until)
+        names = sorted(os.listdir(f"runs/fewer/step_{5 if until is None else until + 1}/trainer"))
+        assert len(names) == count                      # each rank has written
+    assert distance(one, stored("runs/fewer/step_5"))[0] < 1e-5
+    assert parallel.last_checkpoint("runs/fewer") == "runs/fewer/step_5"
+
+
+def test_a_full_disk_of_one_rank_ends_all_of_them(url, model):
+    on_ranks(2, fails, url, settings("kl", model, name="full"))
+    assert parallel.last_checkpoint("runs/full") == "runs/full/step_0"
+
+
+def fails(url, cfg):
+    run = started(url, cfg)
+    parallel.save(run)
+    run.step, fsync = 1, os.fsync
+
+    def full(file):
+        if parallel.rank() == 1:
+            raise OSError(28, "No space left on device")
+        fsync(file)
+    for weights in run.policy.parameters():
+        run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
+    os.fsync = full
+    with pytest.raises(OSError, match="step_1 could not be written .*No space left on device"):
+        parallel.save(run)
+    os.fsync = fsync
