@@ -226,11 +226,12 @@ def speeds(run, played, batch, stats, seconds):
 
     decode_bandwidth_share: bytes read, (weights once a decode step + keys and values of all cached
     tokens), over seconds of decoding and sampling, over the rate of a large copy.
-    update_flop_share: FLOP, 6 per weight and trained token + 6 * layers * width * length^2 of each
-    row for causal attention, over seconds, over the rate of a large matrix product.
+    update_flop_share: FLOP, 6 per weight (frozen: 4) and trained token + 6 * layers * width *
+    length^2 of each row for causal attention, over seconds, over the rate of a large matrix product
     """
     config, number_bytes = run.policy.config, run.policy.compute_dtype.itemsize
     weights = sum(p.numel() for p in run.policy.parameters())
+    trained = sum(p.numel() for p in run.policy.parameters() if p.requires_grad)
     layers, kv_heads, head_dim = kv_shape(config)
     flops, bandwidth = rates(run.device, run.policy.compute_dtype)
     updating = seconds - stats.seconds["rollout"]
@@ -248,7 +249,7 @@ def speeds(run, played, batch, stats, seconds):
         rollout_tokens_per_second=forwarded / stats.seconds["rollout"])
     if batch:
         lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
-        flop = passes * (6 * weights * lengths.sum()
+        flop = passes * ((4 * weights + 2 * trained) * lengths.sum()
                          + 6 * layers * config.hidden_size * (lengths ** 2).sum()).item()
         figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
                         update_tokens_per_second=passes * lengths.sum().item() / updating)
@@ -258,8 +259,10 @@ def speeds(run, played, batch, stats, seconds):
 def describe(run):
     """Say what is trained where."""
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
-    parallel.say(f"{run.cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
-                 f"attention {policy.kernel} ({policy.kernel_reason})"
+    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad) / 1e6
+    parallel.say(f"{run.cfg.folder}: trains {trained:.2f}M of {size:.2f}M parameters on "
+                 f"{run.device} x {parallel.world()}, attention {policy.kernel} "
+                 f"({policy.kernel_reason})"
                  + f", going on at step {run.step}" * (run.step > 0)
                  + f"\nhistory {run.cfg.history}: {HISTORY[run.cfg.history]}")
 
@@ -303,7 +306,8 @@ def probe(run, trajectories):
     """How far do first replies depend on their prompts, and how far has the policy moved?
 
     Mutual information and retrieval accuracy (RAGEN-2, arXiv:2604.06268) from 32 replies under 16
-    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again.
+    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again
+    (with LoRA it is the policy without its adapters).
     """
     firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
               for t in trajectories if t.turns]
@@ -318,10 +322,9 @@ def probe(run, trajectories):
     figures = dict(mutual_information=algos.mutual_information(scores, own),
                    retrieval_accuracy=algos.retrieval_accuracy(scores, own),
                    retrieval_chance=1 / len(prompts))
-    if not run.reference:               # with one, the KL to the start is measured every step
+    if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        start = parallel.load(run.start_model, run.device, run.cfg)
-        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
+        batch.ref_logprobs = parallel.logprobs_at_start(run, batch)
         figures |= kl_to_start(batch)
     return figures
 

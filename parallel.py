@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -37,6 +38,7 @@ from engine import (FORWARD_METHODS, add_value_head, from_pretrained, load_polic
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
+from lora import adapt, adapters, merge, save_adapters, without_adapters
 from rollout import Agent, Stats, World, collect
 
 
@@ -316,12 +318,18 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, cfg, value_head=False):
+def load(path, device, cfg, value_head=False, lora=0):
     """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
-    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id."""
+    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id. lora: 0, and the adapters
+    of `path` are merged, or their rank: of new ones, if `path` has none."""
     compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
-    model = load_policy(path, str(device), torch.float32, cfg.attention, compute)
+    model = load_policy(path, str(device), compute if lora else torch.float32, cfg.attention,
+                        compute)
     model.eval()
+    if not lora:
+        merge(model)
+    elif not adapters(model):
+        adapt(model, lora, cfg.lora_alpha, cfg.seed, device)
     if value_head:
         add_value_head(model)
     if cfg.checkpointing:
@@ -336,16 +344,26 @@ def load(path, device, cfg, value_head=False):
 
 
 def shard(model, compute):
-    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32."""
+    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32.
+    What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
                                         register_fsdp_forward_method)
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    whole = {p for p in model.parameters() if p.requires_grad} if adapters(model) else set()
     for layer in model.model.layers:
-        fully_shard(layer, mp_policy=precision)
-    fully_shard(model, mp_policy=precision)
+        fully_shard(layer, mp_policy=precision, ignored_params=whole)
+    fully_shard(model, mp_policy=precision, ignored_params=whole)
     for method in FORWARD_METHODS:
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
+
+
+def average_gradients(model):
+    """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, a value head
+    beside them."""
+    if adapters(model):
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        vector_to_parameters(summed(parameters_to_vector(grads)) / world(), grads)
 
 
 @contextmanager
@@ -425,6 +443,15 @@ def on_all_rows(method, batch, max_tokens, *more):
 def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
     return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
+
+
+def logprobs_at_start(run, batch):
+    """The same under the policy that the run began with: its adapters' base, or the reference, or
+    the policy on disk, loaded for this."""
+    if adapters(run.policy):
+        with without_adapters(run.policy):
+            return logprobs_under(run, run.policy, batch)
+    return logprobs_under(run, run.reference or load(run.start_model, run.device, run.cfg), batch)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
@@ -522,10 +549,11 @@ def write_json(path, content):
 
 def full_state(model, optimizer):
     """(weights, optimizer state), {name: tensor} each, whole and on the CPU; of tied weights the
-    first. On rank 0: the others may get less."""
+    first, of frozen ones none. On rank 0: the others may get less."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
     weights, state = get_state_dict(model, optimizer, options=StateDictOptions(
-        full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True))
+        full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True,
+        ignore_frozen_params=True))
     tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
         k for k, _ in model.named_parameters()}
     return ({k: v for k, v in weights.items() if k not in tied},      # buffers stay
@@ -560,7 +588,10 @@ def save(run):
     if rank() == 0:
         aside = folder + ".part"
         shutil.rmtree(aside, ignore_errors=True)        # what a killed run left
-        run.policy.save_pretrained(aside, state_dict=weights)
+        if adapters(run.policy):
+            save_adapters(run.policy, aside, run.start_model)
+        else:
+            run.policy.save_pretrained(aside, state_dict=weights)
         run.worlds[0].agent.tokenizer.save_pretrained(aside)
         if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
             shutil.copy(os.path.join(run.start_model, "clone.json"), aside)

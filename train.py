@@ -39,6 +39,7 @@ from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
+from lora import base_of
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
                       logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
@@ -140,7 +141,7 @@ def credit(run, batch):
         penalty = algos.overlong_penalty(mask.sum(1), limit, cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
     if cfg.kl_coef:
-        batch.ref_logprobs = logprobs_under(run, run.reference, batch)
+        batch.ref_logprobs = parallel.logprobs_at_start(run, batch)
         if cfg.kl_in == "reward":
             batch.token_rewards = algos.kl_penalised_rewards(
                 batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
@@ -309,6 +310,8 @@ def optimizer_step(run, loss):
     trained = [(run.policy, run.optimizer)]
     if run.critic:
         trained.append((run.critic, run.critic_optimizer))
+    for model, _ in trained:
+        parallel.average_gradients(model)
     norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model, _ in trained]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
     finite = all(x.isfinite() for x in [loss, *norms])
@@ -358,14 +361,14 @@ def setup(cfg, modules, clients):
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
     start_model = cfg.model or cloned(cfg, device)
-    policy = parallel.load(last or start_model, device, cfg, value_head=cfg.critic == "shared")
+    policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
-    if cfg.kl_coef:
+    if cfg.kl_coef and not cfg.lora:
         run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
     if cfg.critic == "own":
-        run.critic = parallel.load(start_model, device, cfg, value_head=True)
+        run.critic = parallel.load(start_model, device, cfg, True, cfg.lora)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
         parallel.restore(run, last)
@@ -376,7 +379,8 @@ def setup(cfg, modules, clients):
 
 
 def adamw(model, lr):
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
+                             betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def cloned(cfg, device):
@@ -446,6 +450,8 @@ class Config:
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA
+    lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -453,7 +459,7 @@ class Config:
     group_size: Count = 8         # trajectories per task, G
     mini_batches: Count = 4       # optimizer steps per pass over a step's trajectories
     epochs: Count = 1             # passes over a step's trajectories
-    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat models: 1e-6
+    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5
     lr_end: Share = 0.2           # final learning rate, as a share of lr
     max_grad_norm: Limit = 1.0    # a longer gradient is clipped to this norm
     micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
@@ -483,7 +489,7 @@ class Config:
     clip_low: Portion = 0.2       # the ratio is clipped below 1 - clip_low
     clip_high: Limit = 0.28       # the ratio is clipped above 1 + clip_high
     dual_clip: NoneOrAboveOne = 0.0   # bound of the loss where the advantage is negative
-    kl_coef: NonNegative = 0.0    # against the starting policy; 0: no reference model is loaded
+    kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
     kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
     kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
     entropy_coef: Finite = 0.0    # bonus for entropy, per nat
@@ -530,6 +536,9 @@ def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
     if cfg.model:
         check_model(cfg.model)
+        if cfg.lora and base_of(cfg.model) != cfg.model:
+            raise ValueError(f"--lora {cfg.lora}: {cfg.model} holds adapters, which would be lost "
+                             f"in new ones; give OUT of python lora.py {cfg.model} OUT")
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
@@ -572,7 +581,8 @@ def preset(given):
         values |= tiny_settings(given.get("env", Config.env),
                                 {f.name: f.default for f in fields(Config)})
     if model:
-        values |= model_defaults(model) | ({} if cloned_settings(model) else dict(lr=1e-6))
+        values |= model_defaults(model) | ({} if cloned_settings(model) else dict(
+            lr=1e-5 if given.get("lora") else 1e-6))    # "LoRA Without Regret" (2025): ten times
     if given.get("resume"):
         values = parallel.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
@@ -583,7 +593,8 @@ def preset(given):
 
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "horizons", "format",
+SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "lora", "lora_alpha",
+                  "horizons", "format",
                   "context", "history", "thinking", "max_turn_tokens", "max_context", "advantage",
                   "surrogate", "turn_level", "critic", "eval_tasks",
                   *(name for name in vars(Config) if "clone_" in name))
