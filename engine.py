@@ -812,7 +812,7 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
 
 def action_values(model, token_ids, response_mask, position_ids):
     """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
-    hidden, _ = hidden_before(model, token_ids, response_mask, position_ids)
+    hidden = hidden_before(model, token_ids, response_mask, position_ids)[0]
     hidden = hidden.to(model.value_head.weight.dtype)        # float32 beside a frozen 16-bit base
     return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
 

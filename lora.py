@@ -1,4 +1,4 @@
-"""lora: low-rank adapters (LoRA, arXiv:2106.09685), in PEFT's file format.
+"""lora: low-rank adapters (LoRA, arXiv:2106.09685) in PEFT's file format.
 
     python train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft --lora 16
     python lora.py runs/NAME/step_80 OUT      the adapters added to their base: an ordinary folder
@@ -8,11 +8,9 @@ dtype of the computations; A (r, in) and B (out, r) are float32 and all that is 
 as 0, so the first policy is the base, as is a later one while its adapters are off.
 """
 import json
-import math
 import os
 import shutil
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
@@ -23,13 +21,13 @@ from transformers import AutoModelForCausalLM
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PLAIN = dict(use_rslora=False, alpha_pattern={}, use_qalora=False, alora_invocation_tokens=None,
-             layer_replication=None, init_lora_weights=True)    # other values ask for another sum
+             layer_replication=None, init_lora_weights=True)    # other values mean another sum
 
 
-def adapt(model, rank, alpha, seed=0, device="cpu", names=()):
-    """Freeze `model` and give adapters to linear layers: those of `names`, or all in the decoder
-    layers (attention, MLP; no embeddings, lm_head, router, or experts kept as one tensor). A is
-    uniform within 1 / sqrt(in), as in PEFT, and does not depend on the device."""
+def adapt(model, rank, alpha, seed=0, device="cpu"):
+    """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
+    MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
+    1 / sqrt(in), as in PEFT, and does not depend on the device."""
     model.requires_grad_(False)
     model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, on=True)
     generator = torch.Generator().manual_seed(seed)
@@ -37,14 +35,13 @@ def adapt(model, rank, alpha, seed=0, device="cpu", names=()):
     def add(linear, inputs, output):            # a forward hook
         A, B = (part.weight.to(output.dtype) for part in (linear.lora_A, linear.lora_B))
         return output + alpha / rank * F.linear(F.linear(inputs[0], A), B) if lora.on else output
-    for name, linear in [*model.named_modules()]:
-        if isinstance(linear, torch.nn.Linear) and name.startswith("model.layers.") and (
-                not names or name in names):
-            A = torch.nn.Linear(linear.in_features, rank, bias=False)
-            B = torch.nn.Linear(rank, linear.out_features, bias=False)
-            torch.nn.init.kaiming_uniform_(A.weight, math.sqrt(5), generator=generator)
-            torch.nn.init.zeros_(B.weight)
-            linear.lora_A, linear.lora_B = A.to(device), B.to(device)
+    for linear in [*model.model.layers.modules()]:
+        if isinstance(linear, torch.nn.Linear):
+            linear.lora_A = torch.nn.Linear(linear.in_features, rank, bias=False)
+            linear.lora_B = torch.nn.Linear(rank, linear.out_features, bias=False)
+            torch.nn.init.kaiming_uniform_(linear.lora_A.weight, 5 ** 0.5, generator=generator)
+            torch.nn.init.zeros_(linear.lora_B.weight)
+            linear.lora_A.to(device), linear.lora_B.to(device)
             linear.hook = linear.register_forward_hook(add)
 
 
@@ -54,24 +51,25 @@ def adapters(model):
             if ".lora_" in name}
 
 
-@contextmanager
 def without_adapters(model):
-    """Within, the model is its base: the reference of a KL, which costs no second model."""
-    model.lora.on = False
-    try:
-        yield
-    finally:
-        model.lora.on = True
+    """The base as a policy, in the same memory: the reference of a KL costs no second model."""
+    def action_logprobs(*arguments):
+        model.lora.on = False
+        try:
+            return model.action_logprobs(*arguments)
+        finally:
+            model.lora.on = True
+    return SimpleNamespace(action_logprobs=action_logprobs)
 
 
 @torch.no_grad()
 def merge(model):
-    """Add the adapters, if there are any, to W (of float32: 16 bit swallow small changes). The
-    model is an ordinary one again, all of which can be trained."""
+    """Add adapters, if there are any, to W (of float32: 16 bit swallow small changes). The model is
+    an ordinary one again, all of which can be trained."""
     for linear in model.modules():
         if hasattr(linear, "lora_A"):
-            A, B = linear.lora_A.weight, linear.lora_B.weight
-            linear.weight += model.lora.alpha / model.lora.rank * B @ A
+            change = linear.lora_B.weight @ linear.lora_A.weight
+            linear.weight += model.lora.alpha / model.lora.rank * change
             linear.hook.remove()
             del linear.lora_A, linear.lora_B
     model.requires_grad_(True)
@@ -89,6 +87,24 @@ def save_adapters(model, folder, base):
         json.dump(config, file, indent=1)
 
 
+def load_adapters(model, folder):
+    """Give the base `model` the adapters in `folder`. ValueError: broken, or not of this model."""
+    try:
+        found = load_file(os.path.join(folder, WEIGHTS))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
+    with open(os.path.join(folder, CONFIG)) as file:
+        config = PLAIN | json.load(file)
+    adapt(model, config["r"], config["lora_alpha"])     # a layer that has none in the file: B is 0
+    own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
+    odd |= {k for k, x in found.items() if k not in own or x.shape != own[k].shape}
+    if odd:
+        raise ValueError(f"{folder}: {min(odd)} does not fit; expected plain LoRA of linear layers "
+                         f"in the decoder of {base_of(folder)}; others can be merged by PEFT")
+    for name, x in found.items():
+        own[name].data.copy_(x)
+
+
 def base_of(path):
     """The path of the model that the adapters in folder `path` belong to; of another path, itself.
     ValueError: that model is gone."""
@@ -103,39 +119,18 @@ def base_of(path):
     return base
 
 
-def load_adapters(model, folder):
-    """Give the base `model` the adapters in `folder`. ValueError: broken, or not of this model."""
-    try:
-        found = load_file(os.path.join(folder, WEIGHTS))
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
-    with open(os.path.join(folder, CONFIG)) as file:
-        config = PLAIN | json.load(file)
-    adapt(model, config["r"], config["lora_alpha"],
-          names={name.rpartition(".lora_")[0].removeprefix("base_model.model.") for name in found})
-    own, odd = adapters(model), [name for name in PLAIN if config[name] != PLAIN[name]]
-    if odd or {k: x.shape for k, x in found.items()} != {k: p.shape for k, p in own.items()}:
-        raise ValueError(f"{folder}: expected plain LoRA of linear layers in the decoder of "
-                         f"{base_of(folder)}, not {odd or 'these names and shapes'}; merge it "
-                         "with PEFT and give that folder")
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(found[name])
-
-
 def main():
     """Write OUT, an ordinary Hugging Face folder in float32, from FOLDER with adapters."""
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     folder, out = sys.argv[1:]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base_of(folder), dtype=torch.float32, use_safetensors=True)
+        model = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=torch.float32)
         load_adapters(model, folder)
-        merge(model)
         shutil.copytree(folder, out, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors"))
     except (OSError, ValueError) as error:
         sys.exit(f"lora.py: {error}")
+    merge(model)
     model.save_pretrained(out)
 
 

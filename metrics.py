@@ -259,10 +259,8 @@ def speeds(run, played, batch, stats, seconds):
 def describe(run):
     """Say what is trained where."""
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
-    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad) / 1e6
-    parallel.say(f"{run.cfg.folder}: trains {trained:.2f}M of {size:.2f}M parameters on "
-                 f"{run.device} x {parallel.world()}, attention {policy.kernel} "
-                 f"({policy.kernel_reason})"
+    parallel.say(f"{run.cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
+                 f"attention {policy.kernel} ({policy.kernel_reason})"
                  + f", going on at step {run.step}" * (run.step > 0)
                  + f"\nhistory {run.cfg.history}: {HISTORY[run.cfg.history]}")
 
@@ -306,8 +304,7 @@ def probe(run, trajectories):
     """How far do first replies depend on their prompts, and how far has the policy moved?
 
     Mutual information and retrieval accuracy (RAGEN-2, arXiv:2604.06268) from 32 replies under 16
-    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again
-    (with LoRA it is the policy without its adapters).
+    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again.
     """
     firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
               for t in trajectories if t.turns]
@@ -324,7 +321,8 @@ def probe(run, trajectories):
                    retrieval_chance=1 / len(prompts))
     if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        batch.ref_logprobs = parallel.logprobs_at_start(run, batch)
+        start = run.reference or parallel.load(run.start_model, run.device, run.cfg)
+        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures
 

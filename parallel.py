@@ -38,7 +38,7 @@ from engine import (FORWARD_METHODS, add_value_head, from_pretrained, load_polic
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
-from lora import adapt, adapters, merge, save_adapters, without_adapters
+from lora import adapt, adapters, merge, save_adapters
 from rollout import Agent, Stats, World, collect
 
 
@@ -68,7 +68,7 @@ class Run:
     optimizer: object = None
     critic: object = None         # a transformer of its own (--critic own)
     critic_optimizer: object = None
-    reference: object = None      # the starting policy, frozen; None without a KL
+    reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     step: int = 0                 # the next one
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
@@ -320,8 +320,8 @@ def gathered(thing):
 
 def load(path, device, cfg, value_head=False, lora=0):
     """A model as it is trained: float32 weights, perhaps with a critic's head; sharded where there
-    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id. lora: 0, and the adapters
-    of `path` are merged, or their rank: of new ones, if `path` has none."""
+    are ranks, computing in bfloat16 on CUDA. path: a folder or a hub id. lora: 0, where adapters in
+    `path` are merged, or the rank of new ones if it has none, beside weights in 16 bit on CUDA."""
     compute = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
     model = load_policy(path, str(device), compute if lora else torch.float32, cfg.attention,
                         compute)
@@ -443,15 +443,6 @@ def on_all_rows(method, batch, max_tokens, *more):
 def logprobs_under(run, model, batch):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
     return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
-
-
-def logprobs_at_start(run, batch):
-    """The same under the policy that the run began with: its adapters' base, or the reference, or
-    the policy on disk, loaded for this."""
-    if adapters(run.policy):
-        with without_adapters(run.policy):
-            return logprobs_under(run, run.policy, batch)
-    return logprobs_under(run, run.reference or load(run.start_model, run.device, run.cfg), batch)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
-from lora import base_of
+from lora import base_of, without_adapters
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
                       logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
@@ -141,7 +141,7 @@ def credit(run, batch):
         penalty = algos.overlong_penalty(mask.sum(1), limit, cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
     if cfg.kl_coef:
-        batch.ref_logprobs = parallel.logprobs_at_start(run, batch)
+        batch.ref_logprobs = logprobs_under(run, run.reference, batch)
         if cfg.kl_in == "reward":
             batch.token_rewards = algos.kl_penalised_rewards(
                 batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
@@ -365,7 +365,9 @@ def setup(cfg, modules, clients):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
-    if cfg.kl_coef and not cfg.lora:
+    if cfg.lora:
+        run.reference = without_adapters(policy)
+    elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg).requires_grad_(False)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, True, cfg.lora)
@@ -593,11 +595,10 @@ def preset(given):
 
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "lora", "lora_alpha",
-                  "horizons", "format",
+SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "horizons", "format",
                   "context", "history", "thinking", "max_turn_tokens", "max_context", "advantage",
                   "surrogate", "turn_level", "critic", "eval_tasks",
-                  *(name for name in vars(Config) if "clone_" in name))
+                  *(name for name in vars(Config) if re.match("clone_|lora", name)))
 
 
 def main(argv=None):
