@@ -538,11 +538,12 @@ def check(cfg):
     """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
     if cfg.model:
         check_model(cfg.model)
-        if cfg.lora and base_of(cfg.model) != cfg.model:
-            raise ValueError(f"--lora {cfg.lora}: {cfg.model} holds adapters, which would be lost "
-                             f"in new ones; give OUT of python lora.py {cfg.model} OUT")
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
+    if cfg.lora and (not cfg.model or base_of(cfg.model) != cfg.model):
+        raise ValueError(f"--lora {cfg.lora}, --model {cfg.model!r}: expected a model that lasts, "
+                         "as a base for adapters to name; of a folder with adapters lora.py makes "
+                         "one: python lora.py FOLDER OUT")
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     names = cfg.env.split(",")
     if len(cfg.shares) not in (0, len(names)):
@@ -570,7 +571,7 @@ def check(cfg):
     if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")
-    parallel.keep_input(cfg, cfg.model)
+    parallel.keep_input(cfg, cfg.model, cfg.model and base_of(cfg.model))
 
 
 def preset(given):

@@ -353,6 +353,53 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model):
         assert (whole.critic or whole.policy).value_head.weight.any()
 
 
+def test_average_gradients_takes_the_mean_of_adapters_alone(model, monkeypatch):
+    """Of two ranks with gradients 1, 2, .. and thrice that the mean is twice that."""
+    policy = load_policy(model)
+    adapt(policy, 4, 32)
+    add_value_head(policy)
+    own = [p for p in policy.parameters() if p.requires_grad]
+    grads = [torch.full_like(p, i + 1) for i, p in enumerate(own)]
+    monkeypatch.setattr(parallel, "world", lambda: 2)
+    monkeypatch.setattr(parallel, "summed", lambda flat: flat + 3 * flat)
+    for p, grad in zip(own, grads):
+        p.grad = grad.clone()
+    parallel.average_gradients(policy)
+    assert len(own) == 30 and all(torch.equal(p.grad, 2 * x) for p, x in zip(own, grads))
+    ordinary = load_policy(model)
+    ordinary.lm_head.weight.grad = torch.ones_like(ordinary.lm_head.weight)
+    parallel.average_gradients(ordinary)            # FSDP has done it
+    assert (ordinary.lm_head.weight.grad == 1).all()
+
+
+@pytest.fixture
+def group_of_one(monkeypatch):
+    """FSDP2 with a single gloo process, as on CUDA."""
+    for name, value in dict(RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1",
+                            MASTER_PORT=29_350 + os.getpid() % 300).items():
+        monkeypatch.setenv(name, str(value))
+    yield
+    parallel.end()
+
+
+def test_shard_leaves_what_is_trained_whole(url, model, group_of_one, monkeypatch):
+    """Frozen weights become FSDP's, adapters and value head stay; the steps are the same."""
+    flags = dict(algo="ppo", critic="shared", kl_coef=0.1, lora=4, checkpointing=True)
+    run = trained(url, config(model, name="sharded", **flags))
+    assert dist.is_initialized()
+    for p in run.policy.parameters():
+        assert hasattr(p, "full_tensor") != p.requires_grad
+    parallel.end()
+    monkeypatch.delenv("RANK")
+    trained(url, config(model, name="plain", **flags))
+    for name in "adapter_model", "trainer":
+        sharded, plain = (load_file(f"runs/{run}/step_2/{name}.safetensors")
+                          for run in ("sharded", "plain"))
+        assert sharded.keys() == plain.keys()
+        for key in plain:
+            torch.testing.assert_close(sharded[key], plain[key], atol=1e-5, rtol=1e-5)
+
+
 # Rates so low that Adam does not make signs of rounding errors; 3 tasks are uneven shares.
 SHARED = dict(algo="ppo", kl_coef=0.3, tasks_per_step=3, micro_tokens=150, checkpointing=True,
               lr=1e-3, critic_lr=1e-3, lora=4)
@@ -372,6 +419,7 @@ def a_rank(rank, url, model, port):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(url, model):
     """Frozen bases in shards, whole adapters and value head: metrics, what was trained, both
     optimizers to 1e-5."""
@@ -419,8 +467,15 @@ def test_an_adapter_is_a_model_to_eval_and_to_train(url, model, capsys):
     assert {*map(id, run.policy.parameters())} == {*map(id, group["params"])}
     torch.testing.assert_close(token_logprobs(run.policy, *text()),
                                token_logprobs(adapted, *text()), atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match=f"holds adapters.*python lora.py {folder} OUT"):
-        started(url, config(folder, name="new", lora=4))
+    for given in folder, "":            # a tiny policy's folder is moved aside by the next run
+        with pytest.raises(ValueError, match=f"--model '{given}'.* python lora.py FOLDER OUT"):
+            train.check(config(given, name="new", lora=4))
+    shutil.move(model, "runs/own")
+    Path(folder, "adapter_config.json").write_text(Path(
+        folder, "adapter_config.json").read_text().replace(model, "runs/own"))
+    with pytest.raises(ValueError, match="runs/own lies in this run's own folder"):
+        train.check(config(folder, name="own"))
+    shutil.move("runs/own", model)
     os.rename(f"{folder}/adapter_config.json", "kept")
     with pytest.raises(ValueError, match="transformers cannot load it"):
         train.check(config(folder, name="none"))
