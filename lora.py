@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PLAIN = dict(use_rslora=False, alpha_pattern={}, use_qalora=False, alora_invocation_tokens=None,
-             layer_replication=None, init_lora_weights=True)    # other values mean another sum
+PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
+             alora_invocation_tokens=None, layer_replication=None, init_lora_weights=True)
 
 
 def adapt(model, rank, alpha, seed=0, device="cpu"):
@@ -80,7 +80,7 @@ def save_adapters(model, folder, base):
     names = {name.split(".")[-3] for name in adapters(model)}
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base,
                   r=model.lora.rank, lora_alpha=model.lora.alpha, target_modules=sorted(names))
-    os.makedirs(folder)
+    os.makedirs(folder, exist_ok=True)
     save_file({name: p.detach().cpu() for name, p in adapters(model).items()},
               os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     with open(os.path.join(folder, CONFIG), "w") as file:
@@ -88,14 +88,15 @@ def save_adapters(model, folder, base):
 
 
 def load_adapters(model, folder):
-    """Give the base `model` the adapters in `folder`. ValueError: broken, or not of this model."""
+    """Give the base `model` the adapters in `folder`. ValueError: broken, not of this model, or of
+    settings other than PLAIN, which mean another sum than ours."""
     try:
         found = load_file(os.path.join(folder, WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
     with open(os.path.join(folder, CONFIG)) as file:
         config = PLAIN | json.load(file)
-    adapt(model, config["r"], config["lora_alpha"])     # a layer that has none in the file: B is 0
+    adapt(model, config.get("r", 1), config.get("lora_alpha", 1))   # B of layers not in it stays 0
     own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
     odd |= {k for k, x in found.items() if k not in own or x.shape != own[k].shape}
     if odd:

@@ -236,6 +236,7 @@ def test_load_adapters_refuses_what_it_would_compute_wrongly():
     save_adapters(ours, "own", "base")
     twins(layers=1)[1].save_pretrained("small")
     for settings, word in ((dict(use_rslora=True), "use_rslora"),
+                           (dict(peft_type="IA3"), "peft_type"),
                            (dict(alpha_pattern={"q_proj": 4}), "alpha_pattern"),
                            (dict(init_lora_weights="pissa"), "init_lora_weights"),
                            (dict(r=8), "layers.0.mlp.down_proj.lora_A.weight"),
