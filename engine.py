@@ -36,6 +36,8 @@ from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
+from lora import base_of, load_adapters
+
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
@@ -52,8 +54,8 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-    path: a folder or a hub id. attention: "auto" | "flash2" | "flash4" | "torch". dtype: of the
-    weights; compute_dtype: see `equip`.
+    path: a folder, perhaps of adapters (lora.py), or a hub id. attention: "auto" | "flash2" |
+    "flash4" | "torch". dtype: of the weights; compute_dtype: see `equip`.
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
@@ -61,8 +63,11 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
+    base = base_of(path)
+    if base != path:
+        load_adapters(model, path)
     equip(model.to(device), attention, compute_dtype)
-    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
+    if not os.path.isdir(base) or any(x.startswith("tokenizer") for x in os.listdir(base)):
         never_sample_padding(model, path)
     return model
 
@@ -111,7 +116,10 @@ def longest_text(config):
 
 
 def from_pretrained(auto, path, **more):
-    """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
+    """What transformers finds at `path`: data only, neither pickles nor code. ValueError.
+    A folder of adapters has a tokenizer at most; the rest, and else that too, is its base's."""
+    if auto is not AutoTokenizer or not os.path.isfile(f"{path}/tokenizer_config.json"):
+        path = base_of(path)
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
@@ -120,6 +128,7 @@ def from_pretrained(auto, path, **more):
 
 def check_model(path):
     """ValueError, before any weight is loaded: no model at `path`, or one that cannot run here."""
+    path = base_of(path)
     if str(path)[0] in "./~" and not os.path.isdir(path):
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
     if os.path.isdir(path) and not any(x.endswith(".safetensors") for x in os.listdir(path)):
@@ -805,7 +814,8 @@ def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1
 
 def action_values(model, token_ids, response_mask, position_ids):
     """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
-    hidden, _ = hidden_before(model, token_ids, response_mask, position_ids)
+    hidden = hidden_before(model, token_ids, response_mask, position_ids)[0]
+    hidden = hidden.to(model.value_head.weight.dtype)        # float32 beside a frozen 16-bit base
     return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
 
 

@@ -226,11 +226,12 @@ def speeds(run, played, batch, stats, seconds):
 
     decode_bandwidth_share: bytes read, (weights once a decode step + keys and values of all cached
     tokens), over seconds of decoding and sampling, over the rate of a large copy.
-    update_flop_share: FLOP, 6 per weight and trained token + 6 * layers * width * length^2 of each
-    row for causal attention, over seconds, over the rate of a large matrix product.
+    update_flop_share: FLOP, 6 per weight (frozen: 4) and trained token + 6 * layers * width *
+    length^2 of each row for causal attention, over seconds, over the rate of a large matrix product
     """
     config, number_bytes = run.policy.config, run.policy.compute_dtype.itemsize
     weights = sum(p.numel() for p in run.policy.parameters())
+    trained = sum(p.numel() for p in run.policy.parameters() if p.requires_grad)
     layers, kv_heads, head_dim = kv_shape(config)
     flops, bandwidth = rates(run.device, run.policy.compute_dtype)
     updating = seconds - stats.seconds["rollout"]
@@ -248,7 +249,7 @@ def speeds(run, played, batch, stats, seconds):
         rollout_tokens_per_second=forwarded / stats.seconds["rollout"])
     if batch:
         lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
-        flop = passes * (6 * weights * lengths.sum()
+        flop = passes * ((4 * weights + 2 * trained) * lengths.sum()
                          + 6 * layers * config.hidden_size * (lengths ** 2).sum()).item()
         figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
                         update_tokens_per_second=passes * lengths.sum().item() / updating)
@@ -318,9 +319,9 @@ def probe(run, trajectories):
     figures = dict(mutual_information=algos.mutual_information(scores, own),
                    retrieval_accuracy=algos.retrieval_accuracy(scores, own),
                    retrieval_chance=1 / len(prompts))
-    if not run.reference:               # with one, the KL to the start is measured every step
+    if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
         batch = to_batch(trajectories[:64], run.device)
-        start = parallel.load(run.start_model, run.device, run.cfg, frozen=True)
+        start = run.reference or parallel.load(run.start_model, run.device, run.cfg, frozen=True)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         figures |= kl_to_start(batch)
     return figures

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -46,6 +47,7 @@ from engine import (FORWARD_METHODS, add_value_head, equip, from_pretrained, loa
                     longest_text)
 from env_server import load_env
 from envs._agentgym import manner_of
+from lora import adapt, adapters, base_of, merge, save_adapters
 from rollout import Agent, Stats, World, collect
 
 
@@ -75,7 +77,7 @@ class Run:
     optimizer: object = None
     critic: object = None         # a transformer of its own (--critic own)
     critic_optimizer: object = None
-    reference: object = None      # the starting policy, frozen; None without a KL
+    reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     step: int = 0                 # the next one
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
@@ -332,16 +334,22 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, cfg, value_head=False, frozen=False):
+def load(path, device, cfg, value_head=False, frozen=False, lora=0):
     """A model as it is trained: float32 weights, perhaps with a critic's head; or frozen, its
-    weights in the dtype that it computes in. Sharded where there are ranks. path: a folder or a hub
-    id."""
+    weights in the dtype that it computes in, as they are beside adapters. Sharded where there are
+    ranks. path: a folder or a hub id. lora: the rank of new adapters, if `path` has none; 0: those
+    of `path` are merged."""
     ranks, auto = dist.is_initialized(), "bfloat16" if "cuda" in str(device) else "float32"
     compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
-    dtype = compute if frozen else torch.float32
+    dtype, merged = compute if frozen or lora else torch.float32, not lora and base_of(path) != path
     gc.collect()                        # models that were dropped before are cycles
     # In the file's own dtype the weights stay in the file, mapped, until `shard` takes its share.
-    model = load_policy(path, "cpu" if ranks else device, "auto" if ranks else dtype, "torch")
+    model = load_policy(path, "cpu" if ranks else device, torch.float32 if merged else
+                        "auto" if ranks else dtype, "torch")
+    if merged:
+        merge(model)
+    elif lora and not adapters(model):
+        adapt(model, lora, cfg.lora_alpha, cfg.seed)
     if value_head:
         add_value_head(model)
     if ranks:
@@ -363,14 +371,18 @@ def load(path, device, cfg, value_head=False, frozen=False):
 
 def shard(model, device, dtype, compute, how):
     """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32.
-    A unit at a time gets its dtype and is cut, so no rank holds more. how: see Config.shard."""
+    A unit at a time gets its dtype and is cut, so no rank holds more. how: see Config.shard.
+    What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = replicas(dist.group.WORLD, torch.device(device).type) if how == "none" else None
+    whole = {p for p in model.parameters() if p.requires_grad} if adapters(model) else set()
     for unit in (*model.model.layers, model):
         for weights in unit.parameters():
-            if weights.dtype != dtype:
+            if weights in whole:
+                weights.data = weights.data.to(device)
+            elif weights.dtype != dtype:
                 weights.data = weights.data.to(device, dtype)
-        fully_shard(unit, mesh=mesh, mp_policy=precision)
+        fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
     if hasattr(model, "padding"):
         model.padding = model.padding.to(device)
 
@@ -380,6 +392,14 @@ def replicas(group, device_type):
     """The mesh whose ranks hold all weights each."""
     return dist.init_device_mesh(device_type, (group.size(), 1),
                                  mesh_dim_names=("replicate", "shard"))
+
+
+def average_gradients(model):
+    """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, a value head
+    beside them."""
+    if adapters(model):
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        vector_to_parameters(summed(parameters_to_vector(grads)) / world(), grads)
 
 
 @contextmanager
@@ -579,13 +599,14 @@ def write_json(path, content):
 
 
 def full_weights(model):
-    """{name: tensor}, whole and on the CPU; of tied weights the first. On rank 0: the others may
-    get less."""
+    """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
+    rank 0: the others may get less."""
     weights = get_model_state_dict(model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
     tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
         k for k, _ in model.named_parameters()}
-    return {k: v for k, v in weights.items() if k not in tied}      # buffers stay
+    return {k: v for k, v in weights.items()                        # buffers stay
+            if k not in tied and not k.startswith("value_head")}
 
 
 def save_clone(policy, tokenizer, folder, settings=None):
@@ -609,7 +630,7 @@ def trainer_state(run):
     state = {}
     for part, model, optimizer in run.trained:
         for name, weights in model.named_parameters():
-            if part == "critic" or name.startswith("value_head"):
+            if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
             state |= {f"{part}_optimizer/{name}/{key}": x
                       for key, x in optimizer.state.get(weights, {}).items()}
@@ -620,7 +641,8 @@ def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step: aside, on the disk,
     then renamed, so that a killed run keeps the one before. OSError: it could not be written."""
     folder = Path(run.cfg.folder, f"step_{run.step}")
-    aside, weights = Path(f"{folder}.part"), full_weights(run.policy)
+    aside = Path(f"{folder}.part")
+    weights = None if adapters(run.policy) else full_weights(run.policy)
     for left in Path(run.cfg.folder).glob("step_*.part") if rank() == 0 else ():
         shutil.rmtree(left)             # by a killed run
     wait_for_all()
@@ -628,7 +650,10 @@ def save(run):
         dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
             str(aside / "trainer"), save_distributed=True))
         if rank() == 0:
-            run.policy.save_pretrained(aside, state_dict=weights)
+            if adapters(run.policy):
+                save_adapters(run.policy, aside, run.start_model)
+            else:
+                run.policy.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
             if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
                 shutil.copy(os.path.join(run.start_model, "clone.json"), aside)

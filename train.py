@@ -39,6 +39,7 @@ from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
 from env_server import open_envs
+from lora import base_of, without_adapters
 from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
                       Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
                       logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
@@ -307,6 +308,8 @@ def optimizer_step(run, loss):
     A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
     FloatingPointError.
     """
+    for _, model, _ in run.trained:
+        parallel.average_gradients(model)
     norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm)
              for _, model, _ in run.trained]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
@@ -358,14 +361,16 @@ def setup(cfg, modules, clients):
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
     start_model = cfg.model or cloned(cfg, device)
-    policy = parallel.load(last or start_model, device, cfg, value_head=cfg.critic == "shared")
+    policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
               adamw(policy, cfg.lr))
-    if cfg.kl_coef:
+    if cfg.lora:
+        run.reference = without_adapters(policy)
+    elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True)
     if cfg.critic == "own":
-        run.critic = parallel.load(start_model, device, cfg, value_head=True)
+        run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
         parallel.restore(run, last)
@@ -376,7 +381,8 @@ def setup(cfg, modules, clients):
 
 
 def adamw(model, lr):
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
+                             betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def cloned(cfg, device):
@@ -448,6 +454,8 @@ class Config:
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
     compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
     shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
+    lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA
+    lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -455,7 +463,7 @@ class Config:
     group_size: Count = 8         # trajectories per task, G
     mini_batches: Count = 4       # optimizer steps per pass over a step's trajectories
     epochs: Count = 1             # passes over a step's trajectories
-    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat models: 1e-6
+    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5
     lr_end: Share = 0.2           # final learning rate, as a share of lr
     max_grad_norm: Limit = 1.0    # a longer gradient is clipped to this norm
     micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
@@ -485,7 +493,7 @@ class Config:
     clip_low: Portion = 0.2       # the ratio is clipped below 1 - clip_low
     clip_high: Limit = 0.28       # the ratio is clipped above 1 + clip_high
     dual_clip: NoneOrAboveOne = 0.0   # bound of the loss where the advantage is negative
-    kl_coef: NonNegative = 0.0    # against the starting policy; 0: no reference model is loaded
+    kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
     kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
     kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
     entropy_coef: Finite = 0.0    # bonus for entropy, per nat
@@ -535,6 +543,10 @@ def check(cfg):
         check_model(cfg.model)
     else:
         check_heads(cfg.clone_width, cfg.clone_heads)
+    if cfg.lora and (not cfg.model or base_of(cfg.model) != cfg.model):
+        raise ValueError(f"--lora {cfg.lora}, --model {cfg.model!r}: expected a model that lasts, "
+                         "as a base for adapters to name; of a folder with adapters lora.py makes "
+                         "one: python lora.py FOLDER OUT")
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     names = cfg.env.split(",")
     if len(cfg.shares) not in (0, len(names)):
@@ -562,7 +574,7 @@ def check(cfg):
     if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")
-    parallel.keep_input(cfg, cfg.model)
+    parallel.keep_input(cfg, cfg.model, cfg.model and base_of(cfg.model))
 
 
 def preset(given):
@@ -575,7 +587,8 @@ def preset(given):
         values |= tiny_settings(given.get("env", Config.env),
                                 {f.name: f.default for f in fields(Config)})
     if model:
-        values |= model_defaults(model) | ({} if cloned_settings(model) else dict(lr=1e-6))
+        values |= model_defaults(model) | ({} if cloned_settings(model) else dict(
+            lr=1e-5 if given.get("lora") else 1e-6))    # "LoRA Without Regret" (2025): ten times
     if given.get("resume"):
         values = parallel.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
@@ -589,7 +602,7 @@ def preset(given):
 SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "horizons", "format",
                   "context", "history", "thinking", "max_turn_tokens", "max_context", "advantage",
                   "surrogate", "turn_level", "critic", "eval_tasks",
-                  *(name for name in vars(Config) if "clone_" in name))
+                  *(name for name in vars(Config) if re.match("clone_|lora", name)))
 
 
 def main(argv=None):

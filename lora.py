@@ -1,0 +1,138 @@
+"""lora: low-rank adapters (LoRA, arXiv:2106.09685) in PEFT's file format.
+
+    python train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft --lora 16
+    python lora.py runs/NAME/step_80 OUT      the adapters added to their base: an ordinary folder
+
+A linear layer of the decoder computes y = W x + (alpha / r) B A x. W (out, in) is frozen, in the
+dtype of the computations; A (r, in) and B (out, r) are float32 and all that is trained. B begins
+as 0, so the first policy is the base, as is a later one while its adapters are off.
+"""
+import json
+import os
+import shutil
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
+             alora_invocation_tokens=None, layer_replication=None, init_lora_weights=True)
+
+
+def adapt(model, rank, alpha, seed=0):
+    """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
+    MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
+    1 / sqrt(in), as in PEFT, and does not depend on the device: `model` is on the CPU."""
+    model.requires_grad_(False)
+    model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, on=True)
+    generator = torch.Generator().manual_seed(seed)
+
+    def add(linear, inputs, output):            # a forward hook
+        A, B = (part.weight.to(output.dtype) for part in (linear.lora_A, linear.lora_B))
+        return output + alpha / rank * F.linear(F.linear(inputs[0], A), B) if lora.on else output
+    for linear in [*model.model.layers.modules()]:
+        if isinstance(linear, torch.nn.Linear):
+            linear.lora_A = torch.nn.Linear(linear.in_features, rank, bias=False)
+            linear.lora_B = torch.nn.Linear(rank, linear.out_features, bias=False)
+            torch.nn.init.kaiming_uniform_(linear.lora_A.weight, 5 ** 0.5, generator=generator)
+            torch.nn.init.zeros_(linear.lora_B.weight)
+            linear.hook = linear.register_forward_hook(add)
+
+
+def adapters(model):
+    """{PEFT's name: parameter} of all A and B; {} of a model without adapters."""
+    return {f"base_model.model.{name}": p for name, p in model.named_parameters()
+            if ".lora_" in name}
+
+
+def without_adapters(model):
+    """The base as a policy, in the same memory: the reference of a KL costs no second model."""
+    def action_logprobs(*arguments):
+        model.lora.on = False
+        try:
+            return model.action_logprobs(*arguments)
+        finally:
+            model.lora.on = True
+    return SimpleNamespace(action_logprobs=action_logprobs)
+
+
+@torch.no_grad()
+def merge(model):
+    """Add adapters, if there are any, to W (of float32: 16 bit swallow small changes). The model is
+    an ordinary one again, all of which can be trained."""
+    for linear in model.modules():
+        if hasattr(linear, "lora_A"):
+            change = linear.lora_B.weight @ linear.lora_A.weight
+            linear.weight += model.lora.alpha / model.lora.rank * change
+            linear.hook.remove()
+            del linear.lora_A, linear.lora_B
+    model.requires_grad_(True)
+
+
+def save_adapters(model, folder, base):
+    """Write `folder` as PEFT does. base: the path of the frozen model, a folder or a hub id."""
+    names = {name.split(".")[-3] for name in adapters(model)}
+    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base,
+                  r=model.lora.rank, lora_alpha=model.lora.alpha, target_modules=sorted(names))
+    os.makedirs(folder, exist_ok=True)
+    save_file({name: p.detach().cpu() for name, p in adapters(model).items()},
+              os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+    with open(os.path.join(folder, CONFIG), "w") as file:
+        json.dump(config, file, indent=1)
+
+
+def load_adapters(model, folder):
+    """Give the base `model` the adapters in `folder`. ValueError: broken, not of this model, or of
+    settings other than PLAIN, which mean another sum than ours."""
+    try:
+        found = load_file(os.path.join(folder, WEIGHTS))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
+    with open(os.path.join(folder, CONFIG)) as file:
+        config = PLAIN | json.load(file)
+    adapt(model, config.get("r", 1), config.get("lora_alpha", 1))   # B of layers not in it stays 0
+    own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
+    odd |= {k for k, x in found.items() if k not in own or x.shape != own[k].shape}
+    if odd:
+        raise ValueError(f"{folder}: {min(odd)} does not fit; expected plain LoRA of linear layers "
+                         f"in the decoder of {base_of(folder)}; others can be merged by PEFT")
+    for name, x in found.items():
+        own[name].data.copy_(x)
+
+
+def base_of(path):
+    """The path of the model that the adapters in folder `path` belong to; of another path, itself.
+    ValueError: that model is gone."""
+    config = os.path.join(path, CONFIG)
+    if not os.path.isfile(config):
+        return path
+    with open(config) as file:
+        base = json.load(file).get("base_model_name_or_path")
+    if not base or not os.path.isdir(base) and (base[0] in "./~" or base.count("/") > 1):
+        raise ValueError(f"{path} holds adapters of {base}, which is not there; put it back, or "
+                         f"write its new place as base_model_name_or_path into {config}")
+    return base
+
+
+def main():
+    """Write OUT, an ordinary Hugging Face folder in float32, from FOLDER with adapters."""
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    folder, out = sys.argv[1:]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=torch.float32)
+        load_adapters(model, folder)
+        shutil.copytree(folder, out, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"lora.py: {error}")
+    merge(model)
+    model.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    main()
