@@ -127,7 +127,8 @@ def main():
     try:
         model = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=torch.float32)
         load_adapters(model, folder)
-        shutil.copytree(folder, out, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors"))
+        shutil.copytree(folder, out, ignore=shutil.ignore_patterns(
+            "adapter_*", "trainer", "*.safetensors"))
     except (OSError, ValueError) as error:
         sys.exit(f"lora.py: {error}")
     merge(model)

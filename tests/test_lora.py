@@ -24,7 +24,7 @@ import train
 from engine import add_value_head, load_policy, prepare
 from eval import model_defaults
 from fakes import (config, flags_of, make_known, save_policy, served, started, token_logprobs,
-                   trained, twins)
+                   trained, trainer_of, twins)
 from lora import adapt, adapters, base_of, merge, save_adapters, without_adapters
 
 peft = pytest.importorskip("peft", reason="pip install -r tests/requirements.txt")
@@ -335,6 +335,10 @@ RUNS = {"grpo with a KL": dict(kl_coef=0.05),
         "ppo, a value head on the policy": dict(algo="ppo", critic="shared")}
 
 
+def adapters_of(folder):
+    return load_file(f"{folder}/adapter_model.safetensors")
+
+
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model):
     flags = dict(flags, lora=4, steps=4, save_every=2)
@@ -344,9 +348,8 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model):
     resumed = started(url, config(model, name="broken", resume=True, **flags))
     assert resumed.step == 2
     train.train(resumed)
-    for name in "adapter_model", "trainer":
-        mine, its = (load_file(f"runs/{run}/step_4/{name}.safetensors")
-                     for run in ("whole", "broken"))
+    for stored in adapters_of, trainer_of:
+        mine, its = (stored(f"runs/{run}/step_4") for run in ("whole", "broken"))
         assert mine.keys() == its.keys() and all(torch.equal(mine[k], its[k]) for k in mine)
     assert not os.path.exists("runs/broken/step_4/model.safetensors")
     assert not any("proj.weight" in name for name in mine)              # no frozen weights
@@ -393,9 +396,8 @@ def test_shard_leaves_what_is_trained_whole(url, model, group_of_one, monkeypatc
     parallel.end()
     monkeypatch.delenv("RANK")
     trained(url, config(model, name="plain", **flags))
-    for name in "adapter_model", "trainer":
-        sharded, plain = (load_file(f"runs/{run}/step_2/{name}.safetensors")
-                          for run in ("sharded", "plain"))
+    for stored in adapters_of, trainer_of:
+        sharded, plain = (stored(f"runs/{run}/step_2") for run in ("sharded", "plain"))
         assert sharded.keys() == plain.keys()
         for key in plain:
             torch.testing.assert_close(sharded[key], plain[key], atol=1e-5, rtol=1e-5)
@@ -431,8 +433,8 @@ def test_two_ranks_are_one(url, model):
         for key in "reward", "entropy", "kl", "grad_norm", "value_loss", "kl_start":
             assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
         assert alone["grad_norm"] > 0
-    for name in "adapter_model", "trainer":
-        alone, together = (load_file(f"runs/{n}/step_2/{name}.safetensors") for n in (1, 2))
+    for stored in adapters_of, trainer_of:
+        alone, together = (stored(f"runs/{n}/step_2") for n in (1, 2))
         assert alone.keys() == together.keys()
         for key in alone:
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=1e-5)
@@ -443,7 +445,8 @@ def test_main_writes_an_ordinary_folder(url, model, monkeypatch):
     folder = f"{run.cfg.folder}/step_2"
     monkeypatch.setattr(sys, "argv", ["lora.py", folder, "merged"])
     lora.main()
-    assert not any(name.startswith("adapter") for name in os.listdir("merged"))
+    assert not any(name.startswith("adapter") or name == "trainer"
+                   for name in os.listdir("merged"))
     merged = load_policy("merged")
     assert not adapters(merged) and len(merged.padding) == len(run.policy.padding)
     expected = token_logprobs(run.policy, *text())
