@@ -34,6 +34,7 @@ from transformers import AutoTokenizer
 import algos
 import metrics
 import parallel
+import plan
 from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
@@ -354,6 +355,8 @@ def evaluate_and_save(run):
 def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device, families = parallel.start(cfg.device), families_of(modules, cfg.families)
+    if cfg.model:
+        plan.check(cfg, device)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
@@ -446,6 +449,13 @@ class Config:
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
     attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    shard: Literal["full", "none"] = "full"   # what each rank holds: its share, or all the weights
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, else float32
+    lora: Natural = 0             # rank of the adapters that are trained; 0: all weights are
+    lora_alpha: Natural = 0       # their scale is alpha / rank; 0: alpha is twice the rank
+    plan: bool = False            # print how much memory the run needs, as an estimate, and end
+    plan_gpus: Natural = 0        # plan for so many GPUs; 0: for the processes of torchrun
+    plan_gb: NonNegative = 0.0    # plan for GPUs of so many GB (10^9 bytes); 0: for this machine
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -594,6 +604,8 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
+        if cfg.plan or cfg.plan_gpus or cfg.plan_gb:
+            return plan.check(cfg, parallel.start(cfg.device), parallel.say)
         modules = open_envs(cfg.env, cfg.recipes)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
