@@ -42,9 +42,9 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
 
 
 def plan(cfg, config, world, cuda, memory):
-    """A run with train.py's flags on `world` ranks with `memory` bytes each -> held, sampling, update:
-    {part: bytes}, always, besides while episodes are played, besides in a backward pass; need: the
-    peak; what fits: kv_tokens in pages, rows (episodes of max_context at a time), micro_tokens."""
+    """A run with train.py's flags on `world` ranks of `memory` bytes -> {part: bytes} three times:
+    held always, besides in sampling, besides in the update's backward pass; need: the peak; and
+    what fits: kv_tokens in pages, rows (episodes of max_context at a time), micro_tokens."""
     half = cfg.compute == "bfloat16" or cuda and cfg.compute == "auto"
     dtype, width = (torch.bfloat16, 2) if half else (torch.float32, 4)
     shapes, features, kept = counted(config, dtype, cfg.lora > 0, cfg.checkpointing)
