@@ -30,14 +30,13 @@ SHAPES = {      # SIZES in this order; parameters and those that are no embeddin
 CHAT = dict(max_context=8192, max_turn_tokens=512)      # what --model sets: parallel.CHAT_MODEL
 ROWS = ["0.5B", "1.5B", "3B", "7B", "14B"]              # of the table
 COLUMNS = [*itertools.product((1, 8), (24, 48, 80, 141))]       # GPUs, GB
-SMALLER = [("", {}), ("c", dict(checkpointing=True)),
-           ("cs", dict(checkpointing=True, max_context=2048, micro_tokens=2048))]
 
 
-def config_of(name):
+def config_of(name, **more):
     """The config of SHAPES[name]; another one each time, as transformers writes into it."""
-    kind, more = (Qwen3Config, dict(head_dim=128)) if "Qwen3" in name else (Qwen2Config, {})
-    return kind(**dict(zip(SIZES, SHAPES[name][0])), max_position_embeddings=32768, **more)
+    kind, head = (Qwen3Config, dict(head_dim=128)) if "Qwen3" in name else (Qwen2Config, {})
+    sizes = dict(zip(SIZES, SHAPES[name][0])) | head | more
+    return kind(**sizes, max_position_embeddings=32768)
 
 
 def counted_once():
@@ -52,19 +51,19 @@ def counted_once():
     return counted
 
 
-def planned(name, world=1, gb=1e9, cuda=True, **flags):
+def planned(config, world=1, gb=1e9, cuda=True, **flags):
     """The plan of train.py with a chat model's defaults and these flags."""
     cfg = SimpleNamespace(**vars(train.Config()) | CHAT | flags)
-    return plan.plan(cfg, config_of(name), world, cuda, gb * 1e9)
+    return plan.plan(cfg, config, world, cuda, gb * 1e9)
 
 
 def cell(name, world, gb, lora):
-    """The flags with which a run fits, the fewest of SMALLER, and the tokens of KV that are left in
-    thousands; or a dash."""
-    for letters, flags in SMALLER:
-        found = planned(name, world, gb, lora=lora, **flags)
-        if found.need <= gb * 1e9:
-            return f"{letters} {found.kv_tokens / 1e3:.0f}k".strip()
+    """The tokens of KV that are left, in thousands, after a c if the run fits with --checkpointing
+    only; or a dash. A tenth of the memory is to spare, as the plan is an estimate from below."""
+    for checkpointing in (False, True):
+        found = planned(config_of(name), world, gb, lora=lora, checkpointing=checkpointing)
+        if found.need <= 0.9 * gb * 1e9:
+            return "c " * checkpointing + f"{found.kv_tokens / 1e3:.0f}k"
     return "–"
 
 

@@ -3,12 +3,12 @@
 What plan.py says is compared with tensors: on torch's meta device, of FSDP2's shards in a group of
 processes that does not exist, of small models; with what autograd saves and what torch allocates.
 """
-import json
 import math
 import re
 import shlex
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import agentevol
 import engine
@@ -26,7 +26,7 @@ import rollout
 import train
 from engine import Memory, prepare
 from fakes import CONFIGS, config, save_policy
-from plans import SHAPES, cell, config_of, counted_once, planned
+from plans import SHAPES, cell, config_of, counted_once, planned, table
 from test_architectures import MODELS
 from test_architectures import config_of as small_config
 
@@ -40,11 +40,13 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(plan, "counted", COUNTED)
 
 
-def on_meta(name, layers=None):
-    """The model of SHAPES[name] in float32 on torch's meta device, perhaps with fewer layers."""
-    config = config_of(name)
-    config.num_hidden_layers = layers or config.num_hidden_layers
-    config.layer_types = config.layer_types[:config.num_hidden_layers]
+def short(name="Qwen2.5-0.5B"):
+    """Two layers, and the embeddings, of a true shape: quick to count."""
+    return config_of(name, num_hidden_layers=2)
+
+
+def on_meta(config):
+    """A model in float32 on torch's meta device."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
@@ -70,8 +72,8 @@ def held(found):
 @pytest.mark.parametrize("name", [name if name == "Qwen2.5-0.5B" else
                                   pytest.param(name, marks=pytest.mark.slow) for name in SHAPES])
 def test_plan_weights_gradients_and_optimizer_are_those_of_torch(name):
-    model = on_meta(name)
-    assert held(planned(name)) == bytes_of(model)
+    model = on_meta(config_of(name))
+    assert held(planned(config_of(name))) == bytes_of(model)
     numel = sum(x.numel() for x in model.parameters())
     outside = sum(x.numel() for x in {model.model.embed_tokens.weight, model.lm_head.weight})
     _, total, no_embeddings = SHAPES[name]             # of the model card, rounded
@@ -89,43 +91,42 @@ def group(request):
 
 @pytest.mark.parametrize("shard", ["full", "none"])
 @pytest.mark.parametrize("group", [3, 8], indirect=True)       # 3 divides few of the shapes
-def test_plan_of_several_ranks_is_the_shard_that_fsdp_gives_the_first(group, shard, monkeypatch):
-    model, small = on_meta("Qwen2.5-0.5B", layers=2), on_meta("Qwen2.5-0.5B", layers=2).config
+def test_plan_of_several_ranks_is_the_shard_that_fsdp_gives_the_first(group, shard):
+    model = on_meta(short())
     mesh = init_device_mesh("cpu", (1, group) if shard == "full" else (group, 1),
                             mesh_dim_names=("replicate", "shard"))
     for module in (*model.model.layers, model):
         fully_shard(module, mesh=mesh)
-    monkeypatch.setattr("plans.config_of", lambda name: small)
-    assert held(planned("Qwen2.5-0.5B", group, shard=shard)) == bytes_of(model)
+    assert held(planned(short(), group, shard=shard)) == bytes_of(model)
 
 
 def test_plan_of_lora_holds_the_base_in_16_bit_and_adapters_in_32():
     """Of a layer of Qwen2.5-0.5B (width 896, keys and values 128, inside the MLP 4864) rank 16
     wraps q and o (896 + 896), k and v (896 + 128), gate, up and down (896 + 4864)."""
-    adapters = 16 * 24 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
-    found = planned("Qwen2.5-0.5B", lora=16, kl_coef=0.1)
-    assert held(found) == (2 * 494_032_768 + 4 * adapters, 4 * adapters, 8 * adapters)
+    adapters = 16 * 2 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    base = sum(x.numel() for x in on_meta(short()).parameters())
+    found, eight = (planned(short(), world, lora=16, kl_coef=0.1) for world in (1, 8))
+    assert held(found) == (2 * base + 4 * adapters, 4 * adapters, 8 * adapters)
     assert found.held["reference"] == 0                # the base, with its adapters off
-    eight = planned("Qwen2.5-0.5B", 8, lora=16)        # the base is sharded, adapters are not
-    assert held(eight) == (2 * 494_032_768 // 8 + 4 * adapters, 4 * adapters, 8 * adapters)
+    assert held(eight) == (2 * base // 8 + 4 * adapters, *held(found)[1:])    # adapters are whole
 
 
 def test_plan_counts_reference_and_critic():
-    alone, more = planned("Qwen2.5-0.5B"), planned("Qwen2.5-0.5B", kl_coef=0.1, critic="own")
+    alone, more = planned(short()), planned(short(), kl_coef=0.1, critic="own")
     weights, gradients, optimizer = held(alone)
     assert more.held["reference"] == weights and more.held["critic"] == weights + optimizer
     assert more.update["gradients"] == 2 * gradients
     for critic in ("own", "shared"):            # one forward for log-probabilities, one for values
-        found = planned("Qwen2.5-0.5B", critic=critic)
+        found = planned(short(), critic=critic)
         assert found.update["activations"] == pytest.approx(2 * alone.update["activations"])
 
 
 # ---- activations --------------------------------------------------------------------------------
 
 def saved_by(model, rows):
-    """Bytes that `action_logprobs` of these token ids keeps for the backward pass; distinct storages,
-    weights excluded. Only the last 8 tokens of a row are trained: what the layers keep is counted,
-    not the hidden states that are picked for the head."""
+    """Bytes that `action_logprobs` of these token ids keeps for the backward pass, in distinct
+    storages, weights excluded. Only the last 8 tokens of a row are trained: what the layers keep is
+    counted, not the hidden states that are picked for the head."""
     storages = {}
 
     def keep(x):
@@ -163,9 +164,9 @@ def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing):
 def test_plan_activations_are_of_a_micro_batch():
     """As many tokens as --micro-tokens says, if the mini-batch has them; never less than a row."""
     def tokens(**flags):
-        one = planned("Qwen2.5-0.5B", micro_tokens=1, max_context=1, max_turn_tokens=1,
+        one = planned(short(), micro_tokens=1, max_context=1, max_turn_tokens=1,
                       mini_batches=10**6).update["activations"]
-        return round(planned("Qwen2.5-0.5B", **flags).update["activations"] / one)
+        return round(planned(short(), **flags).update["activations"] / one)
     assert tokens() == 8192
     assert tokens(micro_tokens=20_000) == 20_000
     assert tokens(micro_tokens=100) == 8192                        # a context is not cut
@@ -232,42 +233,35 @@ def test_plan_keeps_as_many_tokens_as_make_engine():
     dict(max_context=600, micro_tokens=600)])
 def test_plan_the_largest_micro_batch_fits_and_one_token_more_does_not(flags):
     gb = 60 if flags.get("critic") else 30
-    largest = planned("Qwen2.5-0.5B", gb=gb, **flags).micro_tokens
+    largest = planned(short(), gb=gb, **flags).micro_tokens
     flags |= dict(max_context=min(largest, 600), tasks_per_step=10_000)   # tokens for any batch
     for tokens, fits in ((largest, True), (largest + 1, False)):
-        found = planned("Qwen2.5-0.5B", gb=gb, **flags | dict(micro_tokens=tokens))
+        found = planned(short(), gb=gb, **flags | dict(micro_tokens=tokens))
         assert (found.need <= gb * 1e9) == fits
 
 
 def test_plan_the_largest_number_of_episodes_fits_and_one_more_does_not():
     """make_engine takes 0.8 of what is free while sampling: here of 24 GB."""
-    found = planned("Qwen2.5-0.5B", gb=24, checkpointing=True)
+    found = planned(short(), gb=24, checkpointing=True)
     free = 24e9 - sum(found.held.values()) - found.sampling["whole weights"]
-    page = 2 * 24 * 2 * 64 * 256 * 2        # keys and values: layers, heads, size, tokens, bytes
-    assert found.sampling["whole weights"] == 2 * 494_032_768
+    page = 2 * 2 * 2 * 64 * 256 * 2         # keys and values: layers, heads, size, tokens, bytes
     assert found.rows * 32 * page <= 0.8 * free < (found.rows + 1) * 32 * page
 
 
 def test_plan_gathers_no_weights_in_a_process_alone_on_a_cpu():
-    alone = planned("Qwen2.5-0.5B", cuda=False)
+    alone = planned(short(), cuda=False)
     assert alone.sampling["whole weights"] == alone.update["whole embeddings"] == 0
-    for found in (planned("Qwen2.5-0.5B", 2, cuda=False),
-                  planned("Qwen2.5-0.5B", cuda=False, compute="bfloat16")):
+    for found in (planned(short(), 2, cuda=False),
+                  planned(short(), cuda=False, compute="bfloat16")):
         assert found.sampling["whole weights"] > 0 and found.update["whole embeddings"] > 0
 
 
 # ---- the script ---------------------------------------------------------------------------------
 
-def few_layers():
-    few = config_of("Qwen2.5-7B")
-    few.num_hidden_layers, few.layer_types = 4, few.layer_types[:4]
-    return few
-
-
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of Qwen2.5-7B, but of four layers, whose weights cannot be read."""
-    few_layers().save_pretrained(tmp_path / "model")
+    """A folder of Qwen2.5-7B, but of two layers, whose weights cannot be read."""
+    short("Qwen2.5-7B").save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_text("")
     return str(tmp_path / "model")
 
@@ -277,7 +271,7 @@ def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
     train.main(flags)
     printed = capsys.readouterr().out
     cfg = train.parse_flags(train.Config, flags, "", train.preset)
-    found = plan.plan(cfg, few_layers(), 8, True, 80e9)
+    found = plan.plan(cfg, short("Qwen2.5-7B"), 8, True, 80e9)
     for part, size in (found.held | found.sampling | found.update).items():
         assert (f"{part} {size / 1e9:.2f}" in printed) == (size > 0)
     assert f"peak     {found.need / 1e9:.2f} on each of 8 GPUs of 80.0 GB: an estimate" in printed
@@ -287,9 +281,9 @@ def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("gpus, gb, flags, named", [
-    (8, 15, [], ["--checkpointing", "--lora 32", "--max-context 2048 --micro-tokens 2048"]),
-    (8, 30, ["--shard", "none", "--checkpointing"], ["--shard full", "--lora 32"]),
-    (1, 14, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
+    (8, 13, [], ["--checkpointing", "--lora 32", "--max-context 2048 --micro-tokens 2048"]),
+    (8, 25, ["--shard", "none", "--checkpointing"], ["--shard full", "--lora 32"]),
+    (1, 11, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
 ])
 def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb, flags, named):
     flags = ["--model", folder, "--plan-gpus", str(gpus), "--plan-gb", str(gb), *flags]
@@ -301,7 +295,7 @@ def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb
     for change in named:
         less = float(re.search(rf"([\d.]+) with {change}(?![\w-])", words)[1])
         cfg = train.parse_flags(train.Config, flags + change.split(), "", train.preset)
-        found = plan.plan(cfg, few_layers(), gpus, True, gb * 1e9)
+        found = plan.plan(cfg, short("Qwen2.5-7B"), gpus, True, gb * 1e9)
         assert less < needed and less == pytest.approx(found.need / 1e9, abs=0.06)
 
 
@@ -318,3 +312,82 @@ def test_setup_refuses_before_weights_are_read(monkeypatch, tmp_path):
 def test_main_plan_without_a_model_is_refused():
     with pytest.raises(SystemExit, match="--plan: give --model; without one a tiny policy takes"):
         train.main(["--plan"])
+
+
+# ---- docs/gpus.md, docs/recipes.md --------------------------------------------------------------
+
+def page(name):
+    return (ROOT / "docs" / name).read_text()
+
+
+def commands(text):
+    """Every command of its sh blocks that plays or learns, as [words]; a line's end may be escaped."""
+    blocks = re.findall("```sh\n(.*?)```", text, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if re.search("train.py|evolve", line)]
+
+
+def parsed(words, monkeypatch):
+    """(flags, GPUs, GB, config) of a command: its own parser and checks, no file or network."""
+    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    gpus = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else 1
+    for module in (train, agentevol):
+        monkeypatch.setattr(module, "check_model", lambda path: None)
+    if words[script] == "train.py":
+        cfg = train.parse_flags(train.Config, words[script + 1:], "", train.preset)
+        train.check(cfg)
+    else:
+        kind = agentevol.Evolve
+        cfg = agentevol.parse_flags(kind, words[script + 2:], "", partial(agentevol.preset, kind))
+        agentevol.check(cfg)
+    llama2 = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+                         num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,
+                         max_position_embeddings=4096, tie_word_embeddings=False)
+    config = llama2 if "Llama-2-7b" in cfg.model else config_of(
+        cfg.model.removeprefix("Qwen/").removesuffix("-Instruct"))
+    return SimpleNamespace(**vars(train.Config()) | vars(cfg)), gpus, config
+
+
+def test_recipes_are_flags_that_exist_and_plans_that_fit(monkeypatch):
+    """Each paragraph says on what its commands are to be run, and the least GB that they need."""
+    seen, gb = 0, None
+    for paragraph in re.split(r"(?<=```)\n\n|(?<=:)\n\n", page("recipes.md")):
+        if not paragraph.startswith("```sh"):
+            gb = int((re.findall(r"of (\d+) GB", paragraph) or [gb])[-1])
+            said = re.search(r"at\s+least ([\d.and ]+) GB:$", paragraph)
+            assert not said or "Not run;" in paragraph
+            least = [float(x) for x in said[1].split(" and ")] if said else []
+            continue
+        ours = commands(paragraph)
+        assert len(ours) == len(least)
+        for words, expected in zip(ours, least):
+            cfg, gpus, config = parsed(words, monkeypatch)
+            found = plan.plan(cfg, config, gpus, True, gb * 1e9)
+            assert found.need / 1e9 == pytest.approx(expected, rel=0.02), words
+            assert found.need <= gb * 1e9 and found.rows >= 8, words
+            seen += 1
+    assert seen == len(commands(page("recipes.md"))) == 9
+
+
+def test_commands_of_the_page_on_gpus_are_flags_that_exist(monkeypatch):
+    assert len(commands(page("gpus.md"))) >= 4
+    for words in commands(page("gpus.md")):
+        parsed(words, monkeypatch)
+
+
+def test_table_of_the_page_on_gpus_is_the_plan():
+    """Its first rows here, the others in the slow test."""
+    rows = [line.strip("| ").split(" | ") for line in table_of_the_page().splitlines()]
+    for row, lora in ((rows[2], 0), (rows[3], 32)):
+        cells = [cell("Qwen2.5-0.5B", world, gb, lora) for world in (1, 8) for gb in
+                 (24, 48, 80, 141)]
+        assert row == ["0.5B" + ", LoRA" * (lora > 0), *cells]
+
+
+def table_of_the_page():
+    return re.search(r"\| model \|.*?\n(?!\|)", page("gpus.md"), re.DOTALL)[0]
+
+
+@pytest.mark.slow
+def test_whole_table_of_the_page_on_gpus_is_the_plan():
+    assert table() == table_of_the_page()
