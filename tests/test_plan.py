@@ -142,23 +142,42 @@ def saved_by(model, rows):
     return sum(x.nbytes() for key, x in storages.items() if key not in weights)
 
 
+def expected_and_saved(kind, checkpointing, compute="float32", lora=0):
+    """The plan's activations and `saved_by`'s, of 4 rows of 128 tokens and a model with a quarter
+    of Qwen2.5-0.5B's width, perhaps frozen with adapters of this rank."""
+    small = CONFIGS[kind](
+        vocab_size=300, hidden_size=224, intermediate_size=1216, num_hidden_layers=3,
+        num_attention_heads=14, num_key_value_heads=2, head_dim=16, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
+    cfg = config("", micro_tokens=512, max_context=128, compute=compute, tasks_per_step=4,
+                 checkpointing=checkpointing, lora=lora)
+    expected = plan.plan(cfg, small, 1, False, 1e12).update["activations"]
+    model = prepare(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
+    model.requires_grad_(not lora)
+    for layer in model.model.layers.modules() if lora else ():
+        if isinstance(layer, torch.nn.Linear):
+            layer.A = torch.nn.Parameter(torch.zeros(lora, layer.in_features))
+            layer.B = torch.nn.Parameter(torch.zeros(layer.out_features, lora))
+            layer.register_forward_hook(lambda layer, x, out: out + x[0] @ layer.A.T @ layer.B.T)
+    if checkpointing:
+        model.activation_checkpointing_enable(dict(use_reentrant=False))
+        model.train()
+    return expected, saved_by(model, torch.zeros(4, 128, dtype=int))
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing):
-    """A model with the proportions of Qwen2.5-0.5B; 4 rows of 128 tokens."""
-    small = CONFIGS[kind](
-        vocab_size=300, hidden_size=112, intermediate_size=608, num_hidden_layers=4,
-        num_attention_heads=7, num_key_value_heads=1, head_dim=16, max_position_embeddings=4096,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
-    cfg = config("", micro_tokens=512, max_context=128, compute=compute, tasks_per_step=4,
-                 checkpointing=checkpointing)
-    expected = plan.plan(cfg, small, 1, False, 1e12).update["activations"]
-    model = prepare(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
-    if checkpointing:
-        model.activation_checkpointing_enable(dict(use_reentrant=False))
-        model.train()
-    assert expected == pytest.approx(saved_by(model, torch.zeros(4, 128, dtype=int)), rel=0.1)
+    expected, saved = expected_and_saved(kind, checkpointing, compute)
+    assert expected == pytest.approx(saved, rel=0.1)
+
+
+def test_plan_activations_of_lora_are_what_autograd_saves():
+    """Fewer than where all is trained, as no gradient asks for the inputs of norms' weights."""
+    expected, saved = expected_and_saved("qwen2", False, lora=2)
+    assert expected == pytest.approx(saved, rel=0.1)
+    assert expected < 0.97 * expected_and_saved("qwen2", False)[0]
 
 
 def test_plan_activations_are_of_a_micro_batch():
@@ -321,10 +340,11 @@ def page(name):
 
 
 def commands(text):
-    """Every command of its sh blocks that plays or learns, as [words]; a line's end may be escaped."""
+    """Every command that plays or learns of its sh blocks, as [words]; a \\ joins two lines."""
     blocks = re.findall("```sh\n(.*?)```", text, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines if re.search("train.py|evolve", line)]
+    lines = [line for line in lines if re.search("train.py|evolve", line)]
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def parsed(words, monkeypatch):
