@@ -53,7 +53,7 @@ def plan(cfg, config, world, cuda, memory):
     trained = cfg.lora * features or shard      # float32; as many gradients, and twice in Adam
     weights, own = shard * width + trained * 4 if cfg.lora else shard * 4, cfg.critic == "own"
     held = {"weights": weights, "optimizer": 8 * trained, "critic": own * (weights + 8 * trained),
-            "reference": shard * 4 * (cfg.kl_coef > 0 and not cfg.lora)}
+            "reference": shard * width * (cfg.kl_coef > 0 and not cfg.lora)}
     left, whole = memory - sum(held.values()), fsdp * width * sum(map(math.prod, shapes))
     # pages, as in rollout.make_engine, and a spare one for graphs
     context, size = min(cfg.max_context, longest_text(config)), 256 if cuda else 32

@@ -114,7 +114,8 @@ def test_plan_of_lora_holds_the_base_in_16_bit_and_adapters_in_32():
 def test_plan_counts_reference_and_critic():
     alone, more = planned(short()), planned(short(), kl_coef=0.1, critic="own")
     weights, gradients, optimizer = held(alone)
-    assert more.held["reference"] == weights and more.held["critic"] == weights + optimizer
+    assert more.held["reference"] == weights / 2        # frozen, so 16 bit are enough
+    assert more.held["critic"] == weights + optimizer
     assert more.update["gradients"] == 2 * gradients
     for critic in ("own", "shared"):            # one forward for log-probabilities, one for values
         found = planned(short(), critic=critic)
@@ -178,6 +179,14 @@ def test_plan_activations_of_lora_are_what_autograd_saves():
     expected, saved = expected_and_saved("qwen2", False, lora=2)
     assert expected == pytest.approx(saved, rel=0.1)
     assert expected < 0.97 * expected_and_saved("qwen2", False)[0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_counted_bytes_are_proportional_to_the_tokens(checkpointing):
+    """16 tokens and 1,024: nothing is counted once for all tokens, such as weights."""
+    few, many = (plan.counted(short(), torch.bfloat16, False, checkpointing, tokens)[2]
+                 for tokens in (16, 1024))
+    assert few == pytest.approx(many, rel=0.02)
 
 
 def test_plan_activations_are_of_a_micro_batch():
@@ -311,11 +320,12 @@ def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb
     words = str(refused.value)
     needed = float(re.search(r"needs at least ([\d.]+) GB on each", words)[1])
     assert needed > gb and "less on more GPUs" in words
-    for change in named:
-        less = float(re.search(rf"([\d.]+) with {change}(?![\w-])", words)[1])
+    less = {change: float(gb) for gb, change in re.findall(r"([\d.]+) with ([^,]+)", words)}
+    assert {*named} <= less.keys()
+    for change, gb_with in less.items():
         cfg = train.parse_flags(train.Config, flags + change.split(), "", train.preset)
         found = plan.plan(cfg, short("Qwen2.5-7B"), gpus, True, gb * 1e9)
-        assert less < needed and less == pytest.approx(found.need / 1e9, abs=0.06)
+        assert gb_with < needed and gb_with == pytest.approx(found.need / 1e9, abs=0.06)
 
 
 def test_setup_refuses_before_weights_are_read(monkeypatch, tmp_path):

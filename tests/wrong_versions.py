@@ -200,7 +200,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "plan.py": [
         ("for x in sizes.keys() - weights)", "for x in sizes)",
-         "tests/test_plan.py::test_plan_activations_are_what_autograd_saves"),
+         "tests/test_plan.py::test_counted_bytes_are_proportional_to_the_tokens"),
         ("requires_grad_(not frozen or module is not model)", "requires_grad_(True)",
          "tests/test_plan.py::test_plan_activations_of_lora_are_what_autograd_saves"),
         ("-(-shape[0] // ranks)", "(shape[0] // ranks)",
