@@ -27,7 +27,7 @@ PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=Fa
 def adapt(model, rank, alpha, seed=0):
     """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
     MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
-    1 / sqrt(in), as in PEFT, and does not depend on the device: `model` is on the CPU."""
+    1 / sqrt(in), as in PEFT, and does not depend on the device."""
     model.requires_grad_(False)
     model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, on=True)
     generator = torch.Generator().manual_seed(seed)

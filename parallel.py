@@ -337,24 +337,27 @@ def gathered(thing):
 def load(path, device, cfg, value_head=False, frozen=False, lora=0):
     """A model as it is trained: float32 weights, perhaps with a critic's head; or frozen, its
     weights in the dtype that it computes in, as they are beside adapters. Sharded where there are
-    ranks. path: a folder or a hub id. lora: the rank of new adapters, if `path` has none; 0: those
-    of `path` are merged."""
-    ranks, auto = dist.is_initialized(), "bfloat16" if "cuda" in str(device) else "float32"
+    ranks, of which one alone would only hold frozen weights twice. path: a folder or a hub id.
+    lora: the rank of new adapters, if `path` has none; 0: those of `path` are merged."""
+    auto = "bfloat16" if "cuda" in str(device) else "float32"
     compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
-    dtype, merged = compute if frozen or lora else torch.float32, not lora and base_of(path) != path
+    dtype = compute if frozen or lora else torch.float32
+    sharded = dist.is_initialized() and (world() > 1 or not (frozen or lora))
+    merged = not lora and base_of(path) != path
     gc.collect()                        # models that were dropped before are cycles
     # In the file's own dtype the weights stay in the file, mapped, until `shard` takes its share.
-    model = load_policy(path, "cpu" if ranks else device, torch.float32 if merged else
-                        "auto" if ranks else dtype, "torch")
+    model = load_policy(path, "cpu" if sharded else device, torch.float32 if merged else
+                        "auto" if sharded else dtype, "torch")
     if merged:
         merge(model)
+        model.to(dtype)
     elif lora and not adapters(model):
         adapt(model, lora, cfg.lora_alpha, cfg.seed)
     if value_head:
         add_value_head(model)
-    if ranks:
+    if sharded:
         shard(model, device, dtype, compute, cfg.shard)
-    equip(model, cfg.attention, compute).eval()
+    equip(model.to(device), cfg.attention, compute).eval()
     if frozen:
         model.requires_grad_(False)
     if cfg.checkpointing:
@@ -363,7 +366,7 @@ def load(path, device, cfg, value_head=False, frozen=False, lora=0):
     for module in model.modules():      # the sampler's policy is the trainer's
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    for method in FORWARD_METHODS if ranks else ():
+    for method in FORWARD_METHODS if sharded else ():
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
     return model

@@ -34,6 +34,7 @@ from transformers import AutoTokenizer
 import algos
 import metrics
 import parallel
+import plan
 from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
@@ -357,6 +358,8 @@ def evaluate_and_save(run):
 def setup(cfg, modules, clients):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
     device, families = parallel.start(cfg.device, cfg.compute), families_of(modules, cfg.families)
+    if cfg.model:
+        plan.check(cfg, device)
     last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
         parallel.prepare_folder(cfg)
@@ -456,6 +459,9 @@ class Config:
     shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA
     lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
+    plan: bool = False            # print how much memory the run needs, as an estimate, and end
+    plan_gpus: Natural = 0        # plan for so many GPUs; 0: for the processes of torchrun
+    plan_gb: NonNegative = 0.0    # plan for GPUs of so many GB (10^9 bytes); 0: for this machine
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
@@ -610,6 +616,8 @@ def main(argv=None):
     try:
         cfg = parse_flags(Config, argv, __doc__, preset)
         check(cfg)
+        if cfg.plan or cfg.plan_gpus or cfg.plan_gb:
+            return plan.check(cfg, parallel.start(cfg.device), parallel.say)
         modules = open_envs(cfg.env, cfg.recipes)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, modules, cfg.env_workers, cfg.env_batched,

@@ -198,6 +198,20 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("if min(counts) < 1:", "if min(counts) < 0:",
          "tests/test_curriculum.py::test_shares_of_deals_by_largest_remainder"),
     ],
+    "plan.py": [
+        ("for x in sizes.keys() - weights)", "for x in sizes)",
+         "tests/test_plan.py::test_counted_bytes_are_proportional_to_the_tokens"),
+        ("requires_grad_(not frozen or module is not model)", "requires_grad_(True)",
+         "tests/test_plan.py::test_plan_activations_of_lora_are_what_autograd_saves"),
+        ("-(-shape[0] // ranks)", "(shape[0] // ranks)",
+         "tests/test_plan.py::test_plan_of_several_ranks_is_the_shard_that_fsdp_gives_the_first"),
+        ("0.8 * (left - whole)", "0.8 * left", "tests/test_plan.py::"
+         "test_plan_the_largest_number_of_episodes_fits_and_one_more_does_not"),
+        ("cfg.plan_gb * 1e9", "cfg.plan_gb * 2**30",
+         "tests/test_plan.py::test_main_plan_prints_the_parts_and_ends"),
+        ("if x < found.need]", "if x > found.need]",
+         "tests/test_plan.py::test_main_refuses_what_cannot_fit_and_names_flags_that_help"),
+    ],
     "parallel.py": [
         ('"train", 0, own, world.known)', '"test", 0, own, world.known)',
          "tests/test_loop.py::test_train_plays_training_tasks_alone_and_each_once_an_epoch"),

@@ -1,0 +1,103 @@
+"""plan: the memory that a run needs, counted before weights are read, and the most that fits.
+
+    python train.py --plan --model Qwen/Qwen2.5-7B-Instruct --plan-gpus 8 --plan-gb 80
+
+An estimate from below: what certainly lies in memory at the same time. Workspaces, NCCL's buffers,
+gradients of activations and fragments come on top. Bytes are of one rank; a GB has 10^9.
+"""
+import math
+import os
+from types import SimpleNamespace
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from engine import HEAD_CHUNK, OURS, attend, from_pretrained, kv_shape, longest_text
+
+
+def counted(config, dtype, frozen, checkpointing, tokens=1024):
+    """-> the shapes of a model's weights; in and out features, summed over the linear layers, which
+    LoRA wraps; bytes a token that autograd saves for a backward pass computed in `dtype`. The model
+    runs on torch's meta device, on shapes alone, and saves of attention what flash-attn does. A
+    storage counts once, weights do not. frozen: all but the adapters."""
+    AttentionInterface.register(OURS, attend)
+    with torch.device("meta"):
+        position, flash = torch.arange(tokens), torch.ops.aten._scaled_dot_product_flash_attention
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
+    layout = SimpleNamespace(memory=None, views={}, view=lambda *_: (), attend=lambda layer, *qkv: (
+        flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)))
+    if any("experts" in name for name, _ in model.named_modules()):
+        model.bfloat16()                # experts on the meta device take nothing else
+    if checkpointing:
+        model.activation_checkpointing_enable(dict(use_reentrant=False))
+    linears = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    for module in (model, *linears):    # of frozen layers only what the adapters read is saved
+        module.train(checkpointing).requires_grad_(not frozen or module is not model)
+    weights, saved = {x.untyped_storage()._cdata for x in model.parameters()}, []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+        model.model(position[None], position_ids=position[None], use_cache=False, layout=layout)
+    sizes = {x._cdata: x.nbytes() for x in map(torch.Tensor.untyped_storage, saved)}
+    return ([x.shape for x in model.parameters()], sum(sum(m.weight.shape) for m in linears),
+            sum(sizes[x] for x in sizes.keys() - weights) / tokens)
+
+
+def plan(cfg, config, world, cuda, memory):
+    """A run with train.py's flags on `world` ranks of `memory` bytes -> {part: bytes} three times:
+    held always, besides in sampling, besides in the update's backward pass; need: the peak; and
+    what fits: kv_tokens in pages, rows (episodes of max_context at a time), micro_tokens."""
+    half = cfg.compute == "bfloat16" or cuda and cfg.compute == "auto"
+    dtype, width = (torch.bfloat16, 2) if half else (torch.float32, 4)
+    shapes, features, kept = counted(config, dtype, cfg.lora > 0, cfg.checkpointing)
+    ranks = world if cfg.shard == "full" else 1
+    fsdp = world > 1 or (cuda or half) and not cfg.lora        # see parallel.load
+    shard = sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in shapes)
+    trained = cfg.lora * features or shard      # float32; as many gradients, and twice in Adam
+    weights, own = shard * width + trained * 4 if cfg.lora else shard * 4, cfg.critic == "own"
+    held = {"weights": weights, "optimizer": 8 * trained, "critic": own * (weights + 8 * trained),
+            "reference": shard * width * (cfg.kl_coef > 0 and not cfg.lora)}
+    left, whole = memory - sum(held.values()), fsdp * width * sum(map(math.prod, shapes))
+    # pages, as in rollout.make_engine, and a spare one for graphs
+    context, size = min(cfg.max_context, longest_text(config)), 256 if cuda else 32
+    page, each = 2 * math.prod(kv_shape(config)) * size * width, -(-context // size)
+    sampling = {"whole weights": whole, "pages of one episode": page * (each + cuda)}
+    pages = int(max(0, 0.8 * (left - whole) if cuda else min(left - whole, 2**30)) / page)
+    # a micro-batch, whose contexts are not cut; logits: what `_head` makes of them, in float32
+    most = -(-cfg.tasks_per_step * cfg.group_size // cfg.mini_batches) * context // world
+    tokens, kept = max(context, min(cfg.micro_tokens, most)), kept * (1 + (cfg.critic != "none"))
+    logits = (5 if cfg.entropy_coef else 3) * 4 * config.vocab_size
+    update = {"gradients": 4 * trained * (1 + own), "whole embeddings": fsdp * width * sum(
+        math.prod(x) for x in shapes if x[0] == config.vocab_size) * (1 if cfg.lora else 2)}
+    room = left - sum(update.values())
+    update |= {"activations": int(kept * tokens), "logits": logits * min(tokens, HEAD_CHUNK)}
+    return SimpleNamespace(
+        held=held, sampling=sampling, update=update, rows=pages // each, kv_tokens=pages * size,
+        need=sum(held.values()) + max(sum(sampling.values()), sum(update.values())),
+        micro_tokens=int(max(0, (room - logits * HEAD_CHUNK) / kept, room / (kept + logits))))
+
+
+def check(cfg, device, say=lambda text: None):
+    """Tell the plan by `say`. ValueError, with flags that would help: the run cannot fit."""
+    if not cfg.model:
+        raise ValueError("--plan: give --model; without one a tiny policy takes less than a GB")
+    config, cuda = from_pretrained(AutoConfig, cfg.model), cfg.plan_gb > 0 or device != "cpu"
+    world = cfg.plan_gpus or int(os.environ.get("WORLD_SIZE", 1))
+    memory = cfg.plan_gb * 1e9 or (torch.cuda.mem_get_info(device)[0] if cuda else
+                                   os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    found, short = plan(cfg, config, world, cuda, memory), min(2048, cfg.max_context)
+    has = f"on each of {world} {'GPUs' if cuda else 'processes'} of {memory / 1e9:.1f} GB"
+    for when in ("held", "sampling", "update"):
+        say(f"{when:9}" + ", ".join(f"{part} {size / 1e9:.2f}" for part, size
+                                    in vars(found)[when].items() if size))
+    say(f"peak     {found.need / 1e9:.2f} {has}: an estimate from below\nroom     for pages of "
+        f"{found.kv_tokens} tokens ({found.rows} episodes of max_context at a time), for "
+        f"--micro-tokens {found.micro_tokens}")
+    if found.need > memory:
+        changes = {"--checkpointing": dict(checkpointing=True), "--lora 32": dict(lora=32),
+                   "--shard full": dict(shard="full"), "--compute auto": dict(compute="auto"),
+                   f"--max-context {short} --micro-tokens {short}": dict(
+                       max_context=short, micro_tokens=short)}
+        needs = {flags: plan(SimpleNamespace(**vars(cfg) | change), config, world, cuda,
+                             memory).need for flags, change in changes.items()}
+        less = [f"{x / 1e9:.1f} with {flags}" for flags, x in needs.items() if x < found.need]
+        raise ValueError(f"{cfg.model} needs at least {found.need / 1e9:.1f} GB {has}; it takes "
+                         + ", ".join(less + ["less on more GPUs"] * cuda))

@@ -1,0 +1,423 @@
+"""pytest tests/test_plan.py: the memory that a run needs, and the runs that are refused for it.
+
+What plan.py says is compared with tensors: on torch's meta device, of FSDP2's shards in a group of
+processes that does not exist, of small models; with what autograd saves and what torch allocates.
+"""
+import math
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import agentevol
+import engine
+import plan
+import rollout
+import train
+from engine import Memory, prepare
+from fakes import CONFIGS, config, save_policy
+from plans import SHAPES, cell, config_of, counted_once, planned, table
+from test_architectures import MODELS
+from test_architectures import config_of as small_config
+
+ROOT = Path(__file__).parent.parent
+COUNTED = counted_once()        # one memory for all tests
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "counted", COUNTED)
+
+
+def short(name="Qwen2.5-0.5B"):
+    """Two layers, and the embeddings, of a true shape: quick to count."""
+    return config_of(name, num_hidden_layers=2)
+
+
+def on_meta(config):
+    """A model in float32 on torch's meta device."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def bytes_of(model):
+    """(weights, gradients, optimizer state without its counters) after one step of AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for weights in model.parameters():
+        weights.grad = torch.empty_like(weights)
+    optimizer.step()
+    states = [x for state in optimizer.state.values() for x in state.values() if x.dim()]
+    parts = [*model.parameters()], [x.grad for x in model.parameters()], states
+    return tuple(sum((x.to_local() if hasattr(x, "to_local") else x).nbytes for x in part)
+                 for part in parts)
+
+
+def held(found):
+    return found.held["weights"], found.update["gradients"], found.held["optimizer"]
+
+
+# ---- what is trained ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", [name if name == "Qwen2.5-0.5B" else
+                                  pytest.param(name, marks=pytest.mark.slow) for name in SHAPES])
+def test_plan_weights_gradients_and_optimizer_are_those_of_torch(name):
+    model = on_meta(config_of(name))
+    assert held(planned(config_of(name))) == bytes_of(model)
+    numel = sum(x.numel() for x in model.parameters())
+    outside = sum(x.numel() for x in {model.model.embed_tokens.weight, model.lm_head.weight})
+    _, total, no_embeddings = SHAPES[name]             # of the model card, rounded
+    assert numel / 1e9 == pytest.approx(total, rel=0.013)
+    assert (numel - outside) / 1e9 == pytest.approx(no_embeddings, rel=0.013)
+
+
+@pytest.fixture
+def group(request):
+    """A group of processes of which this is the first, and the only one that exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shard", ["full", "none"])
+@pytest.mark.parametrize("group", [3, 8], indirect=True)       # 3 divides few of the shapes
+def test_plan_of_several_ranks_is_the_shard_that_fsdp_gives_the_first(group, shard):
+    model = on_meta(short())
+    mesh = init_device_mesh("cpu", (1, group) if shard == "full" else (group, 1),
+                            mesh_dim_names=("replicate", "shard"))
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh)
+    assert held(planned(short(), group, shard=shard)) == bytes_of(model)
+
+
+def test_plan_of_lora_holds_the_base_in_16_bit_and_adapters_in_32():
+    """Of a layer of Qwen2.5-0.5B (width 896, keys and values 128, inside the MLP 4864) rank 16
+    wraps q and o (896 + 896), k and v (896 + 128), gate, up and down (896 + 4864)."""
+    adapters = 16 * 2 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    base = sum(x.numel() for x in on_meta(short()).parameters())
+    found, eight = (planned(short(), world, lora=16, kl_coef=0.1) for world in (1, 8))
+    assert held(found) == (2 * base + 4 * adapters, 4 * adapters, 8 * adapters)
+    assert found.held["reference"] == 0                # the base, with its adapters off
+    assert held(eight) == (2 * base // 8 + 4 * adapters, *held(found)[1:])    # adapters are whole
+
+
+def test_plan_counts_reference_and_critic():
+    alone, more = planned(short()), planned(short(), kl_coef=0.1, critic="own")
+    weights, gradients, optimizer = held(alone)
+    assert more.held["reference"] == weights / 2        # frozen, so 16 bit are enough
+    assert more.held["critic"] == weights + optimizer
+    assert more.update["gradients"] == 2 * gradients
+    for critic in ("own", "shared"):            # one forward for log-probabilities, one for values
+        found = planned(short(), critic=critic)
+        assert found.update["activations"] == pytest.approx(2 * alone.update["activations"])
+
+
+# ---- activations --------------------------------------------------------------------------------
+
+def saved_by(model, rows):
+    """Bytes that `action_logprobs` of these token ids keeps for the backward pass, in distinct
+    storages, weights excluded. Only the last 8 tokens of a row are trained: what the layers keep is
+    counted, not the hidden states that are picked for the head."""
+    storages = {}
+
+    def keep(x):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+    mask = torch.zeros_like(rows)
+    mask[:, -8:] = 1
+    positions = torch.arange(rows.shape[1]).expand_as(rows)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        logprobs = model.action_logprobs(rows, mask, positions)
+    weights = {x.untyped_storage().data_ptr() for x in model.parameters()}
+    assert logprobs.requires_grad                      # so all of them are alive until here
+    return sum(x.nbytes() for key, x in storages.items() if key not in weights)
+
+
+def expected_and_saved(kind, checkpointing, compute="float32", lora=0):
+    """The plan's activations and `saved_by`'s, of 4 rows of 128 tokens and a model with a quarter
+    of Qwen2.5-0.5B's width, perhaps frozen with adapters of this rank."""
+    small = CONFIGS[kind](
+        vocab_size=300, hidden_size=224, intermediate_size=1216, num_hidden_layers=3,
+        num_attention_heads=14, num_key_value_heads=2, head_dim=16, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
+    cfg = config("", micro_tokens=512, max_context=128, compute=compute, tasks_per_step=4,
+                 checkpointing=checkpointing, lora=lora)
+    expected = plan.plan(cfg, small, 1, False, 1e12).update["activations"]
+    model = prepare(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
+    model.requires_grad_(not lora)
+    for layer in model.model.layers.modules() if lora else ():
+        if isinstance(layer, torch.nn.Linear):
+            layer.A = torch.nn.Parameter(torch.zeros(lora, layer.in_features))
+            layer.B = torch.nn.Parameter(torch.zeros(layer.out_features, lora))
+            layer.register_forward_hook(lambda layer, x, out: out + x[0] @ layer.A.T @ layer.B.T)
+    if checkpointing:
+        model.activation_checkpointing_enable(dict(use_reentrant=False))
+        model.train()
+    return expected, saved_by(model, torch.zeros(4, 128, dtype=int))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing):
+    expected, saved = expected_and_saved(kind, checkpointing, compute)
+    assert expected == pytest.approx(saved, rel=0.1)
+
+
+def test_plan_activations_of_lora_are_what_autograd_saves():
+    """Fewer than where all is trained, as no gradient asks for the inputs of norms' weights."""
+    expected, saved = expected_and_saved("qwen2", False, lora=2)
+    assert expected == pytest.approx(saved, rel=0.1)
+    assert expected < 0.97 * expected_and_saved("qwen2", False)[0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_counted_bytes_are_proportional_to_the_tokens(checkpointing):
+    """16 tokens and 1,024: nothing is counted once for all tokens, such as weights."""
+    few, many = (plan.counted(short(), torch.bfloat16, False, checkpointing, tokens)[2]
+                 for tokens in (16, 1024))
+    assert few == pytest.approx(many, rel=0.02)
+
+
+def test_plan_activations_are_of_a_micro_batch():
+    """As many tokens as --micro-tokens says, if the mini-batch has them; never less than a row."""
+    def tokens(**flags):
+        one = planned(short(), micro_tokens=1, max_context=1, max_turn_tokens=1,
+                      mini_batches=10**6).update["activations"]
+        return round(planned(short(), **flags).update["activations"] / one)
+    assert tokens() == 8192
+    assert tokens(micro_tokens=20_000) == 20_000
+    assert tokens(micro_tokens=100) == 8192                        # a context is not cut
+    assert tokens(micro_tokens=100, max_context=700) == 700
+    few = dict(tasks_per_step=2, group_size=2, mini_batches=2, max_context=1000)
+    assert tokens(**few) == 2 * 1000                               # of two rows
+    assert tokens(world=2, **few) == 1000                          # one for each rank
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mistral", "Gemma 3 (text)", "Phi"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_plan_takes_other_architectures(name, compute):
+    """Experts, windows, norms of their own: each kind is counted in either precision."""
+    found = plan.plan(config("", compute=compute), small_config(*MODELS[name]), 1, False, 1e12)
+    assert found.update["activations"] > 0 and found.need < 1e12
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_plan_logits_are_what_the_head_allocates(entropy):
+    """The most that `_head` has allocated at a time, forward and backward, for 256 tokens: at least
+    what the plan says, and not twice as much."""
+    small = CONFIGS["llama"](vocab_size=8000, hidden_size=16, intermediate_size=16,
+                             num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    model = prepare(AutoModelForCausalLM.from_config(small, dtype=torch.float32))
+    hidden, targets = torch.randn(256, 16, requires_grad=True), torch.zeros(256, dtype=torch.long)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
+                                profile_memory=True) as profile:
+        checkpoint(engine._head, model, hidden, targets, 1.0, entropy,
+                   use_reentrant=False).sum().backward()
+    used, peak = 0, 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        used += event.nbytes() if event.name() == "[memory]" else 0
+        peak = max(peak, used)
+    cfg = config("", entropy_coef=0.1 * entropy, micro_tokens=256, max_context=256)
+    logits = plan.plan(cfg, small, 1, False, 1e12).update["logits"]
+    assert logits <= peak < 2 * logits
+
+
+# ---- pages and what fits ------------------------------------------------------------------------
+
+def test_plan_pages_are_those_of_the_engines_memory():
+    small = CONFIGS["qwen3"](vocab_size=300, hidden_size=64, intermediate_size=96, head_dim=32,
+                             num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+    for cuda, dtype, size, spare in ((False, torch.float32, 32, 0), (True, torch.bfloat16, 256, 1)):
+        found = plan.plan(config("", max_context=700), small, 1, cuda, 1e12)
+        pages = math.ceil(700 / size) + spare
+        memory = Memory(small, pages, size, torch.device("cpu"), dtype)
+        assert found.sampling["pages of one episode"] == sum(x.nbytes for x in memory.pools)
+        assert found.rows == found.kv_tokens // size // math.ceil(700 / size)
+
+
+def test_plan_keeps_as_many_tokens_as_make_engine():
+    small = CONFIGS["llama"](vocab_size=300, hidden_size=512, intermediate_size=64,
+                             num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8)
+    policy = prepare(AutoModelForCausalLM.from_config(small, dtype=torch.float32))
+    agent = type("Agent", (), dict(max_context=1024))
+    pages = rollout.make_engine(policy, agent, episodes=100).pages        # 100 do not fit in 1 GiB
+    found = plan.plan(config("", max_context=1024), small, 1, False, 1e12)
+    assert found.kv_tokens == pages.count * pages.page_size and found.rows == pages.count // 32
+
+
+@pytest.mark.parametrize("flags", [
+    {}, dict(checkpointing=True), dict(lora=16, checkpointing=True), dict(critic="shared"),
+    dict(max_context=600, micro_tokens=600)])
+def test_plan_the_largest_micro_batch_fits_and_one_token_more_does_not(flags):
+    gb = 60 if flags.get("critic") else 30
+    largest = planned(short(), gb=gb, **flags).micro_tokens
+    flags |= dict(max_context=min(largest, 600), tasks_per_step=10_000)   # tokens for any batch
+    for tokens, fits in ((largest, True), (largest + 1, False)):
+        found = planned(short(), gb=gb, **flags | dict(micro_tokens=tokens))
+        assert (found.need <= gb * 1e9) == fits
+
+
+def test_plan_the_largest_number_of_episodes_fits_and_one_more_does_not():
+    """make_engine takes 0.8 of what is free while sampling: here of 24 GB."""
+    found = planned(short(), gb=24, checkpointing=True)
+    free = 24e9 - sum(found.held.values()) - found.sampling["whole weights"]
+    page = 2 * 2 * 2 * 64 * 256 * 2         # keys and values: layers, heads, size, tokens, bytes
+    assert found.rows * 32 * page <= 0.8 * free < (found.rows + 1) * 32 * page
+
+
+def test_plan_gathers_no_weights_in_a_process_alone_on_a_cpu():
+    alone = planned(short(), cuda=False)
+    assert alone.sampling["whole weights"] == alone.update["whole embeddings"] == 0
+    for found in (planned(short(), 2, cuda=False),
+                  planned(short(), cuda=False, compute="bfloat16")):
+        assert found.sampling["whole weights"] > 0 and found.update["whole embeddings"] > 0
+
+
+# ---- the script ---------------------------------------------------------------------------------
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of Qwen2.5-7B, but of two layers, whose weights cannot be read."""
+    short("Qwen2.5-7B").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_text("")
+    return str(tmp_path / "model")
+
+
+def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
+    flags = ["--model", folder, "--plan", "--plan-gpus", "8", "--plan-gb", "80"]
+    train.main(flags)
+    printed = capsys.readouterr().out
+    cfg = train.parse_flags(train.Config, flags, "", train.preset)
+    found = plan.plan(cfg, short("Qwen2.5-7B"), 8, True, 80e9)
+    for part, size in (found.held | found.sampling | found.update).items():
+        assert (f"{part} {size / 1e9:.2f}" in printed) == (size > 0)
+    assert f"peak     {found.need / 1e9:.2f} on each of 8 GPUs of 80.0 GB: an estimate" in printed
+    assert f"pages of {found.kv_tokens} tokens ({found.rows} episodes" in printed
+    assert f"--micro-tokens {found.micro_tokens}" in printed
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("gpus, gb, flags, named", [
+    (8, 13, [], ["--checkpointing", "--lora 32", "--max-context 2048 --micro-tokens 2048"]),
+    (8, 25, ["--shard", "none", "--checkpointing"], ["--shard full", "--lora 32"]),
+    (1, 11, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
+])
+def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb, flags, named):
+    flags = ["--model", folder, "--plan-gpus", str(gpus), "--plan-gb", str(gb), *flags]
+    with pytest.raises(SystemExit) as refused:
+        train.main(flags)
+    words = str(refused.value)
+    needed = float(re.search(r"needs at least ([\d.]+) GB on each", words)[1])
+    assert needed > gb and "less on more GPUs" in words
+    less = {change: float(gb) for gb, change in re.findall(r"([\d.]+) with ([^,]+)", words)}
+    assert {*named} <= less.keys()
+    for change, gb_with in less.items():
+        cfg = train.parse_flags(train.Config, flags + change.split(), "", train.preset)
+        found = plan.plan(cfg, short("Qwen2.5-7B"), gpus, True, gb * 1e9)
+        assert gb_with < needed and gb_with == pytest.approx(found.need / 1e9, abs=0.06)
+
+
+def test_setup_refuses_before_weights_are_read(monkeypatch, tmp_path):
+    """A machine of 8 kB for a policy of some thousand weights; its folder is left alone."""
+    model = save_policy(str(tmp_path / "model"))
+    monkeypatch.setattr(plan.os, "sysconf", dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=2).__getitem__)
+    monkeypatch.setattr(train.parallel, "load", lambda *_, **__: pytest.fail("weights are read"))
+    with pytest.raises(ValueError, match="needs at least .* on each of 1 processes of 0.0 GB"):
+        train.setup(config(model), [], [])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_main_plan_without_a_model_is_refused():
+    with pytest.raises(SystemExit, match="--plan: give --model; without one a tiny policy takes"):
+        train.main(["--plan"])
+
+
+# ---- docs/gpus.md, docs/recipes.md --------------------------------------------------------------
+
+def page(name):
+    return (ROOT / "docs" / name).read_text()
+
+
+def commands(text):
+    """Every command that plays or learns of its sh blocks, as [words]; a \\ joins two lines."""
+    blocks = re.findall("```sh\n(.*?)```", text, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    lines = [line for line in lines if re.search("train.py|evolve", line)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def parsed(words, monkeypatch):
+    """(flags, GPUs, GB, config) of a command: its own parser and checks, no file or network."""
+    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    gpus = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else 1
+    for module in (train, agentevol):
+        monkeypatch.setattr(module, "check_model", lambda path: None)
+    if words[script] == "train.py":
+        cfg = train.parse_flags(train.Config, words[script + 1:], "", train.preset)
+        train.check(cfg)
+    else:
+        kind = agentevol.Evolve
+        cfg = agentevol.parse_flags(kind, words[script + 2:], "", partial(agentevol.preset, kind))
+        agentevol.check(cfg)
+    llama2 = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+                         num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,
+                         max_position_embeddings=4096, tie_word_embeddings=False)
+    config = llama2 if "Llama-2-7b" in cfg.model else config_of(
+        cfg.model.removeprefix("Qwen/").removesuffix("-Instruct"))
+    return SimpleNamespace(**vars(train.Config()) | vars(cfg)), gpus, config
+
+
+def test_recipes_are_flags_that_exist_and_plans_that_fit(monkeypatch):
+    """Each paragraph says on what its commands are to be run, and the least GB that they need."""
+    seen, gb = 0, None
+    for paragraph in re.split(r"(?<=```)\n\n|(?<=:)\n\n", page("recipes.md")):
+        if not paragraph.startswith("```sh"):
+            gb = int((re.findall(r"of (\d+) GB", paragraph) or [gb])[-1])
+            said = re.search(r"at\s+least ([\d.and ]+) GB:$", paragraph)
+            assert not said or "Not run;" in paragraph
+            least = [float(x) for x in said[1].split(" and ")] if said else []
+            continue
+        ours = commands(paragraph)
+        assert len(ours) == len(least)
+        for words, expected in zip(ours, least):
+            cfg, gpus, config = parsed(words, monkeypatch)
+            found = plan.plan(cfg, config, gpus, True, gb * 1e9)
+            assert found.need / 1e9 == pytest.approx(expected, rel=0.02), words
+            assert found.need <= gb * 1e9 and found.rows >= 8, words
+            seen += 1
+    assert seen == len(commands(page("recipes.md"))) == 9
+
+
+def test_commands_of_the_page_on_gpus_are_flags_that_exist(monkeypatch):
+    assert len(commands(page("gpus.md"))) >= 4
+    for words in commands(page("gpus.md")):
+        parsed(words, monkeypatch)
+
+
+def test_table_of_the_page_on_gpus_is_the_plan():
+    """Its first rows here, the others in the slow test."""
+    rows = [line.strip("| ").split(" | ") for line in table_of_the_page().splitlines()]
+    for row, lora in ((rows[2], 0), (rows[3], 32)):
+        cells = [cell("Qwen2.5-0.5B", world, gb, lora) for world in (1, 8) for gb in
+                 (24, 48, 80, 141)]
+        assert row == ["0.5B" + ", LoRA" * (lora > 0), *cells]
+
+
+def table_of_the_page():
+    return re.search(r"\| model \|.*?\n(?!\|)", page("gpus.md"), re.DOTALL)[0]
+
+
+@pytest.mark.slow
+def test_whole_table_of_the_page_on_gpus_is_the_plan():
+    assert table() == table_of_the_page()
