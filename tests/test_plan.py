@@ -311,7 +311,7 @@ def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
 @pytest.mark.parametrize("gpus, gb, flags, named", [
     (8, 13, [], ["--checkpointing", "--lora 32", "--max-context 2048 --micro-tokens 2048"]),
     (8, 25, ["--shard", "none", "--checkpointing"], ["--shard full", "--lora 32"]),
-    (1, 11, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
+    (1, 8, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
 ])
 def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb, flags, named):
     flags = ["--model", folder, "--plan-gpus", str(gpus), "--plan-gb", str(gb), *flags]
