@@ -260,6 +260,16 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         assert differ(engine.decode(torch.tensor([token])), stock, [text + more]) < 1e-5
 
 
+def test_prefill_by_flash_counts_no_padding(kernel, monkeypatch):
+    """Texts of 1 and 9 tokens are ten tokens to flash-attn, and fit into one pass of 12."""
+    model, passes = twins()[0], []
+    engine = Engine(model, 2, 3, PAGE_SIZES[kernel], prefill_tokens=12)
+    monkeypatch.setattr(engine_module, "forward", lambda *a, **b: (
+        passes.append(len(a[1])) or forward(*a, **b)))
+    engine.prefill([engine.start(), engine.start()], [[1] * 9, [2]])
+    assert passes == [10]
+
+
 def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     engine = Engine(twins()[0], 3, 5, PAGE_SIZES[kernel])
     sequences = [engine.start() for _ in range(3)]
