@@ -485,8 +485,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_cuda.py::test_flash_tells_of_no_bound_where_one_query_sees_all"),
         ("num_splits=1)", "num_splits=None)",
          "tests/test_cuda.py::test_every_pass_by_flash_equals_stock_transformers"),
-        ('auto=("flash2", "varlen")', 'auto=("varlen", "flash2")',
-         "tests/test_cuda.py::test_kernels_are_chosen_where_they_can_run"),
         ('reasons.append(f"{kernel}: {missing}")', 'reasons.append("no flash-attn installed")',
          "tests/test_cuda.py::test_choose_kernel_says_why_flash_attn_cannot_be_used"),
         ("if torch.cuda.get_device_capability(device) < (8, 0):", "if False:",
