@@ -204,8 +204,7 @@ def choose_kernel(attention, device, dtype):
             reasons.append(f"{kernel}: {missing}")
     if attention in ("auto", "torch"):
         return "torch", "; ".join(reasons) or "asked for"
-    raise ValueError(f"attention={attention} needs CUDA, 16 bit and its package ({reasons[0]}); "
-                     "use auto, or pip install flash-attn (flash2), flash-attn-4 (flash4)")
+    raise ValueError(f"attention={attention}, but {reasons[0]}: use auto, or a GPU and 16 bit")
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
 
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
-    """The layout of a training forward or a prefill, by the model's device and kernel.
+    """The layout of a training forward or a prefill, by the model's kernel.
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     if model.kernel != "torch":
@@ -460,9 +459,8 @@ class Flash:
             return function(query, key, value, *lengths, softmax_scale=scale, causal=True,
                             window_size=window, block_table=self.table)
         if self.kernel == "varlen":       # several splits leave rows of paged sequences unwritten
-            return function(query, key, value, *lengths, scale=scale, window_size=window,
-                            enable_gqa=True, seqused_k=self.seq_lens, block_table=self.table,
-                            num_splits=1)
+            return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
+                            window_size=window, seqused_k=self.seq_lens, block_table=self.table)
         return function(query, key, value, cu_seqlens_q=self.cu_seqlens, seqused_k=self.seq_lens,
                         cu_seqlens_k=None if self.seq_lens is not None else self.cu_seqlens_k,
                         max_seqlen_q=self.longest, max_seqlen_k=self.longest_k, causal=True,

@@ -380,7 +380,7 @@ def test_kernels_are_chosen_where_they_can_run(monkeypatch):
     kernel, why = choose_kernel("auto", cuda, bf16)
     assert kernel == "varlen" and why.startswith("flash2: import of flash_attn")
     assert choose_kernel("varlen", cuda, bf16) == ("varlen", "installed")
-    with pytest.raises(ValueError, match="attention=flash4 needs .*pip install"):
+    with pytest.raises(ValueError, match="attention=flash4, but flash4: .*: use auto"):
         choose_kernel("flash4", cuda, bf16)
     packages = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
     for package, function in zip(packages, (flash2, flash4)):

@@ -59,7 +59,7 @@ def test_load_policy_says_what_is_missing(tmp_path):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         load_policy("./nowhere")
-    with pytest.raises(ValueError, match="needs CUDA, 16 bit and its package .cpu, torch.float32"):
+    with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto, or a GPU"):
         prepare(twins()[0], "flash2")
 
 

@@ -483,7 +483,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_cuda.py::test_windows_by_flash_equal_stock_transformers"),
         ("0 if window or self.longest > 1 else -1", "0",
          "tests/test_cuda.py::test_flash_tells_of_no_bound_where_one_query_sees_all"),
-        ("num_splits=1)", "num_splits=None)",
+        ("num_splits=1,", "num_splits=None,",
          "tests/test_cuda.py::test_every_pass_by_flash_equals_stock_transformers"),
         ('reasons.append(f"{kernel}: {missing}")', 'reasons.append("no flash-attn installed")',
          "tests/test_cuda.py::test_choose_kernel_says_why_flash_attn_cannot_be_used"),
