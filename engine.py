@@ -855,5 +855,5 @@ class Float32Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors              # under `checkpoint` it may be read only once
-        g = gradient.to(x.dtype)
-        return g @ weight, g.T @ x, g.sum(0) if ctx.needs_input_grad[2] else None
+        g, (_, trained, biased) = gradient.to(x.dtype), ctx.needs_input_grad
+        return g @ weight, g.T @ x if trained else None, g.sum(0) if biased else None

@@ -59,7 +59,7 @@ def test_load_policy_says_what_is_missing(tmp_path):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         load_policy("./nowhere")
-    with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto, or a GPU"):
+    with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
         prepare(twins()[0], "flash2")
 
 
@@ -978,6 +978,9 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     assert out.dtype == torch.float32
     for stock, ours in zip(*copies):
         assert stock.dtype == ours.dtype and torch.allclose(stock, ours, rtol=1e-2, atol=1e-2)
+    head.requires_grad_(False).zero_grad()                  # as LoRA leaves it
+    engine_module.float32_logits(head, x.detach().requires_grad_()).backward(g.float())
+    assert all(p.grad is None for p in head.parameters())
     exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0)
     assert (out - exact).abs().max() < 1e-5
 

@@ -573,7 +573,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("return out if bias is None else out + bias",
          "return (out if bias is None else out + bias).to(x.dtype)",
          "tests/test_engine.py::test_logits_of_16_bit_are_float32_in_sampler_and_trainer"),
-        ("return g @ weight, g.T @ x,", "return g @ weight, 2 * g.T @ x,",
+        ("return g @ weight, g.T @ x if", "return g @ weight, 2 * g.T @ x if",
          "tests/test_engine.py::test_float32_linear_has_the_gradients_of_the_linear_layer"),
         ("log_softmax(logits / temperature", "log_softmax(logits",
          "tests/test_engine.py::test_token_logprobs_equal_the_stock_forward_one_by_one"),
