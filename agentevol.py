@@ -76,7 +76,7 @@ class Clone(Demos):
     micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
     checkpointing: bool = False   # recompute activations in the backward pass
     device: Device = "auto"       # auto: cuda if there is one
-    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    attention: Literal["auto", "flash2", "flash4", "varlen", "torch"] = "auto"  # auto: the fastest
     compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
     shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     normalise = "weights"         # no flag: here all weights are 1

@@ -7,8 +7,8 @@ in a window (docs/models.md), call `attend`; it asks a *layout*, which knows who
     Packed   whole sequences side by side in one row: the training forward and a first prefill
     Extend   new tokens of sequences whose past is in pages: the observation of a later turn
     Decode   one new token for each sequence, over its pages
-    Flash    all three by flash-attn, on CUDA in 16 bit; without flash-attn, torch's variable-length
-             attention where no page is read. The others use plain torch
+    Flash    all three by flash-attn or by the copy of it in torch, on CUDA in 16 bit. The others
+             use plain torch
 
 Who owns a page, and who frees it: see class Pages; when: class Engine.
 
@@ -22,7 +22,6 @@ import timeit
 import types
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF",   # segments that grow leave no gaps behind
                       os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True"))
@@ -47,6 +46,7 @@ ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
+PAGE_SIZES = dict(torch=32, flash2=256, varlen=256, flash4=128)      # in tokens; what each asks for
 FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `equip`
 
 
@@ -55,7 +55,7 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
     path: a folder, perhaps of adapters (lora.py), or a hub id. attention: "auto" | "flash2" |
-    "flash4" | "torch". dtype: of the weights; compute_dtype: see `equip`.
+    "flash4" | "varlen" | "torch". dtype: of the weights; compute_dtype: see `equip`.
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
@@ -185,6 +185,8 @@ def equip(model, attention, dtype):
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
     model.action_logprobs = types.MethodType(action_logprobs, model)
+    if model.compute_dtype != torch.float32:
+        model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
     return model
 
 
@@ -197,21 +199,23 @@ def add_value_head(model):
 
 
 def choose_kernel(attention, device, dtype):
-    """-> (kernel, why). flash-attn needs CUDA and 16 bit; everywhere else torch's own attention."""
-    if attention == "torch" or device.type != "cuda" or dtype == torch.float32:
-        if attention.startswith("flash"):
-            raise ValueError(f"attention={attention}: needs a CUDA device and bfloat16 or float16, "
-                             f"not {device.type} and {dtype}")
-        return "torch", f"{device.type}, {dtype}" if attention == "auto" else "asked for"
-    for kernel in ("flash2", "flash4") if attention == "auto" else (attention,):
+    """-> (kernel, why). All but "torch" need a GPU and 16 bit: flash2, flash4 (two packages) and
+    varlen (torch's own copy of the first). ValueError: the one asked for cannot run here."""
+    wanted = dict(auto=("flash2", "varlen"), torch=()).get(attention, (attention,))
+    reasons = []
+    if wanted and (device.type != "cuda" or dtype == torch.float32):
+        wanted, reasons = (), [f"{device.type}, {dtype}"]
+    for kernel in wanted:
         try:
+            if torch.cuda.get_device_capability(device) < (8, 0):
+                raise ImportError("needs a GPU of compute capability 8.0 or later")
             flash_function(kernel)
-            return kernel, "asked for" if attention != "auto" else "installed"
-        except ImportError as missing:
-            if attention != "auto":
-                raise ValueError(f"attention={attention}: not installed ({missing}); pip install "
-                                 "flash-attn (flash2) or flash-attn-4 (flash4)") from None
-    return "torch", "no flash-attn installed"
+            return kernel, "; ".join(reasons) or "installed"
+        except ImportError as missing:              # or built for another torch, as its words say
+            reasons.append(f"{kernel}: {missing}")
+    if attention in ("auto", "torch"):
+        return "torch", "; ".join(reasons) or "asked for"
+    raise ValueError(f"attention={attention}, but {reasons[0]}: use auto, or a GPU and 16 bit")
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -241,11 +245,10 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
 
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
-    """The layout of a training forward or a prefill, by the model's device and kernel.
+    """The layout of a training forward or a prefill, by the model's kernel.
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
-    in_16_bit = model.device.type == "cuda" and model.compute_dtype != torch.float32
-    if model.kernel != "torch" or starts is None and in_16_bit:
+    if model.kernel != "torch":
         return Flash(model.kernel, lengths, model.device, memory, table, starts)
     if starts is None:
         return Packed(lengths, model.device, memory, table)
@@ -433,7 +436,7 @@ def walk_pages(query, runs, readers, scale):
 
 
 class Flash:
-    """New tokens by flash-attn, for every kind of pass. Arguments as in `layout_for`."""
+    """New tokens by a kernel of flash-attn, in every pass. Arguments as in `layout_for`."""
 
     def __init__(self, kernel, lengths, device, memory, table, starts):
         def int32(x):
@@ -453,30 +456,32 @@ class Flash:
             self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
 
     def view(self, window, groups):
-        return ((window or 0) - 1,)       # tokens seen before a token's own; -1: all
+        """((tokens seen before a token's own, after it),); -1: all. Lone queries may see all: so
+        told, flash-attn 2 reads keys once for all the query heads that share them."""
+        return (((window or 0) - 1, 0 if window or self.longest > 1 else -1),)
 
-    def attend(self, layer, query, key, value, scale, before):
+    def attend(self, layer, query, key, value, scale, window):
         """(T, H, D), by one call, whatever the pass."""
         function = flash_function(self.kernel)
-        if self.kernel == "torch":
-            return function(query, key, value, self.cu_seqlens, self.cu_seqlens, self.longest,
-                            self.longest, scale=scale, window_size=(before, 0), enable_gqa=True)
+        lengths = self.cu_seqlens, self.cu_seqlens_k, self.longest, self.longest_k
         if self.table is not None:        # (pages, S, KH, D), as flash-attn wants them
             key, value = (pool[layer].transpose(1, 2) for pool in self.memory.pools)
-        function = partial(function, query, key, value, cu_seqlens_q=self.cu_seqlens,
-                           max_seqlen_q=self.longest, max_seqlen_k=self.longest_k,
-                           softmax_scale=scale, causal=True, **(
-                               {} if before < 0 else dict(window_size=(before, 0))))
         if self.kernel == "flash2":
-            return function(cu_seqlens_k=self.cu_seqlens_k, block_table=self.table)
-        if self.table is None:
-            return function(cu_seqlens_k=self.cu_seqlens_k)[0]           # of (out, log-sum-exp)
-        return function(page_table=self.table, seqused_k=self.seq_lens)[0]
+            return function(query, key, value, *lengths, softmax_scale=scale, causal=True,
+                            window_size=window, block_table=self.table)
+        if self.kernel == "varlen":       # several splits leave rows of paged sequences unwritten
+            return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
+                            window_size=window, seqused_k=self.seq_lens, block_table=self.table)
+        return function(query, key, value, cu_seqlens_q=self.cu_seqlens, seqused_k=self.seq_lens,
+                        cu_seqlens_k=None if self.seq_lens is not None else self.cu_seqlens_k,
+                        max_seqlen_q=self.longest, max_seqlen_k=self.longest_k, causal=True,
+                        page_table=self.table, softmax_scale=scale,
+                        window_size=window if window[0] >= 0 else (None, None))[0]  # of (out, lse)
 
 
 def flash_function(kernel):
-    """Attention over sequences of varying length: flash-attn's, version 2 (`flash-attn`) or 4
-    (`flash-attn-4`), or torch's own, which reads no pages. ImportError where it is missing."""
+    """Attention over sequences of varying length, in pages or not: flash-attn's, version 2 or 4, or
+    torch's copy of 2, which reads pages since 2.13. ImportError where it is missing."""
     if kernel == "flash2":
         from flash_attn import flash_attn_varlen_func as function
     elif kernel == "flash4":
@@ -497,10 +502,10 @@ class Pages:
     that no other row names. The lowest free page is taken first, so that the pages in use are a
     dense beginning of the memory, which a decode step multiplies in place."""
 
-    def __init__(self, count, page_size, rows):
+    def __init__(self, count, page_size, rows, width):
         self.count, self.page_size = count, page_size
         self.free = list(range(count))               # ascending, hence already a heap
-        self.table = np.full((rows, 1), -1, np.int32)
+        self.table = np.full((rows, width), -1, np.int32)
 
     @property
     def in_use(self):
@@ -520,8 +525,6 @@ class Pages:
         """Give a row pages for `length` tokens in all. MemoryError leaves it as it was."""
         have, want = len(self.of(row)), -(-length // self.page_size)
         new = self.take(max(0, want - have))
-        if want > self.table.shape[1]:
-            self.table = np.pad(self.table, ((0, 0), (0, want)), constant_values=-1)
         self.table[row, have:have + len(new)] = new
 
     def fork(self, parent, child, length):
@@ -611,20 +614,20 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes while it is in `active`. tokens counts prefill, decode, decode_steps, decode_read."""
+    decodes while it is in `active`. tokens counts prefill, decode, decode_steps, decode_read.
+    width: the most pages that a sequence will have, if fewer than all."""
 
-    def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True):
+    def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
+                 width=None):
         self.model, self.device, self.kernel = model, model.device, model.kernel
-        self.pages = Pages(pages, page_size, rows)
-        self.memory = Memory(model.config, pages, page_size, self.device, model.compute_dtype)
+        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: DecodeGraph}
+        self.pages = Pages(pages, page_size, rows, width or pages)     # graph_shape needs one more
+        self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
         self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
         self.tokens = Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
-        self.graphs = {} if graphs and self.kernel != "torch" else None
-        if self.graphs is not None:
-            (self.spare,) = self.pages.take(1)     # for the padding rows of graphs; never freed
 
     def start(self, length=0):
         return Sequence(heapq.heappop(self.free_rows), self.pages, length)
@@ -656,7 +659,8 @@ class Engine:
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
-        for part in prefill_parts(cached, lengths, self.prefill_tokens):        # a forward pass
+        for part in prefill_parts(cached, lengths, self.prefill_tokens,
+                                  self.kernel == "torch"):              # a forward pass
             table, starts = self._cached([sequences[i] for i in part])
             new = [lengths[i] for i in part]
             layout = layout_for(self.model, new, self.memory, table,
@@ -703,14 +707,15 @@ class Engine:
                 return forward(self.model, ids, Decode(self.memory, table, starts))
             finally:
                 torch.set_num_threads(before)
-        if self.graphs is not None:
-            ids, table, starts = graph_shape(ids, table, starts, self.spare)
+        if self.graphs is not None:              # the first graph is for all rows: see DecodeGraph
+            rows = n if self.graphs else self.rows
+            ids, table, starts = graph_shape(ids, table, starts, rows, self.pages)
         layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
         if self.graphs is None:
             return forward(self.model, ids, layout)
-        if table.shape not in self.graphs:
-            self.graphs[table.shape] = DecodeGraph(self.model, ids, layout)
-        return self.graphs[table.shape].replay(ids, layout)[:n]
+        if len(ids) not in self.graphs:
+            self.graphs[len(ids)] = DecodeGraph(self.model, ids, layout, *self.graphs.values())
+        return self.graphs[len(ids)].replay(ids, layout)[:n]
 
 
 def forward(model, token_ids, layout, **more):
@@ -720,39 +725,36 @@ def forward(model, token_ids, layout, **more):
     return without_padding(model, logits)
 
 
-def prefill_parts(cached, lengths, most):
+def prefill_parts(cached, lengths, most, padded):
     """Which texts are read in one forward pass -> lists of indices: texts with and without a cached
-    past apart (their layouts differ), of at most `most` tokens with padding, or one text."""
+    past apart (their layouts differ), of at most `most` tokens with their padding, or one text."""
     parts = []
     for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
-        if not parts or cached[parts[-1][0]] != cached[i] or \
-                (len(parts[-1]) + 1) * lengths[i] > most:
+        if not parts or cached[parts[-1][0]] != cached[i] or most < sum(
+                lengths[i] if padded else lengths[j] for j in [*parts[-1], i]):
             parts.append([])
         parts[-1].append(i)
     return parts
 
 
-def graph_shape(token_ids, table, starts, spare):
-    """Pad a decode step to the next power of two of rows and of pages, so that few graphs serve all
-    steps. A padding row is a sequence of one token in the page `spare`."""
-    batch, width = (1 << (n - 1).bit_length() for n in table.shape)
-    more = batch - len(table)
-    table = np.pad(table, ((0, more), (0, width - table.shape[1])), constant_values=spare)
+def graph_shape(token_ids, table, starts, rows, pages):
+    """Pad a decode step to the next power of two of `rows`, from 8 on, and to the widest table: few
+    graphs serve all steps. A padding row has one token, in the page beyond `pages` (Pages)."""
+    more = max(8, 1 << (rows - 1).bit_length()) - len(table)
+    table = np.pad(table, ((0, more), (0, pages.table.shape[1] - table.shape[1])),
+                   constant_values=pages.count)
     return F.pad(token_ids, (0, more)), table, np.pad(starts, (0, more))
 
 
 class DecodeGraph:
-    """One decode step of fixed shapes, recorded once; a replay launches all kernels at once."""
+    """One decode step of fixed shapes, recorded once; a replay launches all kernels at once. All
+    graphs of an engine work in the memory of the first, so that one has the most rows."""
 
-    def __init__(self, model, token_ids, layout):
+    def __init__(self, model, token_ids, layout, first=None, *others):
         self.token_ids, self.layout = token_ids, layout     # a replay reads the same addresses
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):                  # warm up outside: kernels load lazily
-            forward(model, token_ids, layout)
-        torch.cuda.current_stream().wait_stream(side)
+        forward(model, token_ids, layout)                   # warm up: kernels load lazily
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, first and first.graph.pool()):    # on one stream for all
             self.logits = forward(model, token_ids, layout)
 
     def replay(self, token_ids, layout):
@@ -802,7 +804,8 @@ def machine_rates(device, dtype):
 
 def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
     """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
-    entropy=True (2, A), then H(pi) at each. The shift by one lives in `hidden_before` alone.
+    entropy=True (2, A), then H(pi) at each; with entropy="watched" no gradient passes through it.
+    The shift by one lives in `hidden_before` alone.
 
     token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
     token in its context; a 0 begins a new one, of which a row may hold several. All are packed into
@@ -826,6 +829,7 @@ def hidden_before(model, token_ids, response_mask, position_ids):
     starts = torch.nonzero(positions == 0)[:, 0]
     lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
     sampled = torch.nonzero(response_mask[real].bool())[:, 0]
+    model.train(model.is_activation_checkpointing and torch.is_grad_enabled())   # as it asks for
     hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
                          layout=layout_for(model, lengths)).last_hidden_state[0]
     return hidden[sampled - 1], ids[sampled]
@@ -840,4 +844,28 @@ def _head(model, hidden, targets, temperature, entropy):
     logits = without_padding(model, type(model).forward(headed).logits[0].float())
     logprobs = torch.log_softmax(logits / temperature, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)]) if entropy else chosen
+    logp = logprobs.detach() if entropy == "watched" else logprobs
+    return torch.stack([chosen, -(logp.exp() * logp).sum(-1)]) if entropy else chosen
+
+
+def float32_logits(head, hidden):
+    """lm_head's forward in 16 bit, for sampler and trainer: (1, T, width) -> (1, T, V) float32."""
+    return Float32Linear.apply(hidden[0], head.weight, head.bias)[None]
+
+
+class Float32Linear(torch.autograd.Function):
+    """F.linear of 16-bit numbers, without its last step: sums are made in float32, and stay so. In
+    bfloat16 logits from 16 to 32 are rounded to eighths. The gradients are F.linear's."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        out = torch.mm(x, weight.T, out_dtype=torch.float32) if x.device.type == "cuda" else \
+            x.float() @ weight.float().T                      # torch.mm has it on CUDA alone
+        return out if bias is None else out + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors              # under `checkpoint` it may be read only once
+        g, (_, trained, biased) = gradient.to(x.dtype), ctx.needs_input_grad
+        return g @ weight, g.T @ x if trained else None, g.sum(0) if biased else None

@@ -65,7 +65,7 @@ class Config:
     max_concurrent: Count = 256   # episodes at a time
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     device: Device = "auto"       # auto: cuda if there is one
-    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    attention: Literal["auto", "flash2", "flash4", "varlen", "torch"] = "auto"  # auto: the fastest
     seed: Seed = 0                # of the policy's samples and the random player
     out: str = ""                 # also keep it all in this folder; of a suite: runs/SUITE-PLAYER
     resume: bool = False          # continue the evaluation that this folder holds

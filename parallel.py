@@ -362,7 +362,6 @@ def load(path, device, cfg, value_head=False, frozen=False, lora=0):
         model.requires_grad_(False)
     if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
-        model.train()
     for module in model.modules():      # the sampler's policy is the trainer's
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

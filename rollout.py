@@ -34,7 +34,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from client import EnvClient, EnvError, ServerAway, read_call
-from engine import Engine, Sequence, forward, kv_shape, layout_for, sample
+from engine import PAGE_SIZES, Engine, Sequence, forward, kv_shape, layout_for, sample
 from env_server import load_env
 from envs import tools_of
 from envs._agentgym import Manner, manner_of
@@ -825,15 +825,15 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
 def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
     """An engine with rows and pages for `episodes` at a time, within `memory` bytes of KV."""
     rows = min(episodes, max_concurrent or episodes)
-    size = 32 if policy.kernel == "torch" else 256      # flash-attn wants no smaller pages
+    size = PAGE_SIZES[policy.kernel]
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
     if memory is None and policy.device.type == "cuda":
         gc.collect()                            # models that nobody holds are cycles
         torch.cuda.empty_cache()                # what the update held and no longer needs
         memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
-    each = -(-agent.max_context // size) + (policy.kernel != "torch")     # the graphs' spare page
+    each = -(-agent.max_context // size)
     pages = max(each, min(rows * each, int((memory or 2**30) / page_bytes)))
-    return Engine(policy, rows, pages, size)
+    return Engine(policy.eval(), rows, pages, size, width=each)    # checkpointing: in updates only
 
 
 # ---- many episodes in one loop ------------------------------------------------------------------
@@ -1067,9 +1067,10 @@ class Sampler:
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
             uniforms = torch.tensor([s.uniforms[len(s.episode.token_ids)] for s in slots])
-            ids, logprobs = sample(logits, uniforms.to(logits.device), self.agent.temperature)
-            for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
-                slot.episode.sampled(token, logprob)
+            drawn = sample(logits, uniforms.to(logits.device), self.agent.temperature)
+            drawn = torch.stack([x.double() for x in drawn]).tolist()       # waits for a GPU once
+            for slot, token, logprob in zip(slots, *drawn):
+                slot.episode.sampled(int(token), logprob)
                 if slot.episode.request:
                     self.engine.active.remove(slot.sequence)
                     self.slots.move(slot, "asking")

@@ -248,7 +248,8 @@ def part_loss(run, part):
     """
     cfg, mask = run.cfg, part.response_mask
     where = part.token_ids, mask, part.position_ids
-    logprobs, entropy = run.policy.action_logprobs(*where, cfg.temperature, entropy=True)
+    logprobs, entropy = run.policy.action_logprobs(
+        *where, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl_in == "loss":
@@ -385,7 +386,8 @@ def setup(cfg, modules, clients):
 
 def adamw(model, lr):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
-                             betas=(0.9, 0.95), weight_decay=0.0)
+                             betas=(0.9, 0.95), weight_decay=0.0,
+                             fused=model.device.type == "cuda")    # without temporary tensors
 
 
 def cloned(cfg, device):
@@ -454,7 +456,7 @@ class Config:
     seed: Seed = 0                # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
     device: Device = "auto"       # auto: cuda if there is one
-    attention: Literal["auto", "flash2", "flash4", "torch"] = "auto"  # auto: the fastest installed
+    attention: Literal["auto", "flash2", "flash4", "varlen", "torch"] = "auto"  # auto: the fastest
     compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
     shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA

@@ -1,8 +1,8 @@
 """pytest tests/test_cuda.py: the CUDA path, on a GPU (-m cuda) and without.
 
-On the CPU flash-attn's functions are stood in for by slow loops with the very signatures of theirs,
-which refuse what the real ones refuse; on a GPU (marked cuda) the real ones play against the
-trainer's own forward, graphs against eager steps.
+On the CPU flash-attn's functions, and torch's copy of one of them, are stood in for by slow loops
+with the very signatures of theirs, which refuse what the real ones refuse; on a GPU (marked cuda)
+the real ones play against the trainer's own forward, graphs against eager steps.
 """
 import inspect
 import math
@@ -15,13 +15,15 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 import engine as engine_module
-from engine import (DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
+import parallel
+from engine import (PAGE_SIZES, DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
                     prepare, sample)
 from fakes import LocalClient, chat_tokenizer, collect, token_logprobs, twins
 from rollout import Agent, make_engine
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
+from train import Config, adamw
 
 CUDA = torch.cuda.is_available()
 on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
@@ -70,23 +72,29 @@ def flash2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, drop
     window_size: tokens seen before a token's own and after it, -1: all, where causal allows."""
     check_heads(q, k, v)
     assert causal and dropout_p == 0 and not return_attn_probs and softcap == 0
-    assert window_size == (-1, -1) or window_size[0] >= 0 and window_size[1] == 0
+    assert window_size == (-1, -1) or window_size[0] >= -1 and window_size[1] == 0
     assert type(max_seqlen_q) is int and type(max_seqlen_k) is int
     starts = check_cu_seqlens(cu_seqlens_q, len(q))
     ends = check_cu_seqlens(cu_seqlens_k, None if block_table is not None else len(k))
     assert len(starts) == len(ends)
     if block_table is not None:
         check_table(block_table, len(starts) - 1, k, 256)
+    return one_by_one_sequence(q, k, v, starts, ends, max_seqlen_q, max_seqlen_k, softmax_scale,
+                               window_size[0], block_table)
+
+
+def one_by_one_sequence(q, k, v, starts, ends, max_seqlen_q, max_seqlen_k, scale, before, table):
+    """Queries of sequence b are q[starts[b]:starts[b + 1]], its keys so many as ends say, in k or,
+    with a table, in the pages that it names -> (T, H, D)."""
     parts = []
     for b in range(len(starts) - 1):
         n, m = starts[b + 1] - starts[b], ends[b + 1] - ends[b]
         assert n <= max_seqlen_q and n <= m <= max_seqlen_k
-        keys, values = (cached(x, block_table[b], m) if block_table is not None
+        keys, values = (cached(x, table[b], m) if table is not None
                         else x[ends[b]:ends[b + 1]] for x in (k, v))
         assert len(keys) == m                              # the table has room for them
-        parts.append(attention_by_hand(q[starts[b]:starts[b + 1]], keys, values, softmax_scale,
-                                       window_size[0]))
-    return torch.cat(parts)
+        parts.append(attention_by_hand(q[starts[b]:starts[b + 1]], keys, values, scale, before))
+    return torch.cat(parts).to(q.dtype)
 
 
 def check_table(table, rows, pages, multiple):
@@ -111,30 +119,60 @@ def flash4(*nothing, q=None, k=None, v=None, cu_seqlens_q=None, cu_seqlens_k=Non
                       softmax_scale=softmax_scale, causal=causal, window_size=window_size), None
     assert seqused_k.dtype == torch.int32 and seqused_k.shape == (len(page_table),)
     check_table(page_table, len(cu_seqlens_q) - 1, k, 128)
+    check_heads(q, k, v)
     assert torch.isfinite(k).all() and torch.isfinite(v).all()    # also behind a page's last token
-    ends = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).int()
-    return flash2(q, k, v, cu_seqlens_q, ends, max_seqlen_q, max_seqlen_k,
-                  softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-                  block_table=page_table), None
+    return one_by_one_sequence(q, k, v, check_cu_seqlens(cu_seqlens_q, len(q)), summed(seqused_k),
+                               max_seqlen_q, max_seqlen_k, softmax_scale, window_size[0],
+                               page_table), None
+
+
+def summed(lengths):
+    return [0, *lengths.cumsum(0).tolist()]
+
+
+VARLEN = inspect.signature(varlen_attn)                 # of the installed torch
+
+
+def varlen(*args, **kwargs):
+    """torch's varlen_attn as torch 2.13 documents it, with flash-attn 2 behind it: (-1, 0) is
+    causal, (-1, -1) sees all; with a block table seqused_k are the whole lengths, pages are
+    multiples of 256 tokens, and there is no derivative. More than one split is wrong with pages
+    (pytorch issue 194167)."""
+    given = VARLEN.bind(*args, **kwargs)
+    given.apply_defaults()
+    a = types.SimpleNamespace(**given.arguments)
+    assert a.enable_gqa or a.query.shape[1] == a.key.shape[-2]
+    assert a.window_size[1] == 0 or a.window_size == (-1, -1) and a.max_q == 1     # never ahead
+    assert (a.block_table is None) == (a.seqused_k is None)
+    check_heads(a.query, a.key, a.value)
+    starts, ends = check_cu_seqlens(a.cu_seq_q, len(a.query)), a.cu_seq_k.tolist()
+    if a.block_table is not None:
+        assert a.num_splits == 1 and not torch.is_grad_enabled()
+        assert a.seqused_k.dtype == torch.int32 and a.seqused_k.shape == (len(a.block_table),)
+        check_table(a.block_table, len(starts) - 1, a.key, 256)
+        assert ends == summed(a.seqused_k)
+    return one_by_one_sequence(a.query, a.key, a.value, starts, ends, a.max_q, a.max_k, a.scale,
+                               a.window_size[0], a.block_table)
 
 
 class Recorded(DecodeGraph):
     """A graph without CUDA: a replay computes from the same addresses into the same address."""
 
-    def __init__(self, model, token_ids, layout):
-        self.token_ids, self.layout = token_ids, layout
+    def __init__(self, model, token_ids, layout, *others):
+        self.token_ids, self.layout, self.others = token_ids, layout, others
         self.logits = forward(model, token_ids, layout)
         self.graph = types.SimpleNamespace(
             replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
 
 
-@pytest.fixture(params=["flash2", "flash4"])
+@pytest.fixture(params=["flash2", "flash4", "varlen"])
 def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
     flash_attn, cute = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
     flash_attn.flash_attn_varlen_func, cute.flash_attn_varlen_func = flash2, flash4
     monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
     monkeypatch.setattr(engine_module, "DecodeGraph", Recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
     return request.param
@@ -156,8 +194,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     """First prefill, fork, later prefill over a page's end, decode in batches of 3, 2 and 4."""
     model, stock = twins(kind)
     assert model.kernel == kernel
-    engine, rng = Engine(model, rows=6, pages=14, graphs=graphs), random.Random(0)
-    assert engine.pages.page_size == 256
+    engine, rng = Engine(model, 6, 14, PAGE_SIZES[kernel], graphs=graphs), random.Random(0)
     prompts = texts_of(rng, [250, 3, 17])
     sequences, texts = [engine.start() for _ in prompts], {}
     logits = engine.prefill(sequences, prompts)
@@ -185,8 +222,26 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
                 assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
         for sequence in active:
             engine.active.remove(sequence)
-    if graphs:                                             # padded to powers of two, recorded once
-        assert set(engine.graphs) == {(4, 2), (2, 2)}
+    if graphs:                                             # padded to the same 8 rows, 14 pages
+        assert [*engine.graphs] == [8] and engine.graphs[8].layout.table.shape == (8, 14)
+
+
+def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kernel):
+    """20 rows: 3 decode by a graph for 32, then by one for 8; 9 by one for 16; each is kept."""
+    model, stock = twins()
+    engine = Engine(model, 20, 40, PAGE_SIZES[kernel], width=3)
+    sequences, made = [engine.start() for _ in range(9)], []
+    engine.prefill(sequences, [[n] for n in range(9)])
+    for count in (3, 3, 9, 3, 9):
+        engine.active[:] = sequences[:count]
+        logits = engine.decode(torch.full((count,), 7))
+        texts = [[n] + [7] * (s.length - 1) for n, s in enumerate(engine.active)]
+        assert max(differ(row[None], stock, [t]) for row, t in zip(logits, texts)) < 1e-5
+        made.append([*engine.graphs])
+    assert made == [[32], [32, 8], [32, 8, 16], [32, 8, 16], [32, 8, 16]]
+    first, *others = engine.graphs.values()
+    assert first.others == () and all(graph.others[0] is first for graph in others)
+    assert {graph.layout.table.shape[1] for graph in engine.graphs.values()} == {3}
 
 
 @pytest.mark.parametrize("name", ["Mistral", "OLMo 3"])
@@ -194,7 +249,8 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
     """A window of 5 tokens in every layer, or in some: training, two prefills, decode."""
     model, stock = twins_of(name)
     assert trains(model, stock) < 1e-5
-    engine, (text, more) = Engine(model, rows=2, pages=6), texts_of(random.Random(0), [252, 6])
+    engine = Engine(model, 2, 6, PAGE_SIZES[kernel])
+    text, more = texts_of(random.Random(0), [252, 6])
     sequence = engine.start()
     assert differ(engine.prefill([sequence], [text]), stock, [text]) < 1e-5
     assert differ(engine.prefill([sequence], [more]), stock, [text + more]) < 1e-5
@@ -204,18 +260,28 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         assert differ(engine.decode(torch.tensor([token])), stock, [text + more]) < 1e-5
 
 
+def test_prefill_by_flash_counts_no_padding(kernel, monkeypatch):
+    """Texts of 1 and 9 tokens are ten tokens to flash-attn, and fit into one pass of 12."""
+    model, passes = twins()[0], []
+    engine = Engine(model, 2, 3, PAGE_SIZES[kernel], prefill_tokens=12)
+    monkeypatch.setattr(engine_module, "forward", lambda *a, **b: (
+        passes.append(len(a[1])) or forward(*a, **b)))
+    engine.prefill([engine.start(), engine.start()], [[1] * 9, [2]])
+    assert passes == [10]
+
+
 def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
-    engine = Engine(twins()[0], rows=3, pages=5)
+    engine = Engine(twins()[0], 3, 5, PAGE_SIZES[kernel])
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1, 2], [3], [4, 5, 6]])
     for sequence in sequences:
         engine.active.append(sequence)
     before = engine.memory.keys.clone()
-    engine.decode(torch.tensor([7, 8, 9]))                 # 3 rows, recorded for 4
+    engine.decode(torch.tensor([7, 8, 9]))                 # 3 rows, recorded for 8
     changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
     own = [[s.pages[0], s.length - 1] for s in sequences]
-    assert sorted(changed) == sorted([*own, [engine.spare, 0]])
-    assert engine.spare not in {page for s in sequences for page in s.pages}
+    assert sorted(changed) == sorted([*own, [5, 0]])       # page 5 is nobody's
+    assert engine.pages.count == 5 and 5 not in engine.pages.free
 
 
 def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypatch):
@@ -223,7 +289,7 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
     model, twin = twins()[0], twins()[0]
     twin.kernel = "torch"
     rng = random.Random(3)
-    engines = Engine(model, rows=5, pages=11), Engine(twin, rows=5, pages=200, page_size=4)
+    engines = Engine(model, 5, 15, PAGE_SIZES[kernel]), Engine(twin, rows=5, pages=200, page_size=4)
     pairs, decoded = [], 0
     for _ in range(60):
         act = rng.choice(["start", "start", "fork", "read", "step", "step", "forget", "end"])
@@ -259,13 +325,19 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
 
 
 def test_a_lone_episode_of_many_pages_fits_beside_the_spare_page(kernel):
-    """1,000 tokens are four pages of 256, and graphs hold a fifth as spare."""
+    """1,000 tokens are four pages of 256 or eight of 128; one more lies behind them for graphs, one
+    in all and not one for each row."""
     model = twins(vocabulary=len(chat_tokenizer()), loud=[0])[0]
     agent = Agent(chat_tokenizer(), "", max_turn_tokens=8, max_context=1000)
     (episode,), stats = collect(model, agent, LocalClient(Long), [0], 1, 5)
     assert len(episode.token_ids) > 3 * 256 and len(episode.turns) > 1
-    assert stats.pages == 5 and stats.preempted == 0
-    assert make_engine(model, agent, 1, memory=1).pages.count == 5     # where memory is scarce
+    most = -(-1000 // PAGE_SIZES[kernel])
+    read = stats.tokens["prefill"] + stats.tokens["decode"]
+    assert stats.pages == -(-read // PAGE_SIZES[kernel]) and stats.preempted == 0
+    for episodes, memory, pages in ((1, 1, most), (3, None, 3 * most)):      # 1: memory is scarce
+        engine = make_engine(model, agent, episodes, memory=memory)
+        assert engine.pages.count == pages and engine.memory.keys.shape[1] == pages + 1
+        assert engine.pages.page_size == (128 if kernel == "flash4" else 256)
 
 
 class Long:
@@ -292,51 +364,62 @@ def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
     assert_same_gradients(gradients(model), gradients(stock))
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_flash_without_flash_attn_fits_the_signature_of_torch(window, monkeypatch):
-    """Without flash-attn, torch's own varlen kernel serves the training: its real signature;
-    window (-1, 0) is the causal one, (2, 0) that of the last three tokens."""
-    signature = inspect.signature(varlen_attn)
-
-    def stand_in(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        before, after = given["window_size"]
-        assert after == 0 and given["enable_gqa"]
-        ends = check_cu_seqlens(given["cu_seq_k"], len(given["key"]))
-        assert check_cu_seqlens(given["cu_seq_q"], len(given["query"])) == ends
-        assert given["max_q"] == given["max_k"] == max(b - a for a, b in zip(ends, ends[1:]))
-        return torch.cat([attention_by_hand(given["query"][a:b], given["key"][a:b],
-                                            given["value"][a:b], given["scale"], before)
-                          for a, b in zip(ends, ends[1:])])
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
-    torch.manual_seed(0)
-    query, key, value = torch.randn(7, 4, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 8)
-    layout = Flash("torch", [5, 2], "cpu", None, None, None)
-    out = layout.attend(0, query, key, value, 0.3, *layout.view(window, 2))
-    before = -1 if window is None else 2
-    assert torch.allclose(out[:5], attention_by_hand(query[:5], key[:5], value[:5], 0.3, before))
-    assert torch.allclose(out[5:], attention_by_hand(query[5:], key[5:], value[5:], 0.3, before))
+def test_flash_tells_of_no_bound_where_one_query_sees_all():
+    """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
+    query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
+    bounds = [Flash("varlen", lengths, "cpu", None, None, None).view(window, 2)[0]
+              for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
+    assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
 def test_kernels_are_chosen_where_they_can_run(monkeypatch):
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    cuda, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setitem(sys.modules, "flash_attn", None)           # as if not installed
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
-    assert choose_kernel("auto", cuda, torch.bfloat16) == ("torch", "no flash-attn installed")
-    with pytest.raises(ValueError, match="attention=flash4: not installed .*pip install"):
-        choose_kernel("flash4", cuda, torch.bfloat16)
+    kernel, why = choose_kernel("auto", cuda, bf16)
+    assert kernel == "varlen" and why.startswith("flash2: import of flash_attn")
+    assert choose_kernel("varlen", cuda, bf16) == ("varlen", "installed")
+    with pytest.raises(ValueError, match="attention=flash4, but flash4: .*: use auto"):
+        choose_kernel("flash4", cuda, bf16)
     packages = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
     for package, function in zip(packages, (flash2, flash4)):
         package.flash_attn_varlen_func = function
     monkeypatch.setitem(sys.modules, "flash_attn.cute", packages[1])
     monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))   # 4 without 2
-    assert choose_kernel("auto", cuda, torch.bfloat16) == ("flash4", "installed")
+    assert choose_kernel("auto", cuda, bf16)[0] == "varlen"        # 4 decodes without splitting
+    assert choose_kernel("flash4", cuda, bf16) == ("flash4", "installed")
     monkeypatch.setitem(sys.modules, "flash_attn", packages[0])
     assert choose_kernel("auto", cuda, torch.float16) == ("flash2", "installed")
-    assert flash_function("flash4") is flash4
-    assert choose_kernel("auto", cuda, torch.float32)[0] == "torch"      # flash has 16 bit only
-    assert choose_kernel("auto", cpu, torch.bfloat16)[0] == "torch"
-    assert choose_kernel("torch", cuda, torch.bfloat16) == ("torch", "asked for")
+    assert flash_function("flash4") is flash4 and flash_function("varlen") is varlen_attn
+    assert choose_kernel("auto", cuda, torch.float32) == ("torch", "cuda, torch.float32")
+    assert choose_kernel("auto", cpu, bf16) == ("torch", "cpu, torch.bfloat16")
+    assert choose_kernel("torch", cuda, bf16) == ("torch", "asked for")
+
+
+def test_choose_kernel_says_why_flash_attn_cannot_be_used(monkeypatch):
+    """A package built for another torch is there, and its own words say what is wrong; a GPU from
+    before Ampere runs plain torch, and the log says so."""
+    class Broken(types.ModuleType):
+        def __getattr__(self, name):
+            raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(sys.modules, "flash_attn", Broken("flash_attn"))
+    kernel, why = choose_kernel("auto", cuda, torch.bfloat16)
+    assert kernel == "varlen" and "undefined symbol: _ZN3c105Error" in why
+    with pytest.raises(ValueError, match="undefined symbol"):
+        choose_kernel("flash2", cuda, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    kernel, why = choose_kernel("auto", cuda, torch.float16)
+    assert kernel == "torch" and why.count("compute capability 8.0") == 2
+
+
+def test_without_a_kernel_of_flash_attn_plain_torch_serves_every_pass():
+    """So on a GPU from before Ampere: training and first prefill padded, decode over the pages."""
+    model = types.SimpleNamespace(kernel="torch", device=torch.device("cpu"),
+                                  compute_dtype=torch.float16)
+    assert type(engine_module.layout_for(model, [2, 1])) is engine_module.Packed
 
 
 # ---- on a GPU -----------------------------------------------------------------------------------
@@ -361,15 +444,83 @@ def on_gpu(dtype, attention="auto", layers=2):
 PRECISION = {torch.float32: 1e-4, torch.bfloat16: 6e-2}      # of log-probabilities
 
 
+class TestFsdpOnGpu:
+    """The first to run on a new machine. On a GPU train.py always samples from FSDP's weights: its
+    hooks (each layer's, and the root's, which makes two streams wait for the capturing one) run
+    inside the capture of a graph. If that fails: decode with graphs=False, or sample through a
+    second module without hooks whose parameters are the gathered tensors."""
+    pytestmark = on_cuda
+
+    @pytest.fixture
+    def policy(self, tmp_path):
+        """As train.py loads it: float32 shards, of a group of one, that compute in bfloat16."""
+        on_gpu(torch.float32, "torch")[1].save_pretrained(tmp_path)
+        device = parallel.start("cuda")
+        yield parallel.load(tmp_path, device, Config(model=str(tmp_path)))
+        parallel.end()
+
+    def logits(self, policy, steps=3, **more):
+        """(steps, 3, V): what three sequences decode after a prefill, and the engine."""
+        engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel], **more)
+        engine.active += [engine.start() for _ in range(3)]
+        engine.prefill(engine.active, texts_of(random.Random(0), [300, 7, 64]))
+        return torch.stack([engine.decode(torch.tensor([5, 6, 7])).clone()
+                            for _ in range(steps)]), engine
+
+    def test_a_captured_graph_decodes_with_gathered_weights_as_an_eager_step(self, policy):
+        """Before and after an update, which moves the weights to other addresses."""
+        found = []
+        for _ in range(2):
+            with parallel.gathered_weights(policy):
+                eager, _ = self.logits(policy, graphs=False)
+                captured, engine = self.logits(policy)
+            assert engine.graphs or policy.kernel == "torch"
+            assert (eager.log_softmax(-1) - captured.log_softmax(-1)).abs().max() < 6e-2
+            found.append(captured)
+            ids = torch.randint(500, (2, 64), device="cuda")
+            positions = torch.arange(64, device="cuda").expand(2, 64)
+            policy.action_logprobs(ids, positions > 0, positions).sum().backward()
+            adamw(policy, 1e-2).step()
+            policy.zero_grad()
+        assert (found[0] - found[1]).abs().max() > 0.1        # the second sampled with new weights
+
+    def test_an_update_with_checkpointing_follows_a_rollout(self, policy):
+        policy.activation_checkpointing_enable(dict(use_reentrant=False))
+        ids = torch.randint(500, (2, 64), device="cuda")
+        positions = torch.arange(64, device="cuda").expand(2, 64)
+        for _ in range(2):
+            with parallel.gathered_weights(policy):
+                self.logits(policy)
+            loss = policy.action_logprobs(ids, positions > 0, positions).sum()
+            loss.backward()
+            assert loss.isfinite()
+
+    def test_shared_memory_of_graphs_keeps_their_results_apart(self, policy):
+        """Steps of 3, 9 and 3 rows again by three graphs in one memory, beside eager steps."""
+        with parallel.gathered_weights(policy):
+            rows = []
+            for graphs in (True, False):
+                engine, rng = Engine(policy.eval(), 20, 40, PAGE_SIZES[policy.kernel],
+                                     graphs=graphs), random.Random(1)
+                sequences = [engine.start() for _ in range(9)]
+                engine.prefill(sequences, texts_of(rng, range(1, 10)))
+                rows.append([])
+                for count in (3, 9, 3, 3, 9):
+                    engine.active[:] = sequences[:count]
+                    rows[-1].append(engine.decode(torch.full((count,), 7)).clone())
+        for captured, eager in zip(*rows):
+            assert (captured.log_softmax(-1) - eager.log_softmax(-1)).abs().max() < 6e-2
+
+
 @pytest.mark.parametrize("attention, dtype", [
     ("torch", torch.float32), ("torch", torch.bfloat16), ("flash2", torch.bfloat16),
-    ("flash4", torch.bfloat16)], ids=str)
+    ("varlen", torch.bfloat16), ("flash4", torch.bfloat16)], ids=str)
 class TestOnGpu:
     pytestmark = on_cuda
 
     def engine(self, attention, dtype, **more):
         model, stock = on_gpu(dtype, attention)
-        return Engine(model, rows=16, pages=64, **more), model, stock
+        return Engine(model, 16, 128, PAGE_SIZES[model.kernel], **more), model, stock
 
     def play(self, engine, prompts, steps):
         """Greedy: prompts, a fork of the first, steps -> (texts, logprobs of what was said)."""
@@ -412,7 +563,7 @@ class TestOnGpu:
         if attention == "torch":
             pytest.skip("torch's path is not recorded")
         eager, model, _ = self.engine(attention, dtype, graphs=False)
-        recorded = Engine(model, rows=16, pages=64)
+        recorded = Engine(model, 16, 128, PAGE_SIZES[model.kernel])
         texts, logprobs = self.play(eager, self.prompts(), 8)
         again, same = self.play(recorded, self.prompts(), 8)
         assert recorded.graphs and texts == again
@@ -431,7 +582,7 @@ class TestOnGpu:
         engine, _, _ = self.engine(attention, dtype)
         free = len(engine.pages.free)
         with pytest.raises(MemoryError):
-            engine.prefill([engine.start()], texts_of(random.Random(2), [64 * 256 + 1]))
+            engine.prefill([engine.start()], texts_of(random.Random(2), [128 * 256 + 1]))
         assert len(engine.pages.free) == free
 
     def test_training_gradient_is_stock_transformers(self, attention, dtype):
@@ -451,4 +602,5 @@ class TestOnGpu:
 # What was broken to see these tests fail: lengths of the cache instead of the whole in a later
 # prefill; a decode length without its own token; no page of its own for a recorded batch's padding;
 # a replay that does not copy the table; pages of 32; no write before the read; keys for values; no
-# scale; flash-attn-4's pair taken for its output; a window that looks ahead; 4 chosen before 2
+# scale; flash-attn-4's pair taken for its output; a window that looks ahead; 4 chosen before 2; two
+# splits; the spare page dealt to a sequence, or one for each row; a small graph recorded first

@@ -1,4 +1,5 @@
 """pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops."""
+import copy
 import itertools
 import math
 import os
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
+from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
+                                    register_fsdp_forward_method)
 from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig,
                           PreTrainedTokenizerFast)
 
@@ -17,7 +20,9 @@ from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
                     load_policy, longest_text, machine_rates, page_runs, prefill_parts,
                     prepare, sample, walk_pages)
-from fakes import CONFIGS, token_logprobs, token_values, twins
+from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
+from parallel import gathered_weights
+from rollout import Agent, make_engine
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
 
@@ -54,7 +59,7 @@ def test_load_policy_says_what_is_missing(tmp_path):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         load_policy("./nowhere")
-    with pytest.raises(ValueError, match="needs a CUDA device"):
+    with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
         prepare(twins()[0], "flash2")
 
 
@@ -618,7 +623,7 @@ def test_fork_without_a_free_row_takes_no_page():
 
 
 def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
-    pages = Pages(count=5, page_size=2, rows=3)
+    pages = Pages(count=5, page_size=2, rows=3, width=5)
     pages.grow(0, 3)                                       # 3 tokens: 2 pages
     pages.grow(1, 4)
     pages.grow(2, 1)
@@ -677,9 +682,16 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
 
 def test_prefill_parts_keep_kinds_apart_and_bound_the_padding():
     cached, lengths = [True, False, False, False, True], [3, 9, 2, 3, 4]
-    assert prefill_parts(cached, lengths, 9) == [[2, 3], [1], [0, 4]]
-    assert prefill_parts(cached, lengths, 7) == [[2, 3], [1], [0], [4]]
-    assert prefill_parts(cached, lengths, 100) == [[2, 3, 1], [0, 4]]
+    assert prefill_parts(cached, lengths, 9, True) == [[2, 3], [1], [0, 4]]
+    assert prefill_parts(cached, lengths, 7, True) == [[2, 3], [1], [0], [4]]
+    assert prefill_parts(cached, lengths, 100, True) == [[2, 3, 1], [0, 4]]
+
+
+def test_prefill_parts_count_no_padding_where_there_is_none():
+    cached, lengths = [True, False, False, False, True], [3, 9, 2, 3, 4]
+    assert prefill_parts(cached, lengths, 7, False) == [[2, 3], [1], [0, 4]]       # 2 + 3; 9; 3 + 4
+    assert prefill_parts(cached, lengths, 14, False) == [[2, 3, 1], [0, 4]]
+    assert prefill_parts(cached, lengths, 4, False) == [[2], [3], [1], [0], [4]]
 
 
 def test_decode_reads_no_page_of_those_who_wait():
@@ -825,10 +837,48 @@ def test_token_logprobs_with_activation_checkpointing_has_the_same_gradient():
     plain = gradients(model)
     assert len(passes) == 1
     model.activation_checkpointing_enable(dict(use_reentrant=False))       # as train.py does
-    model.train()
     token_logprobs(model, ids, mask, positions).sum().backward()
     assert len(passes) == 3                        # once, and once more in the backward pass
     assert_same_gradients(gradients(model), plain, 1e-6)
+
+
+def test_hidden_before_checkpoints_layers_for_gradients_only():
+    """A checkpointed layer copies the state of the random numbers and keeps its input: neither the
+    sampler nor a forward without gradients may pay for that, after an update as before it."""
+    model, calls = twins("qwen2")[0], []
+    model.activation_checkpointing_enable(dict(use_reentrant=False))
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = lambda f, *a: calls.append(1) or f(*a)
+    ids, mask, positions = training_rows(random.Random(7), CONTEXTS)
+    agent = Agent(chat_tokenizer(), "", max_turn_tokens=4, max_context=32)
+    for update in range(1, 3):
+        engine = make_engine(model, agent, 1)
+        sequence = engine.start()
+        engine.prefill([sequence], [[1, 2, 3]])
+        engine.active.append(sequence)
+        engine.decode(torch.tensor([4]))
+        with torch.no_grad():
+            token_logprobs(model, ids, mask, positions)
+        assert len(calls) == 2 * (update - 1)
+        token_logprobs(model, ids, mask, positions).sum().backward()
+        assert len(calls) == 2 * update
+
+
+def test_action_logprobs_watches_the_entropy_without_a_gradient():
+    """The same two rows of numbers; of the second, nothing reaches the weights."""
+    ids, mask, positions = training_rows(random.Random(5), CONTEXTS)
+    found, gradient = {}, {}
+    for entropy in (True, "watched"):
+        model = twins("qwen2")[0]
+        found[entropy] = model.action_logprobs(ids, mask, positions, 0.8, entropy=entropy)
+        (found[entropy][0].sum() + found[entropy][1].sum()).backward()
+        gradient[entropy] = gradients(model)
+    model = twins("qwen2")[0]
+    model.action_logprobs(ids, mask, positions, 0.8).sum().backward()
+    assert torch.equal(found[True], found["watched"])
+    assert_same_gradients(gradient["watched"], gradients(model), 1e-6)
+    assert any(not torch.allclose(x, gradient[True][name], rtol=1e-2)
+               for name, x in gradient["watched"].items())
 
 
 def test_token_logprobs_equal_what_the_engine_sampled_with():
@@ -846,6 +896,123 @@ def test_token_logprobs_equal_what_the_engine_sampled_with():
     mask = torch.arange(14)[None] >= 6
     trained = token_logprobs(model, torch.tensor([text]), mask, torch.arange(14)[None])
     assert torch.allclose(trained[0, 6:], sampled, atol=1e-5)
+
+
+# ---- 16 bit -------------------------------------------------------------------------------------
+
+def in_16_bit(kind="qwen2", **more):
+    """A model of bfloat16 weights whose logits are large, under our engine."""
+    model = twins(kind, **more)[1].bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight *= 8
+    return prepare(model)
+
+
+def exact_logprobs(model, hidden, targets):
+    """(T, width) bfloat16 -> (T,): log softmax of the head's products, in float64."""
+    logits = hidden.double() @ model.lm_head.weight.double().T
+    return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0], logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
+    """bfloat16 keeps 8 bits: of logits from 16 on it keeps eighths. Log-probabilities of sampler
+    and trainer are those of the hidden states' exact products, so they differ by the hidden states
+    alone; in a first prefill, which the trainer's forward repeats, by nothing."""
+    model, text, seen = in_16_bit(tied=tied), tokens_of(random.Random(3), 40), []
+    model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
+    ids = torch.tensor([text])
+    trained = token_logprobs(model, ids, torch.arange(40)[None] == 39, torch.arange(40)[None])
+    want, logits = exact_logprobs(model, seen[0][38:39], ids[0, 39:])
+    assert logits.abs().max() > 16 and trained.dtype == torch.float32
+    assert abs(trained[0, 39] - want[0]) < 1e-5
+    engine = Engine(model, rows=1, pages=4, page_size=32)
+    sequence = engine.start()
+    found = [engine.prefill([sequence], [text[:39]])]
+    engine.active.append(sequence)
+    found.append(engine.decode(torch.tensor(text[39:])))
+    for got, hidden in zip(found, (seen[1][-1:], seen[2])):
+        want, _ = exact_logprobs(model, hidden, got.argmax(-1))
+        assert got.dtype == torch.float32
+        assert abs(sample(got, torch.zeros(1), 0)[1][0] - want[0]) < 1e-5
+    sampled = found[0].log_softmax(-1)[0, text[39]]
+    assert abs(sampled - trained[0, 39]) < 1e-5
+
+
+def test_fsdp_computes_the_same_float32_logits_for_sampler_and_trainer(request):
+    """Float32 shards of a group of one that compute in bfloat16, as on a GPU: the head's weight is
+    gathered where sampler and trainer read it, and gets its gradient in float32."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    request.addfinalizer(torch.distributed.destroy_process_group)
+    model = prepare(twins("qwen2", tied=False)[1], dtype=torch.bfloat16)
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model.model.layers, model):
+        fully_shard(part, mp_policy=precision)
+    register_fsdp_forward_method(model, "action_logprobs")
+    text, positions = tokens_of(random.Random(3), 40), torch.arange(40)[None]
+    trained = model.action_logprobs(torch.tensor([text]), positions == 39, positions)
+    trained.sum().backward()
+    gradient = model.lm_head.weight.grad.full_tensor()
+    assert gradient.dtype == torch.float32 and gradient[text[39]].abs().max() > 0
+    with gathered_weights(model):
+        engine = Engine(model, rows=1, pages=2, page_size=32)
+        logits = engine.prefill([engine.start()], [text[:39]])
+    assert logits.dtype == trained.dtype == torch.float32
+    assert (logits != logits.bfloat16()).float().mean() > 0.9           # nothing was rounded away
+    assert abs(logits.log_softmax(-1)[0, text[39]] - trained[0]) < 1e-5
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
+    torch.manual_seed(0)
+    head, copies = torch.nn.Linear(8, 30, bias, dtype=torch.bfloat16), []
+    x = torch.randn(1, 5, 8, dtype=torch.bfloat16)
+    g = torch.randn(1, 5, 30, dtype=torch.bfloat16)
+    for function in (torch.nn.Linear.forward, engine_module.float32_logits):
+        x = x.detach().requires_grad_()
+        head.zero_grad()
+        out = function(head, x)
+        out.backward(g.to(out.dtype))
+        copies.append([x.grad, *(p.grad for p in head.parameters())])
+    assert out.dtype == torch.float32
+    for stock, ours in zip(*copies):
+        assert stock.dtype == ours.dtype and torch.allclose(stock, ours, rtol=1e-2, atol=1e-2)
+    head.requires_grad_(False).zero_grad()                  # as LoRA leaves it
+    engine_module.float32_logits(head, x.detach().requires_grad_()).backward(g.float())
+    assert all(p.grad is None for p in head.parameters())
+    exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0)
+    assert (out - exact).abs().max() < 1e-5
+
+
+def test_a_models_own_cap_of_16_bit_logits_is_float32_too():
+    """Gemma's final cap c tanh(x / c), and ids without a text behind it."""
+    torch.manual_seed(0)
+    model = prepare(AutoModelForCausalLM.from_config(Gemma3TextConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=4.0,
+        initializer_range=0.5), dtype=torch.bfloat16))
+    model.padding, seen = torch.tensor([49]), []
+    model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
+    engine = Engine(model, 1, 1)
+    got = engine.prefill([engine.start()], [[1, 2, 3]])
+    logits = seen[0][-1:].double() @ model.lm_head.weight.double().T
+    want = 4 * torch.tanh(logits / 4)[:, :49]
+    assert want.abs().max() > 1 and (got[:, :49] - want).abs().max() < 1e-5
+    ids = torch.tensor([[1, 2, 3, 4]])
+    logprob = model.action_logprobs(ids, ids == 4, torch.arange(4)[None])
+    assert abs(logprob[0] - want.log_softmax(-1)[0, 4]) < 1e-5
+    logprob.sum().backward()                       # through the padding, which is filled in place
+    assert model.model.embed_tokens.weight.grad.isfinite().all()
+
+
+def test_a_copied_model_has_a_head_of_its_own():
+    model = in_16_bit()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.lm_head.weight.zero_()
+    hidden = torch.ones(1, 2, 64, dtype=torch.bfloat16)
+    assert (copied.lm_head(hidden) == 0).all() and (model.lm_head(hidden) != 0).any()
 
 
 def test_decode_layout_writes_before_it_reads():
@@ -907,13 +1074,18 @@ def test_start_takes_the_lowest_free_row():
 
 
 def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
+    """Three rows become 8, the least that a graph is made for; nine become 16, sixteen stay 16. The
+    pages are numbered from 0 to 9, so 10 is the spare one; a sequence has at most 5."""
     table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
-    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 2)
-    assert ids.tolist() == [11, 12, 13, 0] and starts.tolist() == [9, 5, 1, 0]
-    assert padded.shape == (4, 4) and (padded[:3, :3] == table).all()
-    assert (padded[3] == 2).all() and (padded[:, 3] == 2).all()
-    ids, padded, starts = graph_shape(ids, padded, starts, 2)               # 4 by 4 stays 4 by 4
-    assert len(ids) == len(starts) == 4 and padded.shape == (4, 4)
+    pages = Pages(count=10, page_size=4, rows=3, width=5)
+    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 3,
+                                      pages)
+    assert ids.tolist() == [11, 12, 13] + 5 * [0] and starts.tolist() == [9, 5, 1] + 5 * [0]
+    assert padded.shape == (8, 5) and (padded[:3, :3] == table).all()
+    assert (padded[3:] == 10).all() and (padded[:, 3:] == 10).all()
+    for rows, wanted in ((8, 8), (9, 16), (16, 16), (17, 32)):
+        ids, again, starts = graph_shape(torch.arange(3), table, np.array([9, 5, 1]), rows, pages)
+        assert len(ids) == len(starts) == wanted and again.shape == (wanted, 5)
 
 
 def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):

@@ -993,6 +993,23 @@ def test_the_loss_is_lowered_by_the_entropy(url, model):
     assert loss.item() == pytest.approx(-0.1 * (sums["entropy"] / sums["tokens"]).item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
+def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
+    run = started(url, config(model, filter="none", entropy_coef=coef))
+    batch, asked, method = weighted(run, batch_of(run)), [], run.policy.action_logprobs
+    run.policy.action_logprobs = lambda *a, **more: asked.append(more) or method(*a, **more)
+    loss, sums = train.part_loss(run, batch)
+    assert asked == [dict(entropy=wanted)] and sums["entropy"] > 0
+    loss.backward()
+
+
+def test_adamw_of_a_gpu_makes_no_temporary_tensors():
+    for device in ("cuda", "cpu"):
+        model = SimpleNamespace(device=torch.device(device),
+                                parameters=lambda: [torch.nn.Parameter(torch.zeros(2))])
+        assert train.adamw(model, 1e-3).defaults["fused"] == (device == "cuda")
+
+
 def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
     first, second = trajectory(0), trajectory(0)
     first.add_observation([7, 7])

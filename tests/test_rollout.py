@@ -1307,7 +1307,7 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert make_engine(policy(), agent(), 10, max_concurrent=3).pages.count == 48
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
-    assert math.prod(engine.memory.keys.shape) == 2 * 160 * 2 * 32 * 16
+    assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
 
 
 # ---- what single faults would change ------------------------------------------------------------

@@ -1,41 +1,56 @@
-"""python -m tests.bench.gpu: the engine on a CUDA device, against what the device can do.
+"""python -m tests.bench.gpu: what a person with a GPU runs once, in under ten minutes.
 
-    python -m tests.bench.gpu                                     all shapes; about 15 minutes
-    python -m tests.bench.gpu --models 3B --parts decode --quick
+    python -m tests.bench.gpu --out table.md             tests, a GRPO step, decode, prefill, update
+    python -m tests.bench.gpu --models 3B --parts decode --contexts 1024 8192
 
-Qwen2.5's shapes with random weights in bfloat16 (built from their configs, nothing is downloaded),
-with each attention that is installed (--attention); decode with and without CUDA graphs.
+Qwen2.5's shapes with random weights in bfloat16 (built from their configs, nothing is downloaded).
+What is not begun when the minutes are over is left out, and the table says so.
 
-decode     Engine.decode, tok/s; share of the bandwidth limit: (weights + keys and values read) over
-           the measured copy bandwidth is the least time a step can take
-prefill    Engine.prefill of 8k tokens; share of the measured bfloat16 matmul rate, counting
-           2 FLOP a weight and token, causal attention, and the head for last tokens only
+tests      pytest tests/test_cuda.py -m cuda; FSDP's weights in a captured graph come first
+step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, three turns of up to 128
+           tokens; the second step's own figures (docs/metrics.md)
+decode     Engine.decode; the limit: (weights + keys and values read) over the measured bandwidth of
+           a copy is the least time a step can take
+prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
+           the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
-attention  one layer's decode attention alone: flash-attn's varlen function over pages (what the
-           engine calls), its flash_attn_with_kvcache, flash-attn 4, torch's walk over pages
+attention  (by --parts only) one layer's attention of a decode step, without the rest
 
-Targets on an H200: decode at batch 256, context 1k, 3B: 60% of the limit; prefill and update: 40%
-of the matmul rate; graphs: 2 times eager at batch 64.
+Targets on an H200: decode at batch 256, context 1k, 3B: 60% of the limit; prefill and update: 40%;
+graphs: 2 times eager at batch 64.
 """
 import argparse
+import datetime
 import functools
 import importlib.metadata
+import itertools
+import json
 import math
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
-from engine import Decode, Engine, Flash, kv_shape, machine_rates, prepare     # before torch
+from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,     # before torch
+                    machine_rates, prepare)
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+ROOT = Path(__file__).parent.parent.parent
 MODELS = {      # width, width inside the MLP, layers, heads, key-value heads, tied, vocabulary
     "0.5B": (896, 4864, 24, 14, 2, True, 151936),
     "1.5B": (1536, 8960, 28, 12, 2, True, 151936),
     "3B": (2048, 11008, 36, 16, 2, True, 151936),
     "7B": (3584, 18944, 28, 28, 4, False, 152064),
+    "14B": (5120, 13824, 48, 40, 8, False, 152064),
 }
 TOKENS = 8192           # of a prefill and of an update's micro-batch
+STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
+        "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
+        "--eval-tasks 4 --probe-every 0 --save-every 2").split()
+COLUMNS = "what", "model", "attention", "rows", "context", "tokens/s", "ms", "share of the limit"
 
 
 def seconds_of(function, repeats):
@@ -62,6 +77,16 @@ def make_model(name, device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
+def save_model(name, folder, device):
+    """A folder that train.py takes: random weights, a tokenizer with as many ids as Qwen's."""
+    from tests.bench.shapes import make_tokenizer
+    from tests.fakes import CHATML
+    make_model(name, device).save_pretrained(folder)
+    make_tokenizer(CHATML, False).save_pretrained(folder)
+
+
+# ---- limits: arithmetic on shapes ---------------------------------------------------------------
+
 def weights_of(model):
     """Weights that a token multiplies: (those of the layers, those of the head)."""
     head = model.lm_head.weight.numel()
@@ -75,6 +100,11 @@ def kv_bytes(model):
     return 2 * math.prod(kv_shape(model.config)) * 2
 
 
+def decode_bytes(model, B, context):
+    """Bytes that a decode step reads at least: each weight once, all keys and values once."""
+    return 2 * sum(weights_of(model)) + B * context * kv_bytes(model)
+
+
 def forward_flop(model, tokens, length, headed):
     """FLOP of a forward over sequences of `length`, the head at `headed` places."""
     layers, head = weights_of(model)
@@ -83,13 +113,15 @@ def forward_flop(model, tokens, length, headed):
     return 2 * layers * tokens + 2 * head * headed + causal
 
 
+# ---- the engine ---------------------------------------------------------------------------------
+
 def make_engine(model, rows, tokens, graphs=False):
     """An engine with room for `rows` sequences of so many tokens; None where memory is short."""
-    size = 32 if model.kernel == "torch" else 256
-    pages = rows * -(-tokens // size) + graphs         # one that the padding of a graph reads
-    if pages * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
+    size = PAGE_SIZES[model.kernel]
+    each = -(-tokens // size)
+    if (rows * each + 1) * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
         return None
-    return Engine(model, rows, pages, size, prefill_tokens=TOKENS, graphs=graphs)
+    return Engine(model, rows, rows * each, size, TOKENS, graphs, each)
 
 
 def decoding(model, B, context, graphs=False):
@@ -105,27 +137,28 @@ def decoding(model, B, context, graphs=False):
     return engine
 
 
-# ---- the parts: one row of the table each -------------------------------------------------------
+# ---- the parts: rows of the table ---------------------------------------------------------------
+
+def row_of(what, name, model, B, context, tokens, seconds, share):
+    return dict(zip(COLUMNS, (what, name, model.kernel, B, context, f"{tokens / seconds:,.0f}",
+                              f"{1e3 * seconds:.2f}", f"{share:.0%}")))
+
 
 def bench_decode(name, model, limits, B, context):
-    ids = torch.randint(1000, (B,), device=model.device)
-    read = 2 * sum(weights_of(model)) + B * context * kv_bytes(model)
-    seconds, row = {}, f"decode    {name:5}{model.kernel:8} batch {B:4}, context {context:5}:"
-    for mode in ("eager",) if model.kernel == "torch" else ("eager", "graphs"):
-        engine = decoding(model, B, context, mode == "graphs")
+    ids, least = torch.randint(1000, (B,)), decode_bytes(model, B, context) / limits["bandwidth"]
+    for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
+        engine = decoding(model, B, context, mode == "graph")
         if engine is None:
-            return f"{row} not enough memory"
-        seconds[mode] = seconds_of(functools.partial(engine.decode, ids), 20)
-        row += f" {mode} {B / seconds[mode]:7.0f} tok/s," \
-               f" {read / limits['bandwidth'] / seconds[mode]:4.0%} of the limit;"
+            yield dict(zip(COLUMNS, ("decode", name, model.kernel, B, context, "no memory")))
+            return
+        seconds = seconds_of(functools.partial(engine.decode, ids), 20)
+        yield row_of(f"decode, {mode}", name, model, B, context, B, seconds, least / seconds)
         del engine
-    if "graphs" in seconds:
-        row += f" graphs {seconds['eager'] / seconds['graphs']:.2f} x eager"
-    return row
+        torch.cuda.empty_cache()
 
 
 def bench_prefill(name, model, limits, B, context):
-    texts = torch.randint(1000, (B, context)).tolist()
+    B, texts = TOKENS // context, torch.randint(1000, (TOKENS // context, context)).tolist()
     engine = make_engine(model, B, context)
 
     def prefill():
@@ -133,11 +166,13 @@ def bench_prefill(name, model, limits, B, context):
         engine.prefill(sequences, texts)
         for sequence in sequences:
             engine.release(sequence)
-    return compute_row("prefill", name, model, limits, B, context, seconds_of(prefill, 5),
-                       forward_flop(model, B * context, context, B))
+    seconds, flop = seconds_of(prefill, 5), forward_flop(model, B * context, context, B)
+    yield row_of("prefill", name, model, B, context, B * context, seconds,
+                 flop / limits["matmul"] / seconds)
 
 
 def bench_update(name, model, limits, B, context):
+    B = TOKENS // context
     ids = torch.randint(1000, (B, context), device=model.device)
     positions = torch.arange(context, device=model.device).expand(B, context)
     mask = positions % 32 >= 16
@@ -145,99 +180,176 @@ def bench_update(name, model, limits, B, context):
     def update():
         model.action_logprobs(ids, mask, positions).sum().backward()
         model.zero_grad()
-    return compute_row("update", name, model, limits, B, context, seconds_of(update, 5),
-                       3 * forward_flop(model, B * context, context, B * context // 2))
-
-
-def compute_row(part, name, model, limits, B, context, seconds, flop):
-    return f"{part:10}{name:5}{model.kernel:8} batch {B:4}, context {context:5}: " \
-           f"{B * context / seconds:7.0f} tok/s, {flop / seconds / 1e12:.0f} TFLOP/s, " \
-           f"{flop / seconds / limits['matmul']:.0%} of matmul"
+    flop = 3 * forward_flop(model, B * context, context, B * context // 2)
+    seconds = seconds_of(update, 5)
+    yield row_of("update", name, model, B, context, B * context, seconds,
+                 flop / limits["matmul"] / seconds)
 
 
 def bench_attention(name, model, limits, B, context):
-    """The first layer's attention of a decode step, by every function that can do it."""
+    """The first layer's attention of a decode step."""
     engine = decoding(model, B, context)
     if engine is None:
-        return f"attention {name:5}{model.kernel:8} batch {B:4}, context {context:5}: no memory"
-    config, device = model.config, model.device
-    _, KH, D = kv_shape(config)
-    query, key = (torch.randn(B, heads, D, device=device, dtype=torch.bfloat16)
+        return
+    config, (_, KH, D) = model.config, kv_shape(model.config)
+    query, key = (torch.randn(B, heads, D, device=model.device, dtype=torch.bfloat16)
                   for heads in (config.num_attention_heads, KH))
     table, starts = engine._cached(engine.active)
-    starts -= 1                                       # the token that is decoded is the last one
-    if model.kernel == "torch":
-        layout = Decode(engine.memory, table, starts)
-    else:
-        layout = Flash(model.kernel, np.ones(B, int), device, engine.memory, table, starts)
-
+    layout = layout_for(model, np.ones(B, int), engine.memory, table, starts - 1)   # the last token
     view = layout.view(None, config.num_attention_heads // KH)      # made once for all layers
 
     def attention():
         engine.memory.write(0, layout.slots, key, key)
         return layout.attend(0, query, key, key, D**-0.5, *view)
-    ways = {model.kernel: attention}
-    if model.kernel == "flash2":
-        from flash_attn import flash_attn_with_kvcache
-        ways["its kvcache function"] = functools.partial(
-            flash_attn_with_kvcache, query[:, None],
-            *(pool[0].transpose(1, 2) for pool in engine.memory.pools),
-            cache_seqlens=layout.seq_lens, block_table=layout.table, softmax_scale=D**-0.5,
-            causal=True)
-    read = B * context * kv_bytes(model) / config.num_hidden_layers
-    row = f"attention {name:5}{model.kernel:8} batch {B:4}, context {context:5}:"
-    for way, function in ways.items():
-        seconds = seconds_of(function, 20)
-        row += f" {way} {1e6 * seconds:.0f} us, {read / limits['bandwidth'] / seconds:.0%} of " \
-               "the limit;"
-    return row
+    seconds = seconds_of(attention, 20)
+    least = B * context * kv_bytes(model) / config.num_hidden_layers / limits["bandwidth"]
+    yield row_of("attention, one layer", name, model, B, context, B, seconds, least / seconds)
 
 
 PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update,
              attention=bench_attention)
 
 
-def main():
+# ---- a whole step, and the tests ----------------------------------------------------------------
+
+def train_step(folder, where, flags, seconds):
+    """train.py in a process of its own -> the figures of its last step. RuntimeError: what it said
+    last, if it failed or took longer than `seconds`."""
+    command = [sys.executable, str(ROOT / "train.py"), "--model", str(folder), "--name", "bench"]
+    try:
+        done = subprocess.run([*command, *flags], cwd=where, text=True, timeout=seconds,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not done after {seconds:.0f} s") from None
+    if done.returncode:
+        raise RuntimeError(" ".join(done.stdout.split()[-40:]))
+    return json.loads(Path(where, "runs/bench/metrics.jsonl").read_text().splitlines()[-1])
+
+
+def rows_of_step(name, kernel, m):
+    """Three rows from the figures that train.py wrote of a step."""
+    def row(what, rate, seconds, share):
+        return dict(zip(COLUMNS, (what, name, kernel, m["trajectories"], "", f"{rate:,.0f}",
+                                  f"{1e3 * seconds:,.0f}", share)))
+    decoding = m["seconds_decode"] + m["seconds_sampling"]
+    return [row("GRPO step, whole", m["tokens_per_second"], m["seconds"], ""),
+            row("GRPO step, decode", m["rollout_tokens_per_second"], decoding,
+                f"{m['decode_bandwidth_share']:.0%}"),
+            row("GRPO step, update", m["update_tokens_per_second"], m["seconds_update"],
+                f"{m['update_flop_share']:.0%}")]
+
+
+def bench_step(seconds):
+    """-> rows of a GRPO step of the 0.5B, or one that says why there are none."""
+    kernel = choose_kernel("auto", torch.device("cuda"), torch.bfloat16)[0]
+    with tempfile.TemporaryDirectory() as where:
+        save_model("0.5B", f"{where}/model", "cuda")
+        torch.cuda.empty_cache()
+        try:
+            return rows_of_step("0.5B", kernel, train_step(f"{where}/model", where, STEP, seconds))
+        except RuntimeError as error:
+            return [dict(zip(COLUMNS, ("GRPO step", "0.5B", kernel))) | {COLUMNS[-1]: str(error)}]
+
+
+def cuda_tests(seconds):
+    """-> (pytest's last line, the names of the tests that failed)."""
+    try:
+        done = subprocess.run([sys.executable, "-m", "pytest", "tests/test_cuda.py", "-m", "cuda"],
+                              cwd=ROOT, text=True, timeout=seconds, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired:
+        return f"not done after {seconds:.0f} s", []
+    lines = done.stdout.strip().splitlines() or ["no output"]
+    return lines[-1].strip("= "), [x.split()[1] for x in lines if x.startswith(("FAILED", "ERROR"))]
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+def markdown(rows):
+    """The rows, dicts with some of COLUMNS, as a table."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *([row.get(c, "") for c in COLUMNS] for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def report(device, versions, limits, tests, rows, left_out):
+    """What stands in docs/gpus.md: where it was measured, the limits, the tests, the table."""
+    said, failed = tests
+    return "\n\n".join(filter(None, (
+        f"Measured on {datetime.date.today()} by `python -m tests.bench.gpu`: {device}; "
+        f"{', '.join(versions)}. A copy moves {limits['bandwidth'] / 1e12:.2f} TB/s, a bfloat16 "
+        f"matrix product makes {limits['matmul'] / 1e12:.0f} TFLOP/s: the limits of the table.",
+        f"CUDA tests: {said}." + (f" Failed: {', '.join(failed)}." if failed else ""),
+        markdown(rows),
+        f"Left out, as the minutes were over: {', '.join(left_out)}." if left_out else ""))) + "\n"
+
+
+def works(args):
+    """(model, kernel, part, batch, context), in the order in which they are measured."""
+    for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
+                                                         args.contexts):
+        for B in args.batches if part in ("decode", "attention") else (0,):     # 0: as TOKENS has
+            yield name, kernel, part, B, context
+
+
+def measured(args, limits, deadline):
+    """The rows of `works` until `deadline`, printed as they come; and what was left out."""
+    rows, left_out, model, here, without = [], [], None, None, set()
+    for name, kernel, part, B, context in works(args):
+        if time.monotonic() > deadline:
+            left_out.append(f"{part} {name} {B or TOKENS // context} x {context}")
+        if left_out or kernel in without:
+            continue
+        if name != here:
+            model = None
+            torch.cuda.empty_cache()
+            model, here = make_model(name, "cuda"), name
+        try:
+            prepare(model, kernel)
+            found = [*PARTS[part](name, model, limits, B, context)]
+        except ValueError as reason:                    # not for this GPU, or not installed
+            without.add(kernel)
+            print(reason)
+            continue
+        except torch.OutOfMemoryError:
+            found = [dict(zip(COLUMNS, (part, name, kernel, B, context, "no memory")))]
+        rows += found
+        print(*(" ".join(map(str, row.values())) for row in found), sep="\n", flush=True)
+    return rows, left_out
+
+
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS))
-    parser.add_argument("--attention", nargs="+", choices=("flash2", "flash4", "torch"),
-                        default=("flash2", "flash4", "torch"))
-    parser.add_argument("--batches", nargs="+", type=int, default=(1, 8, 64, 256, 512))
-    parser.add_argument("--contexts", nargs="+", type=int, default=(512, 1024, 2048, 8192))
-    parser.add_argument("--quick", action="store_true", help="batches 64, 256, context 1024")
-    args = parser.parse_args()
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=("3B", "7B", "0.5B"))
+    parser.add_argument("--parts", nargs="+", choices=("tests", "step", *PARTS),
+                        default=("tests", "step", "decode", "prefill", "update"))
+    parser.add_argument("--attention", nargs="+", default=("auto",),
+                        choices=("auto", "flash2", "flash4", "varlen", "torch"))
+    parser.add_argument("--batches", nargs="+", type=int, default=(64, 256))
+    parser.add_argument("--contexts", nargs="+", type=int, default=(1024,))
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", help="a file for the table, in Markdown")
+    args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("bench.gpu: no CUDA device here; tests/bench/rollout.py measures the CPU")
-    if args.quick:
-        args.batches, args.contexts = (64, 256), (1024,)
+    deadline = time.monotonic() + 60 * args.minutes
+    tests, rows = ("not run", []), []
+    if "tests" in args.parts:           # first, in a process of its own: the GPU is still empty
+        tests = cuda_tests(60 * args.minutes / 2)
+        print("CUDA tests:", *tests, flush=True)
+    if "step" in args.parts:
+        rows += bench_step(max(60, deadline - time.monotonic()))
+        print(markdown(rows), flush=True)
+    args.parts = [part for part in args.parts if part in PARTS]
+    limits = dict(zip(("matmul", "bandwidth"), machine_rates(torch.device("cuda"), torch.bfloat16)))
+    more, left_out = measured(args, limits, deadline)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    device = torch.device("cuda")
-    limits = dict(zip(("matmul", "bandwidth"), machine_rates(device, torch.bfloat16)))
-    print(torch.cuda.get_device_name(), *(f"{name} {installed.get(name, '-')}" for name in (
-        "torch", "transformers", "flash-attn", "flash-attn-4")), sep=", ")
-    print(f"measured: copy {limits['bandwidth'] / 1e12:.2f} TB/s, bfloat16 matmul "
-          f"{limits['matmul'] / 1e12:.0f} TFLOP/s")
-    for name in args.models:
-        model = make_model(name, device)
-        for kernel in args.attention:
-            try:
-                prepare(model, kernel)
-            except ValueError as reason:
-                print(reason)
-                continue
-            for part in args.parts:
-                for context in args.contexts:
-                    once = part in ("prefill", "update")          # always TOKENS tokens
-                    for B in (TOKENS // context,) if once else args.batches:
-                        try:
-                            print(PARTS[part](name, model, limits, B, context), flush=True)
-                        except torch.OutOfMemoryError:
-                            print(f"{part:10}{name:5}{kernel:8} batch {B:4}, context {context:5}: "
-                                  "not enough memory")
-        del model
-        torch.cuda.empty_cache()
+    versions = [f"{name} {installed.get(name, 'absent')}" for name in (
+        "torch", "transformers", "flash-attn", "flash-attn-4")]
+    text = report(torch.cuda.get_device_name(), versions, limits, tests, rows + more, left_out)
+    print(text)
+    if args.out:
+        Path(args.out).write_text(text)
 
 
 if __name__ == "__main__":

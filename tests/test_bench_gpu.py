@@ -1,0 +1,141 @@
+"""pytest tests/test_bench_gpu.py: what `python -m tests.bench.gpu` computes without a GPU: the
+limits, its table, what it leaves out. The one slow test lets it run train.py, here on the CPU."""
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import metrics
+from fakes import save_policy
+from parallel import parse_flags
+from tests.bench import gpu
+from train import Config, preset
+
+
+def on_paper(name):
+    return gpu.make_model(name, "meta")
+
+
+@pytest.mark.parametrize("name, weights", [
+    ("0.5B", 494_032_768), ("1.5B", 1_543_714_304), ("3B", 3_085_938_688), ("7B", 7_615_616_512),
+    ("14B", 14_770_033_664)])
+def test_make_model_has_as_many_weights_as_qwens(name, weights):
+    """As the model cards and the safetensors of Qwen2.5 count them."""
+    assert sum(p.numel() for p in on_paper(name).parameters()) == weights
+
+
+def test_decode_bytes_are_all_weights_and_all_keys_and_values():
+    """0.5B: 24 layers of 896 x 896 and 896 x 4864 matrices, biases and norms; the tied embeddings
+    are read as the head; a token keeps 2 x 24 x 2 heads x 64 numbers. 7B: two matrices of 152,064 x
+    3,584, of which the embeddings are looked up, not read."""
+    layer = (896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896    # q, with bias; k, v; o
+             + 3 * 896 * 4864 + 2 * 896)                            # gate, up, down; two norms
+    model = on_paper("0.5B")
+    assert gpu.weights_of(model) == (24 * layer + 896, 151936 * 896)
+    assert gpu.decode_bytes(model, 3, 100) == 2 * 494_032_768 + 3 * 100 * 2 * 24 * 2 * 64 * 2
+    seven = on_paper("7B")
+    assert sum(gpu.weights_of(seven)) == 7_615_616_512 - 152064 * 3584
+    # at 4.8 TB/s one of 256 rows at 1k tokens can have a token every 6.1 ms
+    assert gpu.decode_bytes(seven, 256, 1024) / 4.8e12 == pytest.approx(6.08e-3, rel=0.01)
+
+
+def test_forward_flop_is_two_a_weight_and_token_and_causal_attention():
+    """Two sequences of 10 tokens, the head at 3 places: token t of a text meets t + 1 tokens, on
+    average 5 (of 10; half of the square), 4 FLOP for each number of a layer's width."""
+    model = on_paper("0.5B")
+    layers, head = gpu.weights_of(model)
+    attention = 24 * 4 * 896 * 2 * sum(t + 0.5 for t in range(10))
+    assert gpu.forward_flop(model, 20, 10, 3) == 2 * layers * 20 + 2 * head * 3 + attention
+
+
+def test_markdown_is_a_table_in_which_missing_cells_are_empty():
+    rows = [gpu.row_of("decode, graph", "3B", SimpleNamespace(kernel="flash2"), 64, 1024, 64, 0.008,
+                       0.615), dict(zip(gpu.COLUMNS, ("update", "7B")))]
+    assert gpu.markdown(rows).splitlines() == [
+        "| what | model | attention | rows | context | tokens/s | ms | share of the limit |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| decode, graph | 3B | flash2 | 64 | 1024 | 8,000 | 8.00 | 62% |",
+        "| update | 7B |  |  |  |  |  |  |"]
+
+
+def test_report_names_the_machine_the_failed_tests_and_what_was_left_out():
+    limits = dict(bandwidth=4.1e12, matmul=7.2e14)
+    tests = "1 failed, 9 passed", ["a::b"]
+    text = gpu.report("H200", ["torch 2.13"], limits, tests, [], ["x 7B"])
+    for words in ("H200; torch 2.13", "4.10 TB/s", "720 TFLOP/s",
+                  "1 failed, 9 passed. Failed: a::b.", "minutes were over: x 7B."):
+        assert words in text
+    text = gpu.report("H200", [], limits, ("9 passed", []), [], [])
+    assert "Failed" not in text and "minutes" not in text
+
+
+def test_measured_leaves_out_what_is_not_begun_in_time(monkeypatch):
+    """The third of four works ends after the deadline; a kernel that is not installed costs one
+    sentence, and memory that does not suffice a row."""
+    clock, made = iter([0, 1, 2, 3]), []
+
+    def part(name, model, limits, B, context):
+        if model == "model 3B" and B == 8:
+            raise torch.OutOfMemoryError
+        yield dict(what=f"{name} {B}")
+    args = SimpleNamespace(models=("3B", "7B"), attention=("auto",), parts=("decode",),
+                           batches=(4, 8), contexts=(1024,))
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(gpu, "make_model",
+                        lambda name, device: made.append(name) or f"model {name}")
+    monkeypatch.setattr(gpu, "prepare", lambda model, kernel: None)
+    monkeypatch.setitem(gpu.PARTS, "decode", part)
+    rows, left_out = gpu.measured(args, {}, deadline=2.5)
+    assert [row["what"] for row in rows] == ["3B 4", "decode", "7B 4"]
+    assert rows[1]["tokens/s"] == "no memory" and made == ["3B", "7B"]
+    assert left_out == ["decode 7B 8 x 1024"]
+
+    def missing(model, kernel):
+        raise ValueError(f"{kernel} is not installed")
+    clock = iter(range(9))
+    monkeypatch.setattr(gpu, "prepare", missing)
+    assert gpu.measured(args, {}, deadline=9) == ([], [])
+
+
+def test_the_step_is_a_command_that_train_takes(tmp_path):
+    """Its flags parse; the figures that the table shows are those that a step writes."""
+    folder = save_policy(str(tmp_path / "policy"))
+    cfg = parse_flags(Config, ["--model", folder, *gpu.STEP], "", preset)
+    assert (cfg.steps, cfg.tasks_per_step * cfg.group_size, cfg.horizons) == (2, 256, (3,))
+
+
+def test_main_says_that_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no CUDA device here"):
+        gpu.main([])
+
+
+def test_cuda_tests_give_the_last_line_and_the_names_of_what_failed(monkeypatch):
+    output = ("...\nFAILED tests/test_cuda.py::test_a - assert 1\n"
+              "ERROR tests/test_cuda.py::test_b\n==== 1 failed, 1 error in 3s ====\n")
+    monkeypatch.setattr(gpu.subprocess, "run", lambda *a, **b: SimpleNamespace(stdout=output))
+    assert gpu.cuda_tests(9) == ("1 failed, 1 error in 3s",
+                                 ["tests/test_cuda.py::test_a", "tests/test_cuda.py::test_b"])
+
+    def slow(*a, **b):
+        raise gpu.subprocess.TimeoutExpired("pytest", 9)
+    monkeypatch.setattr(gpu.subprocess, "run", slow)
+    assert gpu.cuda_tests(9) == ("not done after 9 s", [])
+
+
+@pytest.mark.slow
+def test_train_step_runs_train_and_reads_the_figures_of_its_last_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "rates", lambda *_: (1e11, 1e10))
+    folder = save_policy(str(tmp_path / "policy"))
+    more = "--device cpu --env frozenlake --max-turn-tokens 4 --tasks-per-step 2 --group-size 2"
+    began = time.perf_counter()
+    figures = gpu.train_step(folder, tmp_path, gpu.STEP + more.split(), 300)
+    assert figures["step"] == 1 and figures["trajectories"] == 4
+    whole, decode, update = gpu.rows_of_step("tiny", "torch", json.loads(json.dumps(figures)))
+    assert whole["rows"] == 4 and float(whole["ms"].replace(",", "")) > 0
+    assert float(whole["ms"].replace(",", "")) < 1e3 * (time.perf_counter() - began)
+    assert decode["share of the limit"].endswith("%") and update["share of the limit"].endswith("%")
+    with pytest.raises(RuntimeError, match="no such folder"):
+        gpu.train_step("./nowhere", tmp_path, gpu.STEP, 300)
