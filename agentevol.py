@@ -135,8 +135,8 @@ def evolve(run, base_set):
             data = data + (prefixes := prefixes_of_failures(explored))
             weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
-            run.policy = None                               # makes room for the next
-            run.policy = parallel.load(run.start_model, run.device, cfg)
+            device, run.policy = run.device, None           # makes room for the next
+            run.policy = parallel.load(run.start_model, device, cfg)
         if any(weights):                                    # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
@@ -334,9 +334,8 @@ def setup(cfg, modules, clients):
 # ---- flags --------------------------------------------------------------------------------------
 
 SHARED = "families", "horizon", *parallel.SPEAKS
-MAY_CHANGE = ("out", "iterations", "resume", "control", "max_concurrent", "env_url", "env_workers",
-              "micro_tokens", "checkpointing", "device", "attention", "compute", "shard",
-              "keep_checkpoints")       # of a run that is resumed
+MAY_CHANGE = """out iterations resume control max_concurrent env_url env_workers micro_tokens device
+    checkpointing attention compute shard keep_checkpoints""".split()       # with --resume
 
 
 def preset(kind, given):
