@@ -491,6 +491,9 @@ def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
         (tmp_path / name / "weights").write_bytes(b"abc")       # the example of FIPS 180-2
         (tmp_path / name / "trainer.json").write_text(json.dumps({"checksums": {
             "weights": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}))
+    (tmp_path / "step_20" / "weights").write_bytes(b"abd")      # as long as before
+    assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_9")
+    (tmp_path / "step_20" / "weights").write_bytes(b"abc")
     assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 

@@ -246,7 +246,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("return sorted(int(name[5:]) for", "return sorted(name[5:] for",
          "tests/test_train.py::test_last_checkpoint_is_the_newest_whole_one"),
         ("if found[name] != kept[name]", "if not found[name]",
-         "tests/test_run.py::test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken"),
+         "tests/test_train.py::test_last_checkpoint_is_the_newest_whole_one"),
         ("            sync(*aside.rglob(\"*\"), aside)\n", "            sync(aside)\n",
          "tests/test_run.py::test_save_has_all_on_the_disk_before_it_gets_its_name"),
         ("            sync(run.cfg.folder)\n", "",
