@@ -136,7 +136,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monke
     run = started(url, config(model, **rule))
     whole = batch_of(run)
     longest = int((whole.token_ids >= 0).sum(1).max())
-    assert len(whole.parts(1)) == len(whole.rewards) >= 8       # each row by itself
+    assert len(whole.parts(1)) >= len(whole.rewards) >= 8       # each row, or context, by itself
     moved(run)
     at_once = gradient(run, whole, 10**6, monkeypatch)
     assert sum(g.norm() ** 2 for g in at_once.values()) > 1e-4
