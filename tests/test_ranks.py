@@ -33,6 +33,7 @@ KINDS = {       # the lengths of the episodes differ, so no rank has as many tok
     "critic": dict(algo="ppo", micro_tokens=150),
     "shared": dict(algo="ppo", critic="shared", micro_tokens=100, checkpointing=True),
     "gspo": dict(algo="gspo"),
+    "lora": dict(algo="ppo", lora=4, kl_coef=0.05, micro_tokens=150),
     "memory": dict(context="memory", micro_tokens=60, max_turn_tokens=8, horizons=(3, 3)),
 }
 
@@ -106,7 +107,8 @@ def learned(url, model, kind, count, **flags):
 
 def stored(folder):
     """{name: tensor} of a checkpoint: the policy, the critic and their moments."""
-    return load_file(f"{folder}/model.safetensors") | trainer_of(folder)
+    policy, = Path(folder).glob("*model.safetensors")       # adapter_model or model
+    return load_file(policy) | trainer_of(folder)
 
 
 def distance(one, other):
@@ -120,25 +122,28 @@ def distance(one, other):
     ("kl", 2, "none"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("memory", 2, "full"), ("critic", 2, "none"), ("critic", 4, "full"), ("kl", 8, "full"),
-        ("shared", 8, "none"), ("gspo", 4, "full"), ("memory", 8, "none")])])
+        ("shared", 8, "none"), ("gspo", 4, "full"), ("memory", 8, "none"),
+        ("lora", 4, "full")])])
 def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     one = learned(url, model, kind, 1)
     ranks = learned(url, model, kind, count, shard=shard)
     assert distance(one, ranks)[0] < 1e-5
     start = load_file(f"{model}/model.safetensors")
-    assert max((one[k] - start[k]).abs().max() for k in start) > 1e-3       # five steps of 3e-4
+    moved = [one[k] - start.get(k, 0) for k in one if k in start or "lora_B" in k]
+    assert max(x.abs().max() for x in moved) > 1e-3                         # five steps of 3e-4
     for key in one:
         torch.testing.assert_close(ranks[key], one[key], atol=1e-5, rtol=1e-3)
     mine, its = (Path(f"runs/{kind}-{name}/step_5") for name in (1, f"{count}-{shard}"))
     assert {path.name for path in mine.iterdir()} == {path.name for path in its.iterdir()}
-    for name in ("config.json", "generation_config.json"):
+    for name in ("adapter_config.json",) if kind == "lora" else (
+            "config.json", "generation_config.json"):
         assert (mine / name).read_text() == (its / name).read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, count, shard", [
     ("kl", 2, "full"), ("kl", 1, "none"), ("critic", 4, "none"), ("gspo", 2, "none"),
-    ("shared", 8, "full")])
+    ("shared", 8, "full"), ("lora", 1, "full"), ("lora", 2, "full")])
 def test_ranks_in_bfloat16_are_as_far_from_one_as_its_micro_batches_bring_it(kind, count, shard,
                                                                             url, model):
     one, other = (learned(url, model, kind, 1, compute="bfloat16", micro_tokens=tokens)
