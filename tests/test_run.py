@@ -579,11 +579,13 @@ FROZENLAKE = dict(env="frozenlake", steps=6, tasks_per_step=4, group_size=4, hor
 
 
 def script(name, model, *more, **flags):
-    """train.py as a process, with servers of its own."""
+    """train.py as a process, with servers of its own. It hears Ctrl-C, also if these tests, in a
+    shell's background, do not."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"),
          *flags_of(**FROZENLAKE | flags, model=model, name=name), *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def until(process, text):
