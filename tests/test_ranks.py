@@ -146,12 +146,16 @@ def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     ("shared", 8, "full"), ("lora", 1, "full"), ("lora", 2, "full")])
 def test_ranks_in_bfloat16_are_as_far_from_one_as_its_micro_batches_bring_it(kind, count, shard,
                                                                             url, model):
-    one, other = (learned(url, model, kind, 1, compute="bfloat16", micro_tokens=tokens)
-                  for tokens in (8192, 1))
+    """Far: the mean distance of the weights. Where a gradient is all rounding, Adam makes a whole
+    step of its sign, so that the largest distance is some steps in any pair. Mean distances of such
+    pairs differ by a tenth or two among themselves."""
+    one, *others = (learned(url, model, kind, 1, compute="bfloat16", micro_tokens=tokens)
+                    for tokens in (8192, 200, 1))
     ranks = learned(url, model, kind, count, compute="bfloat16", shard=shard)
     exact = learned(url, model, kind, 1)
     assert distance(one, exact)[0] > 1e-5           # 16 bits are at work
-    assert distance(one, ranks) <= max(distance(one, other), (1e-5, 0))
+    pairs = [(one, others[0]), (one, others[1]), others]
+    assert distance(one, ranks)[1] <= max(1e-7, *(1.25 * distance(*pair)[1] for pair in pairs))
 
 
 def test_credit_in_bfloat16_gives_ratios_of_1_before_any_update(url, model):
