@@ -729,7 +729,7 @@ def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(model):
     """Two ranks, killed; one, killed; two again: the run of one process that was never broken."""
-    flags = flags_of(**FROZENLAKE | dict(save_every=1), model=model)
+    flags = flags_of(**FROZENLAKE | dict(save_every=1, steps=20), model=model)
     Path("whole.py").write_text("import sys, train\ntrain.main(sys.argv[1:])\n")
     whole = subprocess.run([sys.executable, str(ROOT / "train.py"), *flags, "--name=whole"])
     assert whole.returncode == 0
@@ -740,16 +740,16 @@ def test_a_run_goes_on_with_another_number_of_ranks(model):
     process.wait()
     process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), "--resume", "--name=x"],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    until(process, "step    4 |")
+    until(process, "step ")                         # "going on at step", or a line of the log
     process.kill()
     process.wait()
     process = ranks("whole.py", "--resume", "--name=x")
     out = process.stdout.read()
-    assert process.wait() == 0 and re.search(r"going on at step [45]", out), out
-    assert [line["step"] for line in lines_of("runs/x")] == list(range(6))
+    assert process.wait() == 0 and "going on at step" in out, out
+    assert [line["step"] for line in lines_of("runs/x")] == list(range(20))
     for name in ("model", "trainer"):
-        mine, its = (trainer_of(f"runs/{run}/step_6") if name == "trainer" else
-                     load_file(f"runs/{run}/step_6/model.safetensors") for run in ("x", "whole"))
+        mine, its = (trainer_of(f"runs/{run}/step_20") if name == "trainer" else
+                     load_file(f"runs/{run}/step_20/model.safetensors") for run in ("x", "whole"))
         assert mine.keys() == its.keys()
         for key in mine:
             torch.testing.assert_close(mine[key], its[key], atol=1e-6, rtol=1e-4)
