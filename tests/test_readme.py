@@ -73,6 +73,7 @@ def test_own_environment_is_played_by_random_and_expert(checkout):
     assert rate["random"] < 20 and rate["expert"] == 100
 
 
+@pytest.mark.slow
 def test_own_environment_is_trained_on(checkout):
     log = run(checkout, "train.py", "--env", "corridor", "--clone-steps", "20",
               "--clone-n", "200", "--steps", "2", "--tasks-per-step", "4", "--eval-tasks", "16")
@@ -80,6 +81,7 @@ def test_own_environment_is_trained_on(checkout):
     assert (checkout / "runs" / "corridor-grpo-0" / "step_2").is_dir()
 
 
+@pytest.mark.slow
 def test_own_learning_rule_is_trained_with(checkout):
     rule = block("Learning rules")
     assert len(rule.split('if __name__')[0].splitlines()) <= 20

@@ -541,6 +541,7 @@ def a_rank(rank, url, model, port):
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(url, model, monkeypatch):
     """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
     monkeypatch.setattr(train, "credit", inexact)
