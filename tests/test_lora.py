@@ -1,3 +1,4 @@
+# ruff: noqa: F811  a test's arguments are named as the fixtures that are imported
 """pytest tests/test_lora.py: adapters by hand, their files against PEFT's, runs with --lora.
 
 Played is the toy of test_train.py. A stands for lora_A (r, in), B for lora_B (out, r).
@@ -23,32 +24,14 @@ import parallel
 import train
 from engine import add_value_head, load_policy, prepare
 from eval import model_defaults
-from fakes import (config, flags_of, make_known, save_policy, served, started, token_logprobs,
-                   trained, trainer_of, twins)
+from fakes import (config, flags_of, make_known, started, token_logprobs, trained, trainer_of,
+                   twins)
 from lora import adapt, adapters, base_of, merge, save_adapters, without_adapters
+from test_train import RATES, here, model, url  # noqa: F401  fixtures
 
 peft = pytest.importorskip("peft", reason="pip install -r tests/requirements.txt")
-RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
 MLP = {"gate_proj", "up_proj", "down_proj"}
 LAYER = {"q_proj", "k_proj", "v_proj", "o_proj"} | MLP
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    """Runs are written to a folder of their own; no machine's speed is measured."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(metrics, "rates", lambda *_: RATES)
-
-
-@pytest.fixture(scope="module")
-def url():
-    with served() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 @torch.no_grad()
@@ -111,8 +94,8 @@ def test_adapt_begins_with_the_base_to_the_bit_and_a_random_a():
         bound = p.shape[1] ** -0.5              # PEFT's kaiming_uniform_ with a = sqrt(5)
         assert ("lora_B" in name and not p.any()) or 0.9 * bound < p.abs().max() <= bound
     (a, again, other), name = (twins("qwen2")[0] for _ in range(3)), next(iter(adapters(ours)))
-    for model, seed in ((a, 3), (again, 3), (other, 4)):
-        adapt(model, 4, 32, seed)
+    for policy, seed in ((a, 3), (again, 3), (other, 4)):
+        adapt(policy, 4, 32, seed)
     assert torch.equal(adapters(a)[name], adapters(again)[name])
     assert not torch.equal(adapters(a)[name], adapters(other)[name])
 
