@@ -13,9 +13,10 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
     random_action(rng)      an action that looks legal, drawn with rng
     close()                 only where something is held: a process, a file
 
-Three constants more may be there: ORIGINAL, the task ids that the original AgentGym's server has as
-well (without it: all); TOOLS, the forms of the actions, for models that call tools: `tools_of`;
-ONE_WORD, a regular expression of what is a single token to a tiny policy, such as a grid's row.
+Four constants more may be there: ENGINE, the program that plays it, if not ours; ORIGINAL, the task
+ids that the original AgentGym's server has as well (without it: all); TOOLS, the forms of the
+actions, for models that call tools: `tools_of`; ONE_WORD, a regular expression of what is a single
+token to a tiny policy, such as a grid's row.
 
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
@@ -84,8 +85,8 @@ def tools_of(module):
     environment without it has one tool, `act`, which takes the whole action."""
     tools = {}
     for form, description in getattr(module, "TOOLS", {"{action}": "Take one action."}).items():
-        name, arguments = form.partition("{")[0].strip().replace(" ", "_") or "act", \
-            re.findall(r"{(\w+)}", form)
+        name = re.sub(r"\W+", "_", form.partition("{")[0]).strip("_") or "act"     # search[{words}]
+        arguments = re.findall(r"{(\w+)}", form)
         tools[name] = form, dict(type="function", function=dict(
             name=name, description=description, parameters=dict(
                 type="object", properties={x: dict(type="string") for x in arguments},

@@ -24,7 +24,7 @@ import re
 import reprlib
 from typing import NamedTuple
 
-from envs import wordle
+from envs import _tool_rules, wordle
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
@@ -49,9 +49,25 @@ def read_last(reply):
     return "" if whole else action.strip(), ""
 
 
+def read_whole(reply):
+    """The reply as it is: the server looks for the action in it."""
+    return reply, ""
+
+
 def read_first(reply):
     """What stands behind the first "Action:", up to the next; without it the whole reply."""
     return reply.split("Action:")[:2][-1].strip(), ""
+
+
+def read_tool(reply):
+    """The whole reply: the server looks for the last line. A call on the line below "Action:", as
+    the others write it, moves up, where the original's server finds it."""
+    return re.sub(r"Action:\s*\n\s*", "Action: ", reply), ""
+
+
+def read_block(reply):
+    """What the last block ```sql holds; without one the whole reply."""
+    return reply.split("```sql")[-1].split("```")[0].strip(), ""
 
 
 BABYAI = """\
@@ -159,6 +175,27 @@ previous action is invalid and you should try more options.
 available actions will be regarded as illegal. \n\
 2. Think when necessary, try to act directly more in the process."""
 
+WEBSHOP = """\
+You are web shopping.
+I will give you instructions about what to do.
+You have to follow the instructions.
+Every round I will give you an observation and a list of available actions, you have to respond an \
+action based on the state and instruction.
+You can use search action if search is available.
+You can click one of the buttons in clickables.
+An action should be of the following structure:
+search[keywords]
+click[value]
+If the action is not valid, perform nothing.
+Keywords in search are up to you, but the value in click must be a value in the list of available \
+actions.
+Remember that your keywords in search should be carefully designed.
+Your response should use the following format:
+
+Thought:
+I think ... \n
+Action: \nclick[something]"""
+
 WALK = """\
 5, 6. There is a wall above you. left
 5, 5. There are walls above you, below you. left
@@ -264,6 +301,38 @@ information about the position of "o", so it is a good guess to try next.
 Now let's start a new game. Remember, the word you guess should be strictly in the vocabulary. You \
 should return your thought and your word strictly in the formation mentioned above."""
 
+SEARCHQA = """\
+You must always reason inside <think>...</think> first; if you lack knowledge, issue a \
+<search>...</search> and then stop; do not generate <information> or <answer> yet; wait for \
+external input between <information>...</information> before continuing; resume only when new \
+<information> is given; do not skip steps or anticipate answers early."""
+SEARCHQA_TASK = """\
+You must reason inside <think>...</think> first. If you do not have enough knowledge, issue a \
+<search>...</search> and then STOP. Do not generate <information> or <answer> yet. Wait for \
+external input wrapped in <information>...</information>. After receiving information, reason \
+again in <think>. If confident, output your final answer in <answer>...</answer>. Do not output \
+<answer> before receiving <information> unless you are fully confident. If you find no further \
+external knowledge needed, you can directly provide the answer inside <answer> and </answer>, \
+without detailed illustrations. For example, <answer> Beijing </answer>. Follow this process every \
+time.\n\n """
+
+BIRD = """\
+Given you a description of a SQlite database system, I will ask you a question, then you should \
+help me operate the SQLite database with SQL to answer the question.
+
+You have to explain the problem and your solution to me and write down your thoughts.
+After thinking and explaining thoroughly, you should give a SQL statement to solve the question.
+
+your response should be like this:
+Thought: Your thought here.
+
+Action: ```sql
+SELECT * FROM table WHERE condition;
+```
+
+You MUST put SQL in markdown format without any other comments. Your SQL should be in one line. \
+Every time you can only execute one SQL statement."""       # as of f434743
+
 
 # First observations: (the environment's own, our PROMPT as the server changed it) -> text
 
@@ -283,19 +352,30 @@ def wordle_first(observation, prompt):
     return WORDLE.format(vocabulary="\n".join(words))
 
 
+def searchqa_first(observation, prompt):
+    """With the words that an original server writes before the question; its own has them."""
+    return SEARCHQA_TASK + observation.removeprefix(SEARCHQA_TASK)
+
+
 class Manner(NamedTuple):
     """How AgentGym's client of one environment talks to a model."""
     rules: str
     read: object                        # reply -> (action, complaint)
     first: object = as_it_came          # (observation, prompt) -> what the model sees of it
     agreed: str = AGREED                # the model's first words
+    write: str = "Thought:\n{thought}\n\nAction:\n{action}"     # a reply in its files
 
 
 MANNERS = {
     "babyai": Manner(BABYAI, read_line), "textcraft": Manner(TEXTCRAFT, read_line),
     "sciworld": Manner(SCIWORLD, read_last), "alfworld": Manner(ALFWORLD, read_last),
+    "webshop": Manner(WEBSHOP, read_last, agreed="Ok."),
     "maze": Manner("You are an expert maze solver.", read_first, maze_first),
-    "wordle": Manner("You are an expert wordle player.", read_first, wordle_first)}
+    "wordle": Manner("You are an expert wordle player.", read_first, wordle_first),
+    "searchqa": Manner(SEARCHQA, read_whole, searchqa_first, "Ok."),
+    "bird": Manner(BIRD, read_block, agreed="Ok."),
+    **{name: Manner(rules, read_tool, agreed="Ok.", write="Thought: {thought}\n\nAction: {action}")
+       for name, rules in _tool_rules.RULES.items()}}
 
 
 def manner_of(name):
@@ -398,7 +478,7 @@ def write_trajectories(path, demos, seed):
         for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
             thought = rng.choice(WORDINGS).format(thought)
             texts += [observation if i else manner.first(observation, module.PROMPT),
-                      f"Thought:\n{thought}\n\nAction:\n{action}"]
+                      manner.write.format(thought=thought, action=action)]
         if demo["success"]:
             items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=[
                 {"from": ("human", "gpt")[i % 2], "loss": i > 1 if i % 2 else None, "value": text}

@@ -41,11 +41,11 @@ WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
                     step="{state reward done}", look={
                         "available_actions": "available_actions", "state": "{url html "
                         "instruction_text}", "instruction_text": "instruction_text"}),
-    "sqlgym": Wire(**B, task_key="item_id", reset="[observation null]", step="{state reward done}"),
+    "bird": Wire(**B, task_key="item_id", reset="[observation null]", step="{state reward done}"),
     "webarena": Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
                      reset="{observation sites object}", closed={"closed": "closed"},
                      step="{observation reward terminated truncated}",
                      look={"observation_metadata": "observation_metadata"}),
-    "searchqa": Wire(**B, task_key="id", reset="observation"),
+    "searchqa": Wire(**B, task_key="id", reset="prompted", look={"observation": "prompted"}),
     "weather": TOOL, "movie": TOOL, "academia": TOOL, "sheet": TOOL, "todo": TOOL,
 }

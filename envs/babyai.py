@@ -38,6 +38,7 @@ import zlib
 import envs
 
 NAME, HORIZON = "babyai", 20
+ENGINE = "minigrid"
 TRAIN, TEST = range(40 * 200), range(40 * 200, 40 * 220)     # 200 and 20 episodes of each level
 SUCCESS = 0.05          # any score above 0: the slowest success still has 1 - 0.9 = 0.1
 FAMILIES = tuple("""

@@ -53,6 +53,7 @@ TINY = dict(families=",".join(name for name in FAMILIES if name not in LONG_FAMI
 ORIGINAL = range(4639)      # the tasks that AgentGym's server has, too: those of its 23
 NAME, HORIZON, SUCCESS, MOVE_LIMIT = "sciworld", 30, 100.0, 100
 DETERMINISTIC = False
+ENGINE = "ScienceWorld, in Java"
 PARALLEL = True     # a step runs in Java, outside Python's lock: threads step several games at once
 
 def split():

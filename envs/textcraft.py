@@ -27,7 +27,7 @@ player solves 5% of TEST, `expert` all (6.1 turns on average, 19 at most).
 
 Env(world=...): a number (0: the default) is a large world of 550 goals; "small" is for tiny models
 (one-word items, 2 distractors: see textcraft_small.py), "deep" the same with depth 4; or a folder
-of Minecraft 1.16.5 recipe files, such as AgentGym's. `--recipes FOLDER` of the scripts makes such a
+of Minecraft 1.16.5 recipe files, such as AgentGym's. `--data FOLDER` of the scripts makes such a
 folder the world of this module; its goals are all that the recipes make. A fifth of the goals
 (small worlds: a tenth) is only in TEST (`unseen_goal`); the other goals come there with
 distractors, or an order, that TRAIN does not have. Goals are numbered in an order of our own: the
@@ -362,16 +362,16 @@ def make_world(world=0):
     return read_world(Path(str(world)))
 
 
-def use(recipes):
+def use(folder):
     """Play, from here on and in the processes started from here, by the recipes of this folder."""
     global WORLD, TRAIN, TEST
-    world = make_world(os.path.abspath(recipes))
-    WORLD = os.environ["NANOAGENTGYM_RECIPES"] = os.path.abspath(recipes)
+    world = make_world(os.path.abspath(folder))
+    WORLD = os.environ["NANO_TEXTCRAFT_DATA"] = os.path.abspath(folder)
     TRAIN, TEST = world.train, world.test
 
 
-if "NANOAGENTGYM_RECIPES" in os.environ:    # set by `use`, in the process that started this one
-    use(os.environ["NANOAGENTGYM_RECIPES"])
+if "NANO_TEXTCRAFT_DATA" in os.environ:     # set by `use`, in the process that started this one
+    use(os.environ["NANO_TEXTCRAFT_DATA"])
 
 
 def family(task_id, world=None):

@@ -41,6 +41,7 @@ class Env:
     task_id, task_type, task_name, var_num, sites, object = None, "add", "toy", 3, ["shop"], {}
     task_description = "Add up."
     url, html, instruction_text, observation_metadata = "u", "h", "i", {}
+    prompted = "The task and the question."
 
     def reset(self, task_id, stream=None):
         if task_id not in range(5, 99):
@@ -152,12 +153,12 @@ ORIGINAL = {
     "sokoban": (A, A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
     "webshop": (0, B | {"session_id": 7}, ["Add up.\nTo 7.", None],
                 {"state": "2: 2", "reward": 0, "done": False}),
-    "sqlgym": (0, B | {"item_id": 7}, ["Add up.\nTo 7.", None],
+    "bird": (0, B | {"item_id": 7}, ["Add up.\nTo 7.", None],
                {"state": "2: 2", "reward": 0, "done": False}),
     "webarena": (B, B | {"seed": 0, "idx": 7}, {
         "observation": "Add up.\nTo 7.", "sites": ["shop"], "object": {}},
         STEP | {"terminated": False, "truncated": False}),
-    "searchqa": (0, B | {"id": 7}, "Add up.\nTo 7.", STEP | DONE),
+    "searchqa": (0, B | {"id": 7}, "The task and the question.", STEP | DONE),
     **{name: (0, B | {"id": 7}, "Add up.\nTo 7.", STEP | DONE)
        for name in ("weather", "movie", "academia", "sheet", "todo")},
 }
@@ -182,7 +183,7 @@ def test_wires_are_the_original_ones(speak, name):
     reply = ask(services, "/step", session | {"action": "2"})
     assert reply == stepped | {"info": INFO}
     query = "/toy/observation?" + "&".join(f"{key}={value}" for key, value in session.items())
-    seen = "2: 2" if name != "babyai" else stepped | {"deleted": False}
+    seen = {"babyai": stepped | {"deleted": False}, "searchqa": started}.get(name, "2: 2")
     assert ask(services, query) == seen
     assert ask(services, "/") == ("This is environment toy." if "id" in session else "ok")
     assert ask(services, "/close", session) == (
@@ -878,13 +879,25 @@ def test_load_env_knows_its_names():
             env_server.load_env(name)
 
 
-def test_open_envs_gives_recipes_to_textcraft_alone(monkeypatch):
-    """A single environment gets them whatever it is, and refuses if they are not for it."""
+def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
     monkeypatch.setattr(env_server, "open_env", lambda *asked: asked)
-    assert env_server.open_envs("maze,textcraft", "folder") == [
+    assert env_server.open_envs("maze,textcraft", "textcraft=folder") == [
         ("maze", ""), ("textcraft", "folder")]
+    assert env_server.open_envs("bird,sheet", "sheet=a/b,bird=c") == [
+        ("bird", "c"), ("sheet", "a/b")]
     assert env_server.open_envs("maze", "folder") == [("maze", "folder")]
     assert env_server.open_envs("maze,bandit") == [("maze", ""), ("bandit", "")]
+
+
+@pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
+def test_open_envs_refuses_data_that_is_nobodys(data):
+    with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
+        env_server.open_envs("maze,sheet", data)
+
+
+def test_open_env_says_that_an_environment_takes_no_data():
+    with pytest.raises(ValueError, match="data='folder': maze takes no data; leave it out"):
+        env_server.open_env("maze", "folder")
 
 
 def test_open_env_tells_that_an_engine_is_missing(toy):

@@ -604,8 +604,8 @@ def recipes(tmp_path, monkeypatch):
     """A folder of recipe files; what `use` changes is put back after the test."""
     for name in ("WORLD", "TRAIN", "TEST"):
         monkeypatch.setattr(textcraft, name, getattr(textcraft, name))
-    monkeypatch.setenv("NANOAGENTGYM_RECIPES", "")
-    monkeypatch.delenv("NANOAGENTGYM_RECIPES")
+    monkeypatch.setenv("NANO_TEXTCRAFT_DATA", "")
+    monkeypatch.delenv("NANO_TEXTCRAFT_DATA")
     return minecraft(tmp_path)
 
 
@@ -627,7 +627,7 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes
 
 def test_eval_plays_by_the_recipes(recipes, capsys):
     every, *_ = agenteval.run(agenteval.parse_flags(agenteval.Config, [
-        "--env", "textcraft", "--recipes", str(recipes), "--policy", "expert", "--n", "0"]))["rows"]
+        "--env", "textcraft", "--data", str(recipes), "--policy", "expert", "--n", "0"]))["rows"]
     assert every["success"] == 1
     assert every["n"] == len(make_world(recipes).recipes)      # each goal once in TEST
 
@@ -635,8 +635,8 @@ def test_eval_plays_by_the_recipes(recipes, capsys):
 @pytest.mark.parametrize("name, folder, sentence", [
     ("textcraft", "nowhere", "'.*nowhere' is neither a world nor a folder of recipe files"),
     ("textcraft", ".", "holds fewer than 6 usable crafting recipes"),
-    ("textcraft_small", "recipes", "textcraft_small has none; they are for textcraft"),
-    ("maze", "recipes", "maze has none; they are for textcraft")])
+    ("textcraft_small", "recipes", "textcraft_small takes no data"),
+    ("maze", "recipes", "maze takes no data")])
 def test_open_env_refuses_bad_recipes_and_stays_as_it_was(recipes, name, folder, sentence):
     with pytest.raises(ValueError, match=sentence) as refusal:
         open_env(name, recipes.parent / folder)
@@ -648,6 +648,6 @@ def test_env_server_refuses_bad_recipes_in_one_sentence(tmp_path):
     for workers in ("1", "2"):
         ended = subprocess.run(
             [sys.executable, "env_server.py", "textcraft", "--port", "0", "--workers", workers,
-             "--recipes", str(tmp_path / "nowhere")], cwd=ROOT, capture_output=True, text=True)
+             "--data", str(tmp_path / "nowhere")], cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == 2 and ended.stderr.count("\n") == 1
         assert "neither a world nor a folder of recipe files" in ended.stderr

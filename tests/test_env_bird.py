@@ -1,0 +1,651 @@
+"""pytest tests/test_env_bird.py: questions against plain loops over the rows, SQL that means ill,
+the process it runs in, BIRD's files, the original's wire."""
+import json
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from env_server import Service, open_env, respond
+from envs import _bird, bird
+from envs._bird import TABLES, Condition, Query, is_good, sql_of, words_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def block(sql):
+    return f"```sql\n{sql}\n```"
+
+
+def answer_to(sql, task_id=0, **changes):
+    """What a new episode says to this statement: (observation, reward, done, info)."""
+    env = bird.Env()
+    env.reset(task_id)
+    for name, value in changes.items():
+        setattr(env, name, value)
+    return env.step(sql)
+
+
+def asked(database, sql):
+    """An episode about this database whose reference is this SQL, begun."""
+    env = bird.Env()
+    env.task, env.tries_left, env.done = bird.Task(database, "?", sql, "", ""), 1, False
+    return env
+
+
+def rows_in(world, sql):
+    with closing(_bird.opened(world)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+# ---- the tree: question, SQL, and a third opinion ----
+
+def read_rows(world):
+    """{table: [{column: value}]}, as SELECT * gives them."""
+    with closing(_bird.opened(world)) as connection:
+        connection.row_factory = sqlite3.Row
+        return {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
+                for table in TABLES[world]}
+
+
+def seen_from(data, row, table, pair):
+    """The column `pair` of a row of `table`, or of the row above that it refers to."""
+    if table == pair[0]:
+        return row[pair[1]]
+    for key in row:
+        above = key.removesuffix("_id")
+        if key != above:
+            [parent] = [r for r in data[above] if r["id"] == row[key]]
+            found = seen_from(data, parent, above, pair)
+            if found is not None:
+                return found
+    return None
+
+
+def holds(data, table, row, condition):
+    about, column, is_, value = condition
+    here = seen_from(data, row, table, (about, column))
+    if is_.startswith("has"):
+        child, inner = value
+        some = any(r[f"{table}_id"] == row["id"] and all(holds(data, child, r, c) for c in inner)
+                   for r in data[child])
+        return some == (is_ == "has")
+    if is_ == "above average":
+        return here > sum(r[column] for r in data[about]) / len(data[about])
+    return {"=": lambda: here == value, ">": lambda: here > value, "<": lambda: here < value,
+            "between": lambda: value[0] <= here <= value[1],
+            "begins": lambda: here[0] == value, "year": lambda: here.split("-")[0] == value,
+            "month": lambda: here.rpartition("-")[0] == value}[is_]()
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def answer_by_loops(world, query):
+    """The set of rows, computed from the tree without SQL."""
+    data, table = read_rows(world), query.table
+    kept = [r for r in data[table] if all(holds(data, table, r, c) for c in query.where)]
+    told = [tuple(seen_from(data, r, table, pair) for pair in query.columns) for r in kept]
+    numbers = [r[query.number[1]] for r in kept] if query.number else []
+    fold = {"AVG": mean, "SUM": sum, "MIN": min, "MAX": max}[query.function]
+    others = [all(holds(data, table, r, c) for c in query.other) for r in kept]
+    counts = Counter(told)
+
+    def split(wanted):
+        return [n for n, other in zip(numbers, others) if other == wanted]
+    return {
+        "columns": lambda: set(told), "distinct": lambda: set(told),
+        "count": lambda: {(len(kept),)}, "count_different": lambda: {(len(set(told)),)},
+        "aggregate": lambda: {(fold(numbers),)},
+        "share": lambda: {(100.0 * sum(others) / len(others),)},
+        "difference": lambda: {(mean(split(True)) - mean(split(False)),)},
+        "count_by": lambda: {(*key, n) for key, n in counts.items()},
+        "number_by": lambda: {(*key, fold([n for n, k in zip(numbers, told) if k == key]))
+                              for key in counts},
+        "having": lambda: {key for key, n in counts.items() if n > query.count},
+        "most": lambda: {max(counts, key=counts.get)},
+        "top": lambda: {t for _, _, t in sorted(
+            (-n if query.function == "MAX" else n, i, t)
+            for i, (n, t) in enumerate(zip(numbers, told)))[:query.count]},
+    }[query.what]()
+
+
+def draw_queries(shape, count, rng):
+    """Queries of a shape that are good enough to ask: (world, query)."""
+    while count:
+        world = rng.choice([*TABLES])
+        query = _bird.draw_query(world, rng, shape)
+        with closing(_bird.opened(world)) as connection:
+            if query and is_good(world, connection, query):
+                yield world, query
+                count -= 1
+
+
+@pytest.mark.parametrize("shape", _bird.SHAPES, ids=lambda shape: ":".join(shape[1:]))
+def test_sql_of_gives_what_plain_loops_over_the_rows_give(shape):
+    for world, query in draw_queries(shape, 3, random.Random(repr(shape))):
+        sql = sql_of(world, query)
+        rows, expected = (
+            {tuple(round(x, 9) if type(x) is float else x for x in row) for row in some}
+            for some in (rows_in(world, sql), answer_by_loops(world, query)))
+        assert rows == expected, (query, sql)
+
+
+def said_of(condition):
+    """What must stand in the question for this condition."""
+    value = condition.value
+    if condition.is_.startswith("has"):
+        return [value[0], *(said for inner in value[1] for said in said_of(inner))]
+    column = condition.column.replace("_", " ")
+    if condition.is_ == "month":
+        year, month = value.split("-")
+        return [f"{_bird.MONTHS[int(month) - 1]} {year}"]
+    if condition.is_ == "year":
+        return [value]
+    if condition.is_ == "above average":
+        return [column, "average"]
+    return [column, *map(str, value if condition.is_ == "between" else [value])]
+
+
+@pytest.mark.parametrize("shape", _bird.SHAPES, ids=lambda shape: ":".join(shape[1:]))
+def test_words_of_name_all_that_the_answer_depends_on(shape):
+    rng = random.Random(repr(shape))
+    for world, query in draw_queries(shape, 5, rng):
+        question = words_of(world, query, rng)
+        needed = [query.table[:-1], *(pair[1].replace("_", " ") for pair in query.columns)]
+        for condition in query.where + query.other:
+            needed += said_of(condition)
+        if query.number:
+            needed.append(query.number[1].replace("_", " "))
+        if query.what == "having" or query.what == "top" and query.count > 1:
+            needed.append(str(query.count))
+        assert all(word in question for word in needed), (question, needed)
+        assert question[0].isupper() and question[-1] in ".?" and "{" not in question
+        thought = _bird.thought_of(world, query, rng)
+        assert not re.search(r"first 1\b|(every|each) \w+ that have", question + thought)
+
+
+def test_draw_query_adds_up_no_years_and_ages():
+    queries = [query for shape in _bird.SHAPES if shape[1] in ("aggregate", "number_by")
+               for _, query in draw_queries(shape, 40, random.Random(1))]
+    summed = {query.number[1] for query in queries if query.function == "SUM"}
+    assert len(summed) > 10
+    assert not [name for name in summed if "year" in name or name in ("age", "owner_age", "rating")]
+
+
+def test_words_of_by_hand():
+    query = Query("count", "doctor", where=(Condition("ward", "wing", "=", "north"),
+                                            Condition("doctor", "salary", ">", 5000)))
+    assert sql_of("hospital", query) == (
+        "SELECT COUNT(*) FROM doctor JOIN ward ON doctor.ward_id = ward.id "
+        "WHERE ward.wing = 'north' AND doctor.salary > 5000")
+    questions = {words_of("hospital", query, random.Random(i)) for i in range(300)}
+    assert "How many doctors whose ward's wing is north and whose salary is above 5000 are " \
+        "there?" in questions
+    assert len(questions) == 4 * 3 * 3      # openings, and wordings of each condition
+
+
+@pytest.mark.parametrize("is_, said", [
+    ("=", "is|with"), (">", "above|exceeds|greater"), ("<", "below|less|under"),
+    ("has", "at least one|some|there is a"), ("has no", "no|without any"),
+    ("above average", "(above|exceeds) the average")])
+def test_conditions_words_say_the_side(is_, said):
+    value = ("visit", ()) if is_.startswith("has") else 5000
+    condition = Condition("doctor", "salary", is_, value)
+    words = {_bird.conditions_words("hospital", "doctor", [condition], random.Random(i))
+             for i in range(40)}
+    assert len(words) == len(_bird.CONDITIONS[is_][1])
+    assert all(re.search(rf"\b({said})\b", text) for text in words)
+
+
+@pytest.mark.parametrize("function, said", [("MIN", "lowest|smallest"), ("MAX", "highest|largest"),
+                                            ("AVG", "average|mean"), ("SUM", "total|combined")])
+def test_words_of_say_the_function(function, said):
+    query = Query("aggregate", "doctor", number=("doctor", "salary"), function=function)
+    assert all(re.search(rf"\b({said}) salary\b", words_of("hospital", query, random.Random(i)))
+               for i in range(40))
+
+
+def test_draw_query_tells_no_column_that_a_condition_gives():
+    for shape in (shape for shape in _bird.SHAPES if shape[1:] in (
+            ("columns", "t", "own"), ("columns", "w", "own"), ("columns", "tn", "own"))):
+        for _, query in draw_queries(shape, 40, random.Random(2)):
+            assert not {c[:2] for c in query.where if c.is_ == "="} & set(query.columns), query
+
+
+@pytest.mark.parametrize("noun, many", [("play", "plays"), ("gallery", "galleries"),
+                                        ("dish", "dishes"), ("branch", "branches"),
+                                        ("bus", "buses"), ("car", "cars")])
+def test_plural_by_hand(noun, many):
+    assert _bird.plural(noun) == many
+
+
+def good(query, world="hospital"):
+    with closing(_bird.opened(world)) as connection:
+        return is_good(world, connection, query)
+
+
+def test_is_good_refuses_questions_that_ask_for_nothing():
+    salary, name = ("doctor", "salary"), (("doctor", "name"),)
+    everybody, nobody = (Condition(*salary, is_, 1) for is_ in "><")
+    some = Condition("doctor", "salary", ">", 6000)
+    assert good(Query("columns", "doctor", name, (some,)))
+    assert not good(Query("columns", "doctor", name, (nobody,)))            # no row
+    assert not good(Query("count", "doctor", where=(nobody,)))              # 0
+    assert not good(Query("aggregate", "doctor", (), (nobody,), salary, "AVG"))     # NULL
+    assert not good(Query("columns", "doctor", name, (some, everybody)))    # it changes nothing
+    assert not good(Query("columns", "visit", (("visit", "cost"), ("visit", "day")),
+                          (Condition("visit", "cost", ">", 100),)))         # too many rows
+
+
+def test_is_good_refuses_differences_below_zero_and_bounds_that_all_exceed():
+    kinds = Counter(row["specialty"] for row in read_rows("hospital")["doctor"])
+    above = set()
+    for kind in kinds:
+        query = Query("difference", "doctor", (), (), ("doctor", "salary"), "AVG",
+                      other=(Condition("doctor", "specialty", "=", kind),))
+        [[difference]] = answer_by_loops("hospital", query)
+        assert good(query) == (difference > 0)
+        above.add(difference > 0)
+    assert above == {True, False}
+    for count in range(max(kinds.values())):
+        query = Query("having", "doctor", (("doctor", "specialty"),), count=count)
+        assert good(query) == (min(kinds.values()) <= count)
+
+
+def test_is_good_refuses_ties():
+    floors = sorted((row["floor"] for row in read_rows("hospital")["ward"]), reverse=True)
+    for count in range(1, len(floors)):
+        query = Query("top", "ward", (("ward", "name"),), (), ("ward", "floor"), "MAX", count)
+        assert good(query) == (floors[count - 1] != floors[count])
+    assert len(set(floors)) < len(floors)           # there was a tie to refuse
+    for world, tables in TABLES.items():
+        for table, column in ((t, c) for t in tables for c, form in tables[t].columns.items()
+                              if _bird.kind_of(form) == "word"):
+            (_, first), (_, second), *_ = Counter(
+                row[column] for row in read_rows(world)[table]).most_common(2)
+            assert good(Query("most", table, ((table, column),)), world) == (first != second)
+
+
+# ---- tasks ----
+
+def test_worlds_are_twenty_with_names_that_occur_once_and_rows_without_others():
+    assert len(TABLES) == 20 and set(_bird.HELD_OUT) < set(TABLES)
+    alone = 0
+    for world, tables in TABLES.items():
+        data = read_rows(world)
+        for name, table in tables.items():
+            assert len(data[name]) == table.rows
+            assert None not in [value for row in data[name] for value in row.values()]
+            if "name" in table.columns:
+                assert len({row["name"] for row in data[name]}) == table.rows
+            for above in table.above:
+                used = {row[f"{above}_id"] for row in data[name]}
+                assert used <= {row["id"] for row in data[above]}
+                alone += len(used) < len(data[above])
+    assert alone > 20
+
+
+def test_train_and_test_share_no_query_and_hold_what_agentgym_holds():
+    assert len(bird.TRAIN) >= 3000 and len(bird.TEST) >= 200
+    train, test = (
+        [bird.generated(i) for i in ids] for ids in (bird.TRAIN[:340], bird.TEST))
+    assert not {(t.database, t.sql) for t in train} & {(t.database, t.sql) for t in test}
+    assert {t.database for t in train} == set(TABLES) - set(_bird.HELD_OUT)
+    assert [t.database in _bird.HELD_OUT for t in test] == list(map(bird.unseen_goal, bird.TEST))
+    assert sum(map(bird.unseen_goal, bird.TEST)) == len(bird.TEST) / 2
+    assert not any(map(bird.unseen_goal, bird.TRAIN))
+    assert len({t.question for t in train + test}) > 0.97 * len(train + test)
+    assert [t.family for t in test] == list(map(bird.family, bird.TEST))
+
+
+def test_random_player_is_legal_and_poor():
+    rng, env, won = random.Random(0), bird.Env(), 0
+    for task_id in bird.TEST[:200]:
+        env.reset(task_id)
+        *_, done, info = env.step(env.random_action(rng))
+        assert done and info["valid"]
+        won += info["success"]
+    assert won < 6
+
+
+# ---- an answer ----
+
+TOWNS = "SELECT name, town FROM patient WHERE birth_year > 2000"
+
+
+@pytest.mark.parametrize("sql, right", [
+    (TOWNS, True),
+    (f"{TOWNS} ORDER BY town DESC, id", True),                  # another order
+    (f"{TOWNS} UNION ALL {TOWNS}", True),                       # each twice
+    ("SELECT p.name, p.town FROM patient AS p WHERE p.birth_year >= 2001;", True),
+    (TOWNS.replace("name, town", "town, name"), False),
+    (TOWNS.replace(", town", ""), False),
+    (f"{TOWNS} LIMIT 3", False),
+    ("SELECT name, town FROM patient", False),
+    (f"{TOWNS} AND 1 = 0", False),
+])
+def test_step_rewards_the_set_of_rows(sql, right):
+    observation, reward, done, info = asked("hospital", TOWNS).step(block(sql))
+    rows = str(rows_in("hospital", sql))
+    assert observation == (rows if len(rows) <= 100 else rows[:100] + "...")
+    assert (reward, done) == (float(right), True)
+    assert info == dict(success=right, valid=True, score=float(right))
+
+
+@pytest.mark.parametrize("sql, right", [
+    ("SELECT AVG(cost) FROM visit", True), ("SELECT SUM(cost) / COUNT(*) * 1.0 FROM visit", False),
+    ("SELECT SUM(cost) * 1.0 / COUNT(*) + 1e-9 FROM visit", True),
+    ("SELECT AVG(cost) + 0.01 FROM visit", False)])
+def test_step_compares_decimals_to_the_sixth_place(sql, right):
+    assert asked("hospital", "SELECT SUM(cost) * 1.0 / COUNT(*) FROM visit").step(sql)[1] == right
+
+
+@pytest.mark.parametrize("action", [
+    "SELECT 7", "  SELECT 7;\n", "```sql\nSELECT 7\n```", "```\nSELECT 7\n```",
+    "```sql SELECT 7 ```", "SELECT -- why not\n 7"])
+def test_step_reads_a_statement_bare_and_in_a_block(action):
+    assert asked("hospital", "SELECT 7").step(action)[1] == 1.0
+
+
+@pytest.mark.parametrize("sql, error", [
+    ("SELECT wings FROM ward", "no such column: wings"),
+    ("SELECT * FROM nurse", "no such table: nurse"),
+    ("SELECT id FROM doctor JOIN ward", "ambiguous column name: id"),
+    ("SELECT MEDIAN(cost) FROM visit", "no such function: MEDIAN")])
+def test_step_answers_a_wrong_name_in_sqlites_words_and_ends(sql, error):
+    assert asked("hospital", TOWNS).step(block(sql)) == (
+        error, 0.0, True, dict(success=False, valid=False, score=0.0))
+
+
+@pytest.mark.parametrize("text", ["north", "", ";", "-- only a comment", "SELECT 1; SELECT 2",
+                                  "SELEC 1", block("SELECT 1") + "\n" + block("SELECT 1"),
+                                  "SELECT (", "SELECT 'a", "SELECT '\x00'", "SELECT '\ud800'",
+                                  "SELECT '" + "x" * 50_000 + "'"])
+def test_step_leaves_the_try_to_what_is_no_statement(text):
+    env = asked("hospital", "SELECT 1")
+    observation, reward, done, info = env.step(text)
+    assert observation.endswith("Answer with one SELECT statement in a block: ```sql ... ```")
+    assert len(observation) < 180 and (reward, done, info["valid"]) == (0.0, False, False)
+    assert env.step(env.expert()[1])[1:3] == (1.0, True)
+
+
+def test_step_gives_as_many_tries_as_are_set(monkeypatch):
+    monkeypatch.setattr(bird, "TRIES", 3)
+    env = bird.Env()
+    env.reset(bird.TEST[0])
+    observation, reward, done, _ = env.step("SELECT wings")
+    assert observation == "no such column: wings\nThat is not what was asked for. Tries left: 2."
+    assert (reward, done) == (0.0, False)
+    assert env.step("what?")[2:] == (False, dict(success=False, valid=False, score=0.0))
+    assert env.step("SELECT 'no'")[0] == "[('no',)]\nThat is not what was asked for. Tries left: 1."
+    assert env.step(env.expert()[1])[1:3] == (1.0, True)
+    env.reset(bird.TEST[0])
+    observation, reward, done, _ = env.step(env.expert()[1])        # right at the first try
+    assert (reward, done) == (1.0, True) and "asked for" not in observation
+    env.reset(bird.TEST[0])
+    assert [env.step("SELECT 'no'")[2] for _ in range(3)] == [False, False, True]
+
+
+# ---- SQL that means ill ----
+
+def copies(levels):
+    """A kilobyte that SQLite would unfold into 2^levels tables before it takes its first step."""
+    return "WITH c0 AS (SELECT 1 AS x)" + "".join(
+        f", c{i + 1} AS (SELECT a.x FROM c{i} a, c{i} b)" for i in range(levels)) \
+        + f" SELECT * FROM c{levels}"
+
+
+FOR_EVER = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t)"
+ILL = {
+    "write": ("INSERT INTO ward (name) VALUES ('x')", "not authorized"),
+    "update": ("UPDATE ward SET floor = 0", "not authorized"),
+    "delete": ("DELETE FROM ward", "not authorized"),
+    "drop": ("DROP TABLE ward", "not authorized"),
+    "create": ("CREATE TEMP TABLE x (a)", "not authorized"),
+    "attach": ("ATTACH 'stolen.db' AS stolen", "not authorized"),
+    "vacuum into": ("VACUUM INTO 'stolen.db'", "authorization denied"),
+    "pragma": ("PRAGMA writable_schema = 1", "not authorized"),
+    "pragma as a table": ("SELECT * FROM pragma_database_list", "not authorized"),
+    "transaction": ("BEGIN EXCLUSIVE", "not authorized"),
+    "extension": ("SELECT Load_Extension('evil')", "not authorized to use function.*"),
+    "file": ("SELECT readfile('/etc/passwd')", "no such function: readfile"),
+    "loop": (f"{FOR_EVER} SELECT COUNT(*) FROM t", "interrupted"),
+    "cross join": ("SELECT COUNT(*) FROM " + ", ".join(f"visit v{i}" for i in range(9)),
+                   "interrupted"),
+    "ten million rows": (f"{FOR_EVER} SELECT x FROM t LIMIT 10000000", "more than 100000 rows"),
+    "blob": ("SELECT randomblob(1000000000)", "string or blob too big"),
+    "text": ("SELECT replace(hex(zeroblob(400000)), '0', '00000000')", "string or blob too big"),
+    "printf": ("SELECT printf('%1000000000d', 1)", r"\[\(None,\)\]|string or blob too big"),
+    "memory": (f"{FOR_EVER} SELECT hex(zeroblob(490000)) FROM t", "out of memory"),
+    "sorting": (f"{FOR_EVER} SELECT x, hex(zeroblob(9000)) FROM t ORDER BY 1", "out of memory"),
+    "rows too large to show": (f"{FOR_EVER} SELECT b, b, b, b FROM (SELECT hex(zeroblob(490000)) "
+                               "AS b FROM t LIMIT 40)", "out of memory"),
+    "copies": (copies(100), "out of memory|interrupted"),
+    "depth": ("SELECT " + "(" * 4000 + "1" + ")" * 4000, "parser stack overflow|.*too large.*"),
+}
+
+
+@pytest.mark.parametrize("kind", ILL)
+def test_step_survives_sql_that_means_ill(kind, tmp_path, monkeypatch):
+    sql, said = ILL[kind]
+    env = asked("hospital", "SELECT 1")
+    observation, reward, _, info = env.step(block(sql))
+    assert re.fullmatch(said, observation.partition("\n")[0])
+    assert reward == 0.0 and not info["success"]
+    with closing(_bird.opened("hospital")) as connection:
+        whole = connection.execute("SELECT * FROM ward").fetchall()
+    assert asked("hospital", "SELECT * FROM ward").step("SELECT * FROM ward")[0] \
+        == str(whole)[:100] + "..."
+    assert not list(ROOT.glob("**/stolen.db"))
+
+
+@pytest.mark.slow
+def test_step_ends_a_single_operation_that_takes_minutes():
+    """No limit of SQLite's sees it: the process is ended, by the processor's time it has used."""
+    env = asked("hospital", "SELECT 1")
+    needle = "instr(hex(zeroblob(499990)), hex(zeroblob(240000)) || '1')"
+    assert env.step(f"SELECT SUM({needle} + v.id) FROM visit v")[0] == "interrupted"
+    assert asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_runner_stays_within_its_memory():
+    runner = bird.Runner()
+    assert runner.ask("hospital", "SELECT 1", "SELECT 1") == ["[(1,)]", "rows", True]
+    assert runner.ask("hospital", ILL["memory"][0], "SELECT 1")[0] == "out of memory"
+    status = Path(f"/proc/{runner.process.pid}/status").read_text()
+    assert int(re.search(r"VmPeak:\s+(\d+) kB", status)[1]) * 1024 <= bird.MEMORY
+    assert runner.ask("hospital", "SELECT 1", "SELECT 1")[2]
+    runner.process.kill()
+    runner.process.wait()
+
+
+def test_serve_counts_the_time_of_each_statement_alone(monkeypatch, capsys):
+    """A process that has worked for 100.9 seconds may work SECONDS more."""
+    limits = {}
+    monkeypatch.setattr(bird, "resource", SimpleNamespace(
+        RLIMIT_AS=0, RLIMIT_FSIZE=1, RLIMIT_CORE=2, RLIMIT_CPU=3, RUSAGE_SELF=0,
+        getrusage=lambda who: (100.7, 0.2, 0), getrlimit=lambda kind: (-1, -1),
+        setrlimit=limits.__setitem__))
+    monkeypatch.setattr(sys, "stdin", [json.dumps(["hospital", "SELECT 1", "SELECT 1"])])
+    bird.serve()
+    assert json.loads(capsys.readouterr().out) == ["[(1,)]", "rows", True]
+    soft, hard = limits[3]
+    assert 100.9 + bird.SECONDS <= soft <= 101.9 + bird.SECONDS and hard == -1
+    assert limits[0] == (bird.MEMORY, bird.MEMORY) and limits[1] == limits[2] == (0, 0)
+
+
+def test_other_sessions_go_on_while_a_statement_is_slow():
+    """Three of the four processes are at work on something."""
+    held = [bird.RUNNERS.get() for _ in range(3)]
+    try:
+        assert all(asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0 for _ in range(3))
+    finally:
+        for runner in held:
+            bird.RUNNERS.put(runner)
+
+
+def test_sessions_of_one_batch_are_answered_beside_a_loop():
+    services = {"bird": Service("bird")}
+    items = [{"item_id": task_id} for task_id in bird.TEST[:8]]
+    replies = ask(services, "/bird/resets", {"items": items})["items"]
+    steps = [{"env_idx": reply["id"], "action": bird.task_of(item["item_id"]).sql}
+             for reply, item in zip(replies, items)]
+    steps[0]["action"] = ILL["loop"][0]
+    replies = ask(services, "/bird/steps", {"items": steps})["items"]
+    assert replies[0]["observation"] == "interrupted"
+    assert [reply["reward"] for reply in replies] == [0.0] + [1.0] * 7
+
+
+def test_runner_tells_a_broken_reference_from_a_wrong_answer():
+    """A failure of ours is never a reward of 0."""
+    env = asked("hospital", "SELECT wings FROM ward")
+    with pytest.raises(RuntimeError, match="bird: the process that runs SQL ended with code 1"):
+        env.step("SELECT 1")
+    assert asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0
+
+
+def test_runner_gives_no_answer_to_the_wrong_question(monkeypatch):
+    """Ctrl-C between question and answer: the next question gets its own."""
+    runner = bird.Runner()
+    runner.ask("hospital", "SELECT 1", "SELECT 1")
+    process = runner.process
+
+    class Impatient:
+        def readline(self):
+            raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "stdout", Impatient())
+        with pytest.raises(KeyboardInterrupt):
+            runner.ask("hospital", "SELECT 1", "SELECT 1")
+    assert runner.ask("hospital", "SELECT 2", "SELECT 3") == ["[(2,)]", "rows", False]
+    assert process.wait() and runner.process.poll() is None
+    runner.process.kill()
+
+
+# ---- BIRD's own files ----
+
+def write_bird(folder, split="dev", **changes):
+    """A folder of one database and two questions, as BIRD ships it."""
+    path = folder / f"{split}_databases" / "Town"
+    path.mkdir(parents=True)
+    with closing(sqlite3.connect(path / "Town.sqlite")) as connection:
+        connection.executescript("""
+            CREATE TABLE Street (ID INTEGER PRIMARY KEY AUTOINCREMENT, `Long Name` TEXT);
+            CREATE TABLE house (street INTEGER, number INTEGER, PRIMARY KEY (street, number),
+                                FOREIGN KEY (street) REFERENCES Street);
+            INSERT INTO Street VALUES (1, 'Elm'), (2, 'Oak');
+            INSERT INTO house VALUES (1, 7), (1, 9), (2, 4);""")
+    question = dict(db_id="Town", question="How many houses are in Elm?", evidence="Elm is 1",
+                    SQL="SELECT COUNT(*) FROM house WHERE street = 1", difficulty="simple")
+    second = question | dict(question="Which streets?", SQL="SELECT `Long Name` FROM Street",
+                             difficulty="challenging") | changes
+    (folder / f"{split}.json").write_text(json.dumps([question, second]))
+    return folder
+
+
+DESCRIBED = ("Town contains tables such as street, house. Table street has columns such as id, "
+             "long name. id is the primary key. Table house has columns such as street, number. "
+             "street, number is the primary key. The street of house is the foreign key of id of "
+             "street.")
+PLAY = """
+from envs import bird
+print(bird.TRAIN, bird.TEST, bird.FAMILIES)
+env = bird.Env()
+for task_id in bird.TEST:
+    print(env.reset(task_id))
+    print(*env.step(env.expert()[1])[:3])
+"""
+
+
+def printed(folder, **settings):
+    return subprocess.run(
+        [sys.executable, "-c", PLAY], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ, "NANO_BIRD_DATA": str(folder), **settings}).stdout
+
+
+def test_read_bird_makes_dev_the_test_split(tmp_path):
+    folder = write_bird(tmp_path / "100% #1?")
+    assert printed(folder) == (
+        "range(0, 3400) range(3400, 3402) ('simple', 'moderate', 'challenging')\n"
+        f"{DESCRIBED}\n\nHow many houses are in Elm?\n[(2,)] 1.0 True\n"
+        f"{DESCRIBED}\n\nWhich streets?\n[('Elm',), ('Oak',)] 1.0 True\n")
+    write_bird(folder / "train", "train")
+    (folder / "dev").mkdir()
+    for name in ("dev.json", "dev_databases"):
+        (folder / name).rename(folder / "dev" / name)
+    assert "Elm is 1" not in printed(folder, NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
+    text = printed(folder, NANO_BIRD_EVIDENCE="1")
+    assert text.startswith("range(0, 2) range(2, 4) ('simple', 'challenging')\n")
+    assert "How many houses are in Elm?\nElm is 1\n[(2,)]" in text
+
+
+def test_use_plays_the_files_here_and_in_processes_started_from_here(tmp_path, monkeypatch):
+    for name in ("DATA", "TRAIN", "TEST", "FAMILIES"):      # put back after the test
+        monkeypatch.setattr(bird, name, getattr(bird, name))
+    monkeypatch.setenv("NANO_BIRD_DATA", "")
+    folder = write_bird(tmp_path / "BIRD")
+    assert open_env("bird", folder) is bird and bird.TEST == range(3400, 3402)
+    assert os.environ["NANO_BIRD_DATA"] == str(folder)
+    env = bird.Env()
+    assert env.reset(3400) == f"{DESCRIBED}\n\nHow many houses are in Elm?"
+    assert env.step(env.expert()[1])[:3] == ("[(2,)]", 1.0, True)
+
+
+@pytest.mark.parametrize("changes, said", [
+    (dict(SQL=7), r"dev.json: item 1: SQL is '7'; expected a text"),
+    (dict(question=" "), r"dev.json: item 1: question is ' '; expected a text"),
+    (dict(db_id=None), r"dev.json: item 1: db_id is 'None'; expected a text"),
+    (dict(db_id="Village"), r"dev.json: item 1: db_id is 'Village', but there is no \S+sqlite"),
+])
+def test_read_bird_names_item_and_field(tmp_path, changes, said):
+    with pytest.raises(ValueError, match=rf"^bird: \S*{said}$"):
+        bird.read_bird(write_bird(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text, said", [
+    ("[{", "no JSON file: .*; expected BIRD's list of questions"), ("{}", "{}; expected a list of"),
+    ("[]", r"\[\]; expected a list of"), ("[3]", "item 0: db_id is 'None'; expected a text")])
+def test_read_bird_names_a_file_that_is_none(tmp_path, text, said):
+    (tmp_path / "dev.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"^bird: [^\n]*dev.json: {said}"):
+        bird.read_bird(tmp_path)
+    with pytest.raises(ValueError, match="^bird: [^\n]*dev.json: no JSON file"):
+        bird.read_bird(tmp_path / "elsewhere")
+
+
+# ---- the original's wire ----
+
+def ask(services, target, body=None, status=200):
+    got, text = respond(services, "GET" if body is None else "POST", target,
+                        b"" if body is None else json.dumps(body).encode())
+    assert got == status, text
+    return json.loads(text)
+
+
+def test_wire_is_that_of_sqlgym():
+    """The calls of AgentGym's client, which cuts the block out itself, in their order."""
+    services = {"bird": Service("bird")}
+    assert ask(services, "/") == "ok"
+    assert ask(services, "/create", {}) == 0
+    task_id = bird.TEST[3]
+    first, nothing = ask(services, "/reset", {"item_id": task_id, "env_idx": 0})
+    assert first.endswith("\n\n" + bird.task_of(task_id).question) and nothing is None
+    assert ask(services, "/observation?env_idx=0") == first
+    reply = "Thought: I know.\n\nAction: ```sql\n" + bird.task_of(task_id).sql + ";\n```"
+    action = reply.split("```sql")[-1].split("```")[0].strip()
+    answer = ask(services, "/step", {"action": action, "env_idx": 0})
+    assert answer.keys() == {"state", "reward", "done", "info"}
+    assert answer["reward"] == 1.0 and answer["done"] is True and answer["state"][0] == "["
+    ask(services, "/step", {"action": action, "env_idx": 0}, status=409)
+    ask(services, "/reset", {"item_id": bird.TEST[-1] + 1, "env_idx": 0}, status=400)

@@ -1,0 +1,668 @@
+"""pytest tests/test_env_searchqa.py: the world, its questions, the search, the game, a user's data.
+
+The game against the sentences of AgentGym's server, the search against BM25 written out, what the
+passages say against what the questions ask, the remote retriever against a server here.
+"""
+import http.server
+import json
+import math
+import random
+import re
+import string
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from env_server import Service, open_env, respond
+from envs import _encyclopedia, _library, searchqa, tools_of
+from envs._encyclopedia import Passage, Thing, encyclopedia, relations, said
+from envs._library import Index, Remote, read_corpus, read_questions
+from envs._suites import COMPOSITION, suite_tasks
+from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
+
+ROOT = Path(__file__).parent.parent
+
+
+def some(name, split, count=20):
+    """The first ids of a family."""
+    return [task for task in split if family(task) == name][:count]
+
+
+def play(env, task_id, most=10):
+    """The expert's episode: [(action, observation, reward, done, info), ...]."""
+    env.reset(task_id)
+    return play_on(env, most)
+
+
+def play_on(env, most=10):
+    episode, done = [], False
+    while not done and len(episode) < most:
+        action = env.expert()[1]
+        episode.append((action, *env.step(action)))
+        done = episode[-1][3]
+    return episode
+
+
+# ---- the world ----------------------------------------------------------------------------------
+
+def test_make_passages_states_every_fact_in_one_passage_in_words():
+    stated = Counter(fact for passage in encyclopedia().passages for fact in passage.facts)
+    assert set(stated.values()) == {1}
+    assert stated.keys() == {(thing, name) for thing in encyclopedia().things
+                             for name in thing.facts}
+    for title, text, facts in encyclopedia().passages:
+        for thing, name in facts:
+            assert title == thing.title and thing.name.split()[-1] in text
+            assert any(verb.format(y=said(thing.facts[name])) in text
+                       for verb in relations()[thing.kind][name].verbs)
+
+
+def test_encyclopedia_has_as_many_passages_as_it_says_and_no_text_twice():
+    texts = [passage.text for passage in encyclopedia().passages]
+    assert 10_000 < len(texts) == len(set(texts)) < 11_000
+    assert max(len(text.split()) for text in texts) <= searchqa.PASSAGE_WORDS
+
+
+def test_encyclopedia_has_a_title_for_each_thing_and_names_that_are_shared():
+    things = encyclopedia().things
+    assert len({thing.title for thing in things}) == len(things)
+    names = Counter(thing.name for thing in things)
+    assert all(thing.shared == (names[thing.name] > 1) for thing in things)
+    assert 300 < sum(thing.shared for thing in things) < 1000
+
+
+def test_facts_fit_together():
+    def year(thing, name):
+        return int(thing.facts[name])
+    for thing in encyclopedia().things:
+        facts = thing.facts
+        if thing.kind == "country":
+            assert facts["capital"].facts["country"] is thing
+        if thing.kind == "album":
+            assert year(thing, "year") > year(facts["performer"], "formed")
+        if "father" in facts:
+            assert 24 <= year(thing, "birth") - year(facts["father"], "birth") <= 45
+            assert facts["father"].name.split()[1] == thing.name.split()[1]
+            assert facts["father"].name.split()[0] in _encyclopedia.MEN
+        if "spouse" in facts:
+            spouse = facts["spouse"]
+            assert spouse.facts["spouse"] is thing
+            assert (thing.name.split()[0] in _encyclopedia.MEN) \
+                != (spouse.name.split()[0] in _encyclopedia.MEN)
+            assert thing is not spouse.facts.get("father") and spouse is not facts.get("father")
+        if thing.kind == "film":
+            births = [year(facts[role], "birth") for role in ("director", "star", "composer")
+                      if role in facts]
+            assert all(abs(birth - births[0]) < 25 for birth in births)
+        if thing.noun in ("director", "actor"):
+            assert year(thing, "birth") >= 1875
+        if "university" in facts:
+            assert year(facts["university"], "founded") <= year(thing, "birth") + 22
+        for maker, made in dict(author="year", director="year", painter="year", architect="opened",
+                                captain="launched", singer="formed", founder="founded").items():
+            if maker in facts and made in facts:
+                age = year(thing, made) - year(facts[maker], "birth")
+                assert 24 <= age < 70
+                assert year(thing, made) < int(facts[maker].facts.get("death", 2020))
+
+
+# ---- questions ----------------------------------------------------------------------------------
+
+def test_golds_of_takes_a_number_without_its_unit_and_a_name_without_its_sort():
+    def answers(value):
+        return set(_encyclopedia.golds_of(value))
+    assert answers("612 km") == {"612 km", "612"} and answers("412,305") == {"412,305"}
+    assert answers(Thing("river", "river", "River Alhava")) == {"River Alhava", "Alhava"}
+    assert answers(Thing("person", "actor", "Ada Elder", ("Ada Cor Elder",))) == {
+        "Ada Elder", "Ada Cor Elder"}
+
+
+def test_ask_kin_follows_the_right_relatives():
+    asked = set()
+    for seed in range(20):
+        question = _encyclopedia.ask_kin(random.Random(seed), "train")
+        [(person, _)] = question.chains
+        between = person.facts["spouse" if "father-in-law" in question.text else "father"]
+        assert question.golds[0] == between.facts["father"].name
+        asked.add(question.text.split(" of ")[0])
+    assert asked == {"Who was the father-in-law", "Who was the paternal grandfather"}
+
+
+def test_ask_nq_types_in_lower_case():
+    assert all(draw(task).text == draw(task).text.lower() for task in some("nq", TEST))
+
+
+def test_family_has_the_originals_ranges_of_ids():
+    first = dict(zip(FAMILIES, (0, 3610, 14923, 29190, 36595, 49171, 51588)))
+    for name, start in first.items():
+        assert family(start) == name and (start == 0 or family(start - 1) != name)
+    assert family(51712) == "bamboogle"
+    assert {family(i) for i in (51713, 130880)} == {"nq"}
+    assert {family(i) for i in (130881, 221327)} == {"hotpotqa"}
+    assert set(TEST) <= set(range(51713)) and not set(TRAIN) & set(range(51713))
+
+
+def test_splits_hold_what_the_suite_and_training_need():
+    counts = COMPOSITION["searchqa"]
+    assert all(len(some(name, TEST, 10**6)) >= count for name, count in counts.items())
+    assert all(len(some(name, TRAIN, 10**6)) == 2000 for name in FAMILIES)
+    tasks = suite_tasks(searchqa, 400)
+    assert Counter(map(family, tasks)) == counts and len(set(tasks)) == 400
+    assert Counter(map(family, TRAIN[:70])) == dict.fromkeys(FAMILIES, 10)  # a fair sample first
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_draw_asks_in_each_split_about_other_things(name):
+    asked = {}
+    for split in (TRAIN, TEST):
+        asked[split] = {thing for task in some(name, split) for thing, _ in draw(task).chains}
+    assert not asked[TRAIN] & asked[TEST] and all(len(things) > 15 for things in asked.values())
+    for split in (TRAIN, TEST):             # so it is with all the tasks that were not drawn
+        assert {zlib.crc32(thing.title.encode()) % 5 == 0 for thing in asked[split]} \
+            == {split is TEST}
+
+
+@pytest.mark.parametrize("name, hops", [
+    ("nq", {1}), ("popqa", {1}), ("hotpotqa", {1, 2}), ("2wikimultihopqa", {1, 2}),
+    ("musique", {2, 3, 4}), ("bamboogle", {1, 2})])
+def test_draw_leads_over_the_hops_of_its_family(name, hops):
+    questions = [draw(task) for task in some(name, TRAIN)]
+    assert {len(names) for q in questions for _, names in q.chains} == hops
+    for question in questions:
+        for thing, names in question.chains:
+            assert thing.name.lower() in question.text.lower()
+            value = thing
+            for step in names:
+                value = value.facts[step]
+            if len(question.chains) == 1:
+                assert question.golds[0] == getattr(value, "name", value)
+
+
+def test_draw_never_tells_the_answer():
+    """Some fathers and sons have one name, and some schools are named after their city."""
+    for question in map(draw, some("2wikimultihopqa", TRAIN, 40)):
+        told = question.golds[0].lower() in question.text.lower()
+        assert not told or len(question.chains) == 2
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
+def test_ask_comparison_is_answered_by_the_greater_or_the_first(name):
+    seen = set()
+    for question in map(draw, some(name, TRAIN, 60)):
+        if len(question.chains) < 2:
+            continue
+        values = []
+        for thing, names in question.chains:
+            for step in names:
+                thing = thing.facts[step]
+            values.append(int(re.sub("[^0-9]", "", thing)))
+        words = re.search(r" (first|last|more inhabitants|higher|longer), ", question.text)[1]
+        one, two = (thing.name for thing, _ in question.chains)
+        assert question.text.endswith(f", {one} or {two}?")
+        assert (question.golds[0] == one) == ((values[0] < values[1]) == (words == "first"))
+        seen.add(words)
+    assert {"first", "last"} <= seen
+
+
+def test_ask_years_is_answered_by_the_difference():
+    for question in map(draw, some("bamboogle", TRAIN, 40)):
+        (thing, (hop, far)), (same, (near,)) = question.chains
+        then, now = int(thing.facts[hop].facts[far]), int(thing.facts[near])
+        years = abs(now - then)
+        assert thing is same and question.golds[:2] == (
+            str(years), "1 year" if years == 1 else f"{years} years")
+        assert thing.kind != "person" or question.text.endswith(f" of {thing.mention}?")
+        if question.text.startswith("How old was"):
+            assert far == "birth" and now > then
+
+
+def test_ask_triviaqa_describes_one_thing_only():
+    for question in map(draw, some("triviaqa", TRAIN)):
+        (thing, (one,)), (same, (two,)) = question.chains
+        assert thing is same and question.hidden and thing.name not in question.text
+        assert f"{thing.noun} {'that' if thing.kind == 'person' else 'who'} " not in question.text
+        described = [x for x in encyclopedia().things if x.noun == thing.noun
+                     and all(x.facts.get(name) == thing.facts[name] for name in (one, two))]
+        assert described == [thing] and question.golds[0] == thing.name
+
+
+# ---- the search ---------------------------------------------------------------------------------
+
+def bm25(passages, words):
+    """Okapi BM25 as SQLite computes it (k1 1.2, b 0.75), the title counted twice."""
+    texts = [[re.findall(r"\w+", part.lower()) for part in passage[:2]] for passage in passages]
+    sizes = [len(title) + len(text) for title, text in texts]
+    mean, scores = sum(sizes) / len(sizes), [0.0] * len(texts)
+    for word in words:
+        counts = [2 * title.count(word) + text.count(word) for title, text in texts]
+        n = sum(count > 0 for count in counts)
+        idf = max(math.log((len(texts) - n + 0.5) / (n + 0.5)), 1e-6)
+        for i, count in enumerate(counts):
+            scores[i] += idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * sizes[i] / mean))
+    best = sorted((i for i in range(len(texts)) if scores[i]), key=lambda i: (-scores[i], i))
+    return [passages[i] for i in best[:3]]
+
+
+def test_index_finds_what_bm25_ranks_first():
+    rng, letters = random.Random(0), [a + b for a in "bcdfg" for b in "aeiou"]
+    passages = [Passage(" ".join(rng.choices(letters, k=2)),
+                        " ".join(rng.choices(letters, k=rng.randrange(4, 20))))
+                for _ in range(60)]
+    index = Index(passages)
+    index.common = set()
+    for _ in range(50):
+        words = rng.sample(letters, rng.randrange(1, 4))
+        assert index.find(" ".join(words)) == bm25(passages, words)
+
+
+def test_index_leaves_common_words_out_unless_there_are_no_others():
+    index = Index([Passage(f"t{i}", f"the word{i}" + " fox" * (i == 7)) for i in range(20)])
+    assert index.common == {"the"}
+    assert [p.title for p in index.find("the fox")] == ["t7"]
+    assert [p.title for p in index.find("The the")] == ["t0", "t1", "t2"]
+
+
+SYNTAX = {      # a query -> the words that it is searched for
+    'NEAR("silent orchard", 2)': "near silent orchard 2", '"silent orchard': "silent orchard",
+    "orchard*": "orchard", "title:orchard": "title orchard", "- orchard": "orchard",
+    "{title text}: orchard": "title text orchard", "orchard -silent": "orchard silent",
+    "((orchard": "orchard", "orchard)": "orchard", "orchard AND": "orchard and",
+    "NOT orchard": "not orchard", "orchard OR OR": "orchard or", "^orchard + silent":
+    "orchard silent", "orchard'; DROP TABLE pages; --": "orchard drop table pages",
+    "orchard\x00silent": "orchard silent", "orchard \ud800": "orchard",
+    "orchard_silent": "orchard silent", "%orchard% _": "orchard", "ORCHARD": "orchard"}
+
+
+@pytest.mark.parametrize("query", SYNTAX)
+def test_find_takes_fts5_syntax_for_plain_words(query):
+    index = _library.library("", "")
+    found = index.find(query)
+    assert found == index.find(SYNTAX[query]) and len(found) == 3
+    assert index.find("silent orchard")       # the table is still there
+
+
+@pytest.mark.parametrize("query", ["", " ", '"', "()", "*", "^-+:{}", "\x00", "\ud800", "_"])
+def test_find_of_no_word_finds_nothing(query):
+    assert _library.library("", "").find(query) == []
+
+
+def test_find_of_a_huge_query_looks_for_its_first_words_only():
+    index, asked = _library.library("", ""), []
+    index.db.set_trace_callback(asked.append)
+    try:
+        found = index.find("orchard " + " ".join(f"w{i}" for i in range(100_000)))
+    finally:
+        index.db.set_trace_callback(None)
+    assert found == index.find("orchard")
+    assert sum(statement.count(" OR ") for statement in asked) == _library.MOST_WORDS - 1
+
+
+# ---- the game -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, plain", [
+    ("The  Silent Orchard", "silent orchard"), ("silent, orchard!", "silent orchard"),
+    ("An apple a day", "apple day"), ("412,305", "412305"), ("Theatre", "theatre"),
+    ("a", ""), ("O'Neill-Smith\n", "oneillsmith"), ("612 km", "612 km")])
+def test_normalised_as_squad_does(text, plain):
+    assert normalised(text) == plain
+
+
+def test_first_tag_is_what_the_originals_expression_finds():
+    rng = random.Random(0)
+    parts = ["<search>", "</search>", "<answer>", "</answer>", " x ", "y\n", "<think>", "<"]
+    for _ in range(3000):
+        reply = "".join(rng.choices(parts, k=rng.randrange(1, 9)))
+        match = re.search(r"<(search|answer)>(.*?)</\1>", reply, re.DOTALL)
+        assert first_tag(reply) == ((match[1], match[2].strip()) if match else ("", "")), reply
+
+
+def test_first_tag_of_a_long_reply_does_not_hang():
+    """The original's expression takes minutes for these: it starts anew at every tag."""
+    assert first_tag("<search>" * 200_000) == ("", "")
+    assert first_tag("<answer>" * 100_000 + "</search>" * 100_000) == ("", "")
+
+
+def test_search_shows_three_passages_as_the_original_does():
+    env = searchqa.Env()
+    assert env.reset(51713) == f"Question: {draw(51713).text}"
+    thing = draw(51713).chains[0][0]
+    reply = f"<think>I look for it.</think>\n<search>\n{thing.title} </search>"
+    observation, reward, done, info = env.step(reply)
+    assert (reward, done, info) == (0, False, {"success": False, "valid": True, "score": 0})
+    docs = re.fullmatch(r"<information>Doc 1\(Title: (.+)\) (.+)\nDoc 2\(Title: (.+)\) (.+)\n"
+                        r"Doc 3\(Title: (.+)\) (.+)</information>", observation)
+    assert docs[1] == thing.title and thing.name.split()[-1] in docs[2]
+
+
+def test_act_answers_with_the_originals_sentences():
+    env = searchqa.Env()
+    env.reset(0)
+    assert env.step("I do not know.")[0] == (
+        "Your previous action is invalid. If you want to search, you should put the query between "
+        "<search> and </search>. If you want to give the final answer, you should put the answer "
+        "between <answer> and </answer>. Please try again.")
+    right = f"<answer> the {draw(0).golds[0].upper()}. </answer>"
+    assert env.step(right) == (
+        "Congratulations! You have answered the question correctly.", 1.0, True,
+        {"success": True, "valid": True, "score": 1.0})
+
+
+def test_act_ends_at_the_first_answer_unless_it_may_try_again(monkeypatch):
+    wrong, right = "<answer> nobody </answer>", f"<answer>{draw(0).golds[0]}</answer>"
+    env = searchqa.Env()
+    env.reset(0)
+    assert env.step(wrong)[:3] == ("Sorry, your answer is incorrect.", 0.0, True)
+    env = searchqa.Env(retry=True)
+    env.reset(0)
+    assert env.step(wrong)[:3] == ("Sorry, your answer is incorrect. Please try again.", 0.0, False)
+    assert env.step(right)[1:3] == (1.0, True)
+    for value, again in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("NANO_SEARCHQA_RETRY", value)
+        env = searchqa.Env()
+        env.reset(0)
+        assert env.step(wrong)[2] is not again
+
+
+def test_act_takes_the_first_of_two_tags_and_calls_it_not_valid():
+    right, env = f"<answer>{draw(0).golds[0]}</answer>", searchqa.Env()
+    env.reset(0)
+    observation, _, done, info = env.step(f"<search>bridge</search> {right}")
+    assert observation.startswith("<information>Doc 1") and not done and not info["valid"]
+    _, reward, done, info = env.step(f"<answer>nobody</answer> {right}")
+    assert reward == 0 and done and not info["valid"]
+
+
+def test_act_says_that_no_passage_has_a_word():
+    env = searchqa.Env()
+    env.reset(0)
+    nothing = "<information>No passage has any of these words.</information>"
+    for query, valid in (("", False), ("?!", False), ("xyzzy", True)):
+        observation, _, done, info = env.step(f"<search>{query}</search>")
+        assert (observation, done, info["valid"]) == (nothing, False, valid)
+
+
+def test_head_of_the_file_tells_a_game_as_it_is_played():
+    env, head = searchqa.Env(), " ".join(searchqa.__doc__.partition("The deep-search")[0].split())
+    said = [env.reset(49432)]
+    for action, observation, *_ in play(env, 49432):
+        said += [action, *observation.split("\n")]
+    parts = [part.strip() for part in re.split(
+        r"(?: env: | agent: | reward [01],?(?: done)?|\.\.\.|Doc 2|Doc 3)", head)[1:]]
+    played = " ".join(" ".join(said).split())
+    assert len(parts) > 12 and all(part in played for part in parts)
+
+
+def test_tools_are_search_and_answer():
+    tools = tools_of(searchqa)
+    assert list(tools) == ["search", "answer"]
+    form, _ = tools["search"]
+    assert first_tag(form.format(query="a river")) == ("search", "a river")
+
+
+# ---- the expert ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_expert_uses_the_question_and_what_it_has_read_only(name):
+    """Names in its queries and answers stand in the question or in a passage shown before."""
+    for task in some(name, TEST):
+        shown, episode = draw(task).text.lower(), play(searchqa.Env(), task)
+        for action, observation, *_ in episode:
+            kind, content = first_tag(action)
+            content *= name != "bamboogle" or kind == "search"      # a difference stands nowhere
+            for word in re.findall(r"\b[A-Z][a-z]+|[0-9]+", content):
+                assert word.lower() in shown, (task, action)
+            shown += observation.lower()
+        assert episode[-1][-1]["success"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_expert_thinks_of_what_it_has_read_and_comes_to_the_answer(name):
+    env = searchqa.Env()
+    for task in some(name, TEST):
+        shown, done = env.reset(task).lower(), False
+        while not done:
+            thought, action = env.expert()
+            facts, _, result = thought.partition(" So it is ")
+            for word in re.findall(r"\b[A-Z][a-z]+|[0-9]+", re.sub(r"(^|\. )\w+", "", facts)):
+                assert word.lower() in shown, (task, thought)
+            observation, _, done, _ = env.step(action)
+            shown += observation.lower()
+        assert draw(task).golds[0] in thought
+        assert bool(result) == (name == "bamboogle") or len(draw(task).chains) == 2
+
+
+def test_expert_says_that_it_searches_in_other_words():
+    env = searchqa.Env()
+    env.reset(TEST[0])
+    (first, query), thing = env.expert(), draw(TEST[0]).chains[0][0]
+    env.asked.add(first_tag(query)[1])              # as if it had found nothing
+    again, other = env.expert()
+    assert again.startswith("I have not found ") and again != first and other != query
+    assert thing.name in first_tag(other)[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_expert_succeeds_after_detours_and_wrong_answers(name):
+    env, rng = searchqa.Env(retry=True), random.Random(name)
+    for task in some(name, TEST, 12):
+        env.reset(task)
+        for _ in range(rng.randrange(1, 8)):
+            done = env.step(rng.choice([env.random_action(rng), "<search>", env.expert()[1]]))[2]
+            if done:
+                break
+        else:
+            assert play_on(env)[-1][-1]["success"], task
+
+
+def test_expert_needs_no_more_turns_than_its_searches_and_an_answer():
+    env = searchqa.Env()
+    turns = [len(play(env, task)) for name in FAMILIES for task in some(name, TEST)]
+    assert min(turns) == 2 and max(turns) == searchqa.MOST_SEARCHES + 1
+
+
+# ---- the wire -----------------------------------------------------------------------------------
+
+def test_server_speaks_as_the_original_does():
+    """GET /observation gives the question with the task's words, at any time."""
+    services = {"searchqa": Service("searchqa")}
+
+    def ask(path, body=None):
+        status, text = respond(services, "GET" if body is None else "POST", path,
+                               json.dumps(body).encode() if body is not None else b"")
+        assert status == 200, text
+        return json.loads(text)
+    assert ask("/create", {"id": 0}) == 0 and ask("/") == "ok"
+    prompted = ask("/reset", {"env_idx": 0, "id": 29190})
+    assert prompted.startswith("You must reason inside <think>...</think> first. If you do not")
+    assert prompted.endswith(f"Follow this process every time.\n\n Question: {draw(29190).text}")
+    reply = ask("/step", {"env_idx": 0, "action": "<search>river</search>"})
+    assert reply.keys() == {"observation", "reward", "done", "info"}
+    assert reply["observation"].startswith("<information>Doc 1(Title: ")
+    assert ask("/observation?env_idx=0") == prompted
+    items = ask("/resets", {"items": [{"id": 29190}]})["items"]     # our own client's way
+    assert items[0]["observation"] == f"Question: {draw(29190).text}"
+    assert ask("/close", {"env_idx": 0}) is True
+
+
+# ---- a user's own data --------------------------------------------------------------------------
+
+CORPUS = [{"id": "0", "contents": '"Ada Lovelace"\nAda Lovelace was born in London in 1815.'},
+          {"id": "1", "contents": '"Charles Babbage"\nCharles Babbage was an engineer.'},
+          {"id": "2", "contents": "\"London\"\nLondon is a city on the Thames."}]
+QUESTIONS = {
+    "train": [{"id": "train_0", "question": "where was Ada Lovelace born", "golden_answers":
+               ["London", "London, England"], "data_source": "nq"},
+              {"question": "which river runs through London", "golden_answers": ["Thames"]}],
+    "test": [{"question": "who was an engineer?", "golden_answers": ["Charles Babbage"]}]}
+
+
+def write(folder, **files):
+    for name, entries in files.items():
+        text = "".join(entry if isinstance(entry, str) else json.dumps(entry) + "\n"
+                       for entry in entries)
+        (folder / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """After the test searchqa plays its own questions again."""
+    for name in ("OWN", "TRAIN", "TEST", "FAMILIES", "ORIGINAL"):
+        monkeypatch.setattr(searchqa, name, getattr(searchqa, name))
+    for name in ("NANO_SEARCHQA_DATA", "NANO_SEARCHQA_URL"):
+        monkeypatch.setenv(name, "")
+
+
+def test_use_plays_the_questions_of_a_folder(tmp_path, own):
+    write(tmp_path, corpus=CORPUS, **QUESTIONS)
+    module = open_env("searchqa", str(tmp_path))
+    assert (list(module.TRAIN), list(module.TEST), module.FAMILIES) == ([0, 1], [2], ("nq", "own"))
+    env = module.Env()
+    assert env.reset(0) == "Question: where was Ada Lovelace born"
+    observation = env.step("<search>Lovelace born</search>")[0]
+    assert observation == ('<information>Doc 1(Title: "Ada Lovelace") Ada Lovelace was born in '
+                           "London in 1815.</information>")
+    assert env.step("<answer>london england</answer>")[1] == 1
+    assert [len(play(env, task)) for task in range(3)] == [2, 2, 2]
+    with pytest.raises(ValueError, match="tasks are 0..2"):
+        env.reset(3)
+
+
+def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, own):
+    long = {"question": "who? " * 200, "golden_answers": ["me"]}
+    words = " ".join(f"w{i}" for i in range(400))
+    write(tmp_path, corpus=[{"id": "0", "contents": f"who\n{words}"}], train=[long],
+          test=QUESTIONS["test"])
+    env = open_env("searchqa", str(tmp_path)).Env()
+    episode = play(env, 0)
+    assert len(episode) == 2 and episode[-1][-1]["success"]
+    assert episode[0][1].split()[-1] == f"w{searchqa.PASSAGE_WORDS - 1}</information>"
+
+
+def test_use_reaches_the_processes_started_from_here(tmp_path):
+    write(tmp_path, corpus=CORPUS, **QUESTIONS)
+    program = f"""
+from env_server import open_env, local_server
+from client import EnvClient
+open_env("searchqa", {str(tmp_path)!r})
+with local_server("searchqa") as urls:
+    client = EnvClient(urls, "searchqa")
+    print(client.answer([(None, "reset", 2)])[0].observation)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
+                            text=True)
+    assert answer.stdout == "Question: who was an engineer?\n", answer.stderr
+
+
+@pytest.mark.parametrize("read, line, words", [
+    (read_corpus, "{", r"line 2: no JSON"), (read_corpus, "[1]", "line 2: .*expected an object"),
+    (read_corpus, '{"text": "a"}', "line 2: contents is 'None'; expected a text"),
+    (read_corpus, '{"contents": 3}', "line 2: contents is '3'"),
+    (read_corpus, r'{"contents": "half of \ud83d"}', "line 2: contents is 'half of"),
+    (read_questions, '{"question": " ", "golden_answers": ["a"]}', "line 2: question is ' '"),
+    (read_questions, '{"question": "q"}', "line 2: golden_answers is 'None'; expected a list"),
+    (read_questions, '{"question": "q", "golden_answers": []}', "golden_answers is .*a list"),
+    (read_questions, '{"question": "q", "golden_answers": "a"}', "golden_answers is 'a'"),
+    (read_questions, '{"question": "q", "golden_answers": [1]}', "golden_answers is"),
+    (read_questions, '{"question": "q", "golden_answers": ["a"], "data_source": 1}',
+     "line 2: data_source is '1'"),
+    (read_questions, "[" * 100_000, "line 2: no JSON")])
+def test_read_names_file_line_and_field(tmp_path, read, line, words):
+    good = CORPUS[0] if read is read_corpus else QUESTIONS["test"][0]
+    write(tmp_path, file=[good, line])
+    with pytest.raises(ValueError, match=f"^searchqa: .*file.jsonl, {words}" if "line" in words
+                       else words) as refusal:
+        read(tmp_path / "file.jsonl")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("files, words", [
+    (dict(QUESTIONS), "has no corpus.jsonl; add it, or give the URL"),
+    (dict(QUESTIONS, corpus=CORPUS, test=QUESTIONS["train"]), "both ask 'where was Ada"),
+    (dict(QUESTIONS, corpus=CORPUS, test=[]), "test.jsonl holds no question"),
+    (dict(train=QUESTIONS["train"], corpus=CORPUS), "cannot read .*test.jsonl")])
+def test_use_refuses_a_folder_in_a_sentence(tmp_path, own, files, words):
+    with pytest.raises(ValueError, match=f"^searchqa: .*{words}"):
+        searchqa.use(write(tmp_path, **files))
+    assert searchqa.OWN == ()
+
+
+# ---- a remote retriever -------------------------------------------------------------------------
+
+@contextmanager
+def retriever(answer):
+    """(url, [the requests]) of a server that answers every POST with these bytes and status."""
+    requests = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, body = answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/retrieve", requests
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# As Search-R1's retrieval_server.py answers {"queries": [...], "topk": 3, "return_scores": true}.
+RESULT = {"result": [[{"document": document, "score": 0.8 - i / 10}
+                      for i, document in enumerate([*CORPUS, CORPUS[0]])]]}     # one too many
+
+
+def test_remote_speaks_as_search_r1s_clients_do():
+    with retriever((200, json.dumps(RESULT).encode())) as (url, requests):
+        found = Remote(url).find("Ada Lovelace (born)")
+    assert requests == [{"queries": ["Ada Lovelace (born)"], "topk": 3, "return_scores": True}]
+    assert [p.title for p in found] == ['"Ada Lovelace"', '"Charles Babbage"', '"London"']
+    assert found[2].text == "London is a city on the Thames."
+
+
+@pytest.mark.parametrize("answer", [
+    (500, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"result": []}'), (200, b'{"result": 3}'),
+    (200, b'{"result": [[{"document": {}}]]}'), (200, b'{"result": [[{"document": '
+                                                     b'{"contents": null}}]]}')])
+def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, own,
+                                                                    monkeypatch, capfd):
+    with retriever(answer) as (url, _):
+        with pytest.raises(RuntimeError, match=f"^searchqa: {url} is no Search-R1 retriever"):
+            Remote(url).find("x")
+        monkeypatch.setenv("NANO_SEARCHQA_URL", url)
+        searchqa.use(write(tmp_path, **QUESTIONS))          # needs no corpus of its own then
+        services = {"searchqa": Service("searchqa")}
+        respond(services, "POST", "/resets", b'{"items": [{"id": 0}, {"id": 1}]}')
+        items = [dict(env_idx=0, action="<search>x</search>"),
+                 dict(env_idx=1, action="<answer>Thames</answer>")]
+        _, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
+    broken, good = json.loads(text)["items"]
+    assert broken["status"] == 500 and "reward" not in broken and url in broken["error"]
+    assert good["reward"] == 1
+
+
+def test_env_refuses_a_retriever_without_questions(own, monkeypatch):
+    monkeypatch.setenv("NANO_SEARCHQA_URL", "http://127.0.0.1:9/retrieve")
+    with pytest.raises(ValueError, match="NANO_SEARCHQA_URL is set, but no questions"):
+        open_env("searchqa")
+
+
+def test_thing_is_on_the_side_that_its_checksum_says():
+    sides = Counter(Thing("city", "city", a + b).split for a in string.ascii_uppercase
+                    for b in string.ascii_lowercase)
+    assert 0.15 < sides["test"] / sides.total() < 0.25
+    assert _encyclopedia.BUILDING.locked() is False

@@ -1,0 +1,620 @@
+"""pytest tests/test_env_sheet.py: the grid and its formulas against arithmetic, the tools' replies
+in the shapes of AgentGym's client, what they refuse, the reward, the expert, your own tables."""
+import copy
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs import _tools, sheet
+from envs._grid import COLUMNS, MOST_READS, ROWS, Grid, Refused, matching, place, share
+from envs.sheet import Env
+
+TABLE = [["Item", "Price", "Stock"], ["ink", 2.5, 4], ["paper", 4, 10], ["glue", 1.25, "none"]]
+
+
+def shows(formula, rows=TABLE):
+    """What a formula in E1 beside these rows shows."""
+    grid = Grid(rows)
+    grid.put(0, 4, [[formula]])
+    return grid.values()[0][4]
+
+
+# ---- the grid ----
+
+@pytest.mark.parametrize("text, where", [
+    ("A1", (0, 0)), ("B3", (2, 1)), (" Z200 ", (199, 25)), ("$C$4", (3, 2))])
+def test_place_reads_a1(text, where):
+    assert place(text) == where
+
+
+@pytest.mark.parametrize("text", ["", "A", "1", "A0", "1A", "A-1", "a1", "A1:B2", "A201", "AA1",
+                                  "AAA9999999", "ZZZZ1", "A" * 9999, "A1\n", "Ä1"])
+def test_place_refuses_what_is_no_cell(text):
+    if text == "A1\n":
+        assert place(text) == (0, 0)            # blanks around it are dropped
+    else:
+        with pytest.raises(Refused):
+            place(text)
+
+
+@pytest.mark.parametrize("formula, value", [
+    ("=1+2*3", "7"), ("=(1+2)*3", "9"), ("=10/4-1", "1.5"), ("=2-3-4", "-5"), ("=-B2*2", "-5"),
+    ("=12/3/2", "2"), ("=--3", "3"), ("=.5+1", "#ERROR!"), ("=0.5+1.", "1.5"),
+    ("=B2+B3", "6.5"), ("=b2", "2.5"), ("=$B$3/B2", "1.6"), ("=D9+1", "1"),
+    ("=SUM(B2:B4)", "7.75"), ("=SUM(B4:B2)", "7.75"), ("=SUM(B2:C3)", "20.5"),
+    ("=SUM(B2,C2,10)", "16.5"), ("=sum(B2:B4)*2+1", "16.5"), ("=AVERAGE(B2:B3)", "3.25"),
+    ("=COUNT(A1:C4)", "5"), ("=MAX(B2:B4)", "4"), ("=MIN(B2:B4)", "1.25"),
+    ("=MINUS(B3,B2)", "1.5"),
+    ("=PRODUCT(B2:C2)", "10"), ("=SUM(A1:A4)", "0"), ("=SUM(B2*2,SUM(B3:B4))", "10.25"),
+    ("=AVERAGE(A1:A4)", "#DIV/0!"), ("=1/0", "#DIV/0!"), ("=B2/D2", "#DIV/0!"),
+    ("=A2+1", "#VALUE!"), ("=C4*2", "#VALUE!"), ("=B2:B3+1", "#VALUE!"),
+    ("=MINUS(B2:B4)", "#N/A"),
+    ("=", "#ERROR!"), ("=1+", "#ERROR!"), ("=(1", "#ERROR!"), ("=1)", "#ERROR!"),
+    ("=SUM(B2:B3", "#ERROR!"), ("=SUM()", "#ERROR!"), ("=SUM", "#ERROR!"), ("=1 2", "#ERROR!"),
+    ("=FOO(1)", "#ERROR!"), ("=B2 B3", "#ERROR!"), ("=ZZ1", "#REF!"),
+    ("=SUM(A1:A999)", "#REF!"),
+    ("=A1048577", "#REF!"), ("=9999999*9999999*9999999", "#NUM!"), ("=SUM(B2,,B3)", "#ERROR!"),
+    ("=0.1+0.2", "0.3"), ("=0-0", "0"), ("1+1", "1+1"), ("=PRODUCT(A1:A4)", "0"),
+    ("=0.00000000001*2", "0"),
+])
+def test_formulas_against_arithmetic(formula, value):
+    assert shows(formula) == value
+
+
+@pytest.mark.parametrize("formula", [
+    "=__import__('os').system('touch EXECUTED')", "=exec('1')", "=().__class__", "=2**10**10",
+    "=lambda: 1", "=open('EXECUTED','w')", '="a"*9', "=B2 if 1 else 2", "=0x10", "=1_000", "=1e5",
+    "=nan", "=inf+1", "=[1]", "={1:2}", "=B2;B3", "=@SUM(B2)", "=\u0661+1", "=" + "(" * 199,
+    "=" + "-" * 199, "=" + "1+" * 99 + "B",
+])
+def test_formulas_run_no_python(formula, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shows(formula).startswith("#") and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("formula, value", [
+    ("=SUM(A1:B1)", "0"), ("=AVERAGE(A1:B1)", "#DIV/0!"), ("=MINUS(A1,B1)", "#N/A"),
+    ("=A1+1", "#VALUE!"), ("=SUM(C1:D1)", "#NUM!"), ("=PRODUCT(C1:D1)", "#NUM!"),
+    ("=AVERAGE(C1:D1)", "9" * 15), ("=C1*C1", "#NUM!"),
+])
+def test_formulas_never_become_infinite(formula, value):
+    """What is beyond 10 ** 15 is a text, which functions pass over: 1e308 + 1e308 has no float."""
+    huge = ["1e308", "-1e308", "9" * 15, "9" * 15]
+    assert Grid([huge, [formula]]).values() == [huge, [value, "", "", ""]]
+
+
+def test_notes_follow_their_cells():
+    grid = Grid(TABLE, {(1, 0): "ink", (2, 2): "ten", (0, 1): "price"})
+    grid.insert(0, [["new"], ["newer"]], 1)
+    assert grid.notes == {(3, 0): "ink", (4, 2): "ten", (0, 1): "price"}
+    grid.insert(1, [["new"]], 1)
+    assert grid.notes == {(3, 0): "ink", (4, 3): "ten", (0, 2): "price"}
+    grid.delete(1, {0})
+    assert grid.notes == {(4, 2): "ten", (0, 1): "price"}
+    grid.delete(0, {0, 1})
+    assert grid.notes == {(2, 2): "ten"}
+
+
+def test_formulas_that_refer_to_themselves_show_ref():
+    assert shows("=E1") == shows("=E1+1") == shows("=SUM(A1:E4)") == "#REF!"
+    grid = Grid([["=B1", "=C1+1", "=A1*2", "=SUM(A1:C1)", 3, "=E1*2"]])
+    assert grid.values() == [["#REF!", "#REF!", "#REF!", "#REF!", "3", "6"]]
+
+
+def test_formulas_that_read_too_much_are_refused():
+    """600 sums of a full grid would read 3 million cells."""
+    grid = Grid([[1.0] * COLUMNS for _ in range(ROWS - 1)])
+    grid.put(ROWS - 1, 0, [["=SUM(A1:Z199)"]])
+    assert grid.values()[-1][0] == str(26 * 199)
+    grid.put(ROWS - 1, 0, [["=SUM(A1:Z199)"] * COLUMNS])
+    began = time.monotonic()
+    with pytest.raises(Refused, match=f"more than {MOST_READS} cells"):
+        grid.values()
+    assert time.monotonic() - began < 5
+
+
+def test_long_chains_of_formulas_end():
+    """A chain is followed 60 deep; told from its end, each is worked out once."""
+    grid = Grid([[f"=A{n + 2}"] for n in range(150)] + [[7]])
+    values = [row[0] for row in grid.values()]
+    assert set(values) <= {"7", "#ERROR!"} and values[-1] == "7"
+    assert [row[0] for row in Grid([[7]] + [[f"=A{n}+1"] for n in range(1, 150)]).values()] \
+        == [str(7 + n) for n in range(150)]
+
+
+def test_formulas_follow_rows_and_columns():
+    """The sums of each row and of a column, while rows and columns come, go and are sorted."""
+    grid = Grid([["n", 1, 10, "=SUM(B1:C1)"], ["m", 2, 20, "=B2+C2"], ["k", 3, 30, "=B3+C3"],
+                 ["", "=SUM(B1:B3)", "=C1", "=MAX(D1:D3)"]])
+
+    def column(letter):
+        return [row[ord(letter) - 65] for row in grid.values()]
+    assert column("D") == ["11", "22", "33", "33"]
+    grid.insert(0, [["x", 5, 5, "=B2*C2"]], 1)
+    assert column("D") == ["11", "25", "22", "33", "33"] and column("B")[-1] == "11"
+    grid.insert(1, [["new"]], 0)
+    assert column("E") == ["11", "25", "22", "33", "33"] and column("C")[-1] == "11"
+    grid.delete(0, {0})
+    assert column("E") == ["25", "22", "33", "33"] and column("C")[-1] == "10"
+    assert column("D")[-1] == "#REF!"           # what it was is gone
+    grid.frozen = 0
+    grid.delete(0, {3})
+    grid.sort(4, True)
+    assert column("E") == ["33", "25", "22"] and column("B") == ["k", "x", "m"]
+    grid.delete(1, {2})
+    assert column("D") == ["#REF!", "#REF!", "#REF!"]
+
+
+def test_sort_puts_numbers_before_texts_and_empty_cells_last():
+    grid = Grid([["h", "N"], ["a", 3], ["b", ""], ["c", "x"], ["d", -1], ["e", 3], ["f", "10"]],
+                {(1, 0): "of a"})
+    grid.frozen = 1
+    grid.sort(1, False)
+    assert [row[0] for row in grid.values()] == ["h", "d", "a", "e", "f", "c", "b"]
+    assert grid.notes == {(2, 0): "of a"}
+    grid.sort(1, True)
+    assert [row[0] for row in grid.values()] == ["h", "c", "f", "a", "e", "d", "b"]
+    grid.frozen = 0
+    grid.sort(1, False)                         # the header, "N", is a text like "x"
+    assert [row[0] for row in grid.values()] == ["d", "a", "e", "f", "h", "c", "b"]
+
+
+def test_the_grid_has_its_bounds():
+    grid = Grid(TABLE)
+    for change in (lambda: grid.put(ROWS, 0, [[1]]), lambda: grid.put(0, COLUMNS, [[1]]),
+                   lambda: grid.insert(0, [[1]] * ROWS, 1), lambda: grid.insert(1, [[1]] * 24, 0),
+                   lambda: grid.put(0, 0, [["x" * 201]]), lambda: grid.put(0, 0, [[[1]]])):
+        with pytest.raises(Refused, match="APIError"):
+            change()
+
+
+@pytest.mark.parametrize("query, found", [
+    ("ink", ["ink", "inkwell"]), ("^ink$", ["ink"]), ("^ink", ["ink", "inkwell"]),
+    ("well$", ["inkwell"]), ("^(ink|glue)$", ["ink", "glue"]), ("glue|well", ["glue", "inkwell"]),
+    ("Ink", []), (".*", []), ("(a+)+$", []), ("$", ["ink", "glue", "inkwell"])])
+def test_matching_takes_texts_and_anchors(query, found):
+    rows = [["ink", "glue"], ["inkwell"]]
+    assert [rows[i][j] for i, j in matching(rows, query)] == found
+
+
+def test_matching_does_not_hang():
+    began = time.monotonic()
+    matching([["a" * 200] * 26] * 20, "(a|aa)+" * 500 + "$")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("values, wanted, equal", [
+    ([["a", "1"]], [["a", 1.0]], 1), ([["A ", "1.005"]], [["a", 1]], 1),
+    ([["a", "1.1"]], [["a", 1]], 1 / 2),
+    ([["a", "1"], ["b", "2"]], [["a", 1]], 1 / 2), ([["a"]], [["a", ""]], 1),
+    ([["a"]], [["a", 1], ["b", 2]], 1 / 4), ([], [["a"]], 0), ([["a", "x"]], [["a"]], 1 / 2)])
+def test_share_counts_the_cells_of_either(values, wanted, equal):
+    assert share(values, wanted) == equal
+
+
+# ---- the tools ----
+
+@pytest.fixture
+def env():
+    env = Env()
+    env.reset(0)
+    env.task.name, env.grid, env.opened = "Sheet1", Grid(TABLE), True
+    return env
+
+
+def ask(env, tool, **arguments):
+    """A tool's result, or the text that it refuses with, which has changed nothing."""
+    before = env.grid.values()
+    observation, *_, info = env.step(_tools.written(tool, arguments))
+    if info["valid"]:
+        return env.results[env.written(tool, arguments)]
+    assert env.grid.values() == before
+    return observation.removeprefix("Observation: ").removesuffix("\nGive me one action.")
+
+
+def test_a_sheet_must_be_open(env):
+    env.opened = False
+    closed = "Please open a sheet before operating it"
+    assert ask(env, "get_all_values") == ask(env, "update_cell", position="A1", value=1) == closed
+    assert ask(env, "get_note", position="A1") == ask(env, "finish") == closed
+    assert ask(env, "open_sheet", name="Sheet2") == "WorksheetNotFound('Sheet2')"
+    assert ask(env, "open_sheet", name="Sheet1") == "<Worksheet 'Sheet1' id:0>"
+    assert ask(env, "get_all_values")[1] == ["ink", "2.5", "4"]
+    assert "can't remove all the sheets" in ask(env, "del_sheet", name="Sheet1")
+    assert ask(env, "nothing").startswith("ERROR | Invalid action: nothing. Please choose another "
+                                          "valid action from ['open_sheet', 'del_sheet', ")
+
+
+def test_reading_tools(env):
+    assert ask(env, "get_range_values", start_position="A2", end_position="B3") == [
+        ["ink", "2.5"], ["paper", "4"]]
+    assert ask(env, "get_cell_value", position="C3") == "10"
+    assert ask(env, "get_cell_value", position="F9") is None
+    assert ask(env, "get_A1_annotation", row=3, col="2") == "B3"
+    assert ask(env, "get_value_by_formula", start_position="B2", end_position="B4",
+               operator="SUM") == "7.75"
+    assert ask(env, "get_value_by_formula", position_list=["B3", "B2"], operator="MINUS") == "1.5"
+    assert ask(env, "filter_cells", query="^(ink|glue)$") == ["A2", "A4"]
+    assert ask(env, "filter_cells", query="4", in_column=3) == ["C2"]
+    assert ask(env, "filter_cells", query="e", in_row=1) == ["A1", "B1"]
+    assert ask(env, "get_note", position="B2") == ""
+    assert ask(env, "update_note", position="B2", content="Check.") == \
+        "Updated! the B2's note is Check."
+    assert ask(env, "get_note", position="B2") == "Check."
+    ask(env, "update_note", position="B2", content="0")
+    assert ask(env, "get_note", position="B2") == "0"
+    assert ask(env, "get_value_by_formula", position_list=["B2", "B3", "B4"],
+               operator="COUNT") == "3"
+
+
+def test_changing_tools(env):
+    item, ink, paper, glue = env.grid.values()
+    assert ask(env, "update_cell", position="C4", value="7") == [
+        item, ink, paper, ["glue", "1.25", "7"]]
+    assert ask(env, "update_cell_by_formula", start_position="C2", end_position="C4",
+               result_position="C5", operator="SUM")[4] == ["", "", "21"]
+    assert ask(env, "update_cell_by_formula", position_list=["B2", "C2"], result_position="D2",
+               operator="PRODUCT")[1] == ["ink", "2.5", "4", "10"]
+    assert ask(env, "update_range", start_position="B2", end_position="B3",
+               values_list=[[3], ["=B2+1"]])[1:3] == [
+        ["ink", "3", "4", "12"], ["paper", "4", "10", ""]]
+    assert ask(env, "delete_batch_data", dimension="row", index_list=[5, "3"])[1:] == [
+        ["ink", "3", "4", "12"], ["glue", "1.25", "7", ""]]
+    assert ask(env, "delete_batch_data", dimension="col", index_list=[4])[0] == item
+    assert ask(env, "insert_rows", values_list=[["pen", 9, 1], ["nib", 1, 2]], row_idx=3)[2:] == [
+        ["pen", "9", "1"], ["nib", "1", "2"], ["glue", "1.25", "7"]]
+    assert ask(env, "insert_cols", values_list=[["Code", 1, 2]], col_idx=1)[:4] == [
+        ["Code", *item], ["1", "ink", "3", "4"], ["2", "pen", "9", "1"], ["", "nib", "1", "2"]]
+    assert ask(env, "freeze_data", dimension="rows", num=1) == \
+        "You have successfully freeze the rows 1"
+    assert [row[1] for row in ask(env, "sort_sheet_by_col", col_num=3, order="des")] == [
+        "Item", "pen", "ink", "glue", "nib"]
+    assert ask(env, "merge_cells", start_position="A1", end_position="B1")[0][:2] == ["Code"] * 2
+    ask(env, "freeze_data", dimension="columns", num=3)
+    assert env.grid.frozen == 1                 # the rows, as before
+
+
+NO_A1 = "you should use A1 notation"
+
+
+@pytest.mark.parametrize("tool, arguments, refusal", [
+    ("update_cell", dict(position="9", value=1), "IncorrectCellLabel('9')"),
+    ("update_cell", dict(position="ZZ9", value=1), "exceeds grid limits"),
+    ("update_cell", dict(position="A1"), "ERROR | KeyError('value')"),
+    ("update_cell", dict(position="A1", value={"a": 1}), "a cell holds a text or a number"),
+    ("update_range", dict(start_position="A1", end_position="C4", values_list=[[1]]),
+     "'Warning: You cannot update whole sheet at once, please try other functions'"),
+    ("update_range", dict(start_position="A1", end_position="A2", values_list=[[1, 2]]),
+     "tried writing beyond it"),
+    ("update_range", dict(start_position="A1", end_position="A2", values_list=[1, 2]), "2D list"),
+    ("insert_rows", dict(values_list="x", row_idx=1), "2D list"),
+    ("insert_rows", dict(values_list=[[1]], row_idx=0), "exceeds grid limits"),
+    ("insert_cols", dict(values_list=[[1]] * 25, col_idx=1), "exceeds grid limits"),
+    ("insert_cols", dict(values_list=[[1]], col_idx="one"), "invalid literal for int()"),
+    ("delete_batch_data", dict(dimension="row", index_list=[1, 2, 3]), "cannot delete whole sheet"),
+    ("delete_batch_data", dict(dimension="col", index_list=[1, 2, 3]), "cannot delete whole sheet"),
+    ("delete_batch_data", dict(dimension="rows", index_list=[1]),
+     "'Wrong dimension, please choose from row/col'"),
+    ("delete_batch_data", dict(dimension="row", index_list=[0]), "exceeds grid limits"),
+    ("delete_batch_data", dict(dimension="row", index_list=3), "TypeError(index_list"),
+    ("sort_sheet_by_col", dict(col_num=2, order="up"), "Either 'asc' or 'des' should be specified"),
+    ("sort_sheet_by_col", dict(col_num=0, order="asc"), "exceeds grid limits"),
+    ("freeze_data", dict(dimension="row", num=1), "should be one of the rows/columns"),
+    ("freeze_data", dict(dimension="rows", num=ROWS), "can't freeze all visible rows"),
+    ("freeze_data", dict(dimension="rows", num=0.5), "invalid literal for int()"),
+    ("merge_cells", dict(start_position="B2", end_position="A1"), "end lies before the start"),
+    ("merge_cells", dict(start_position="A2", end_position="B1"), "end lies before the start"),
+    ("update_note", dict(position="A1", content="x" * 201), "more than 200 characters"),
+    ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
+    ("update_range", dict(start_position="A1", end_position="B1", values_list=[[1], [2]]),
+     "tried writing beyond it"),
+    ("get_value_by_formula", dict(position_list=["B2"], operator="MEDIAN"), '"MINUS", "PRODUCT"]'),
+    ("get_value_by_formula", dict(position_list=["B2;1"], operator="SUM"), NO_A1),
+    ("get_value_by_formula", dict(start_position="A1", end_position="AA9", operator="SUM"), NO_A1),
+    ("get_value_by_formula", dict(start_position="A1", operator="SUM"), "KeyError('end_position')"),
+    ("update_cell_by_formula", dict(position_list=["B2"], operator="SUM"),
+     "KeyError('result_position')"),
+    ("get_A1_annotation", dict(row=1, col=99), "exceeds grid limits"),
+])
+def test_refusals_change_nothing(env, tool, arguments, refusal):
+    assert refusal in ask(env, tool, **arguments)
+
+
+def test_a_change_that_would_read_too_much_is_taken_back(env):
+    """Over the wire's limit of 10,000 characters, 25 columns of sums a call."""
+    ask(env, "update_cell", position="Z199", value=1)
+    before = [[*row] for row in env.grid.cells]
+    observation, *_, info = env.step(_tools.written("insert_rows", {
+        "values_list": [["=SUM(A1:Z199)"] * 25], "row_idx": 200}))
+    assert "would read more than" in observation and len(observation) < 200
+    assert not info["valid"] and env.grid.cells == before
+
+
+# ---- tasks, reward, expert ----
+
+def steps_of(env, task_id):
+    """The reward of the expert's last step."""
+    env.reset(task_id)
+    for _ in range(sheet.HORIZON):
+        _, reward, done, info = env.step(env.expert()[1])
+        assert info["valid"]
+        if done:
+            break
+    return reward
+
+
+@pytest.mark.parametrize("kind", sheet.FAMILIES)
+def test_steps_lead_to_the_wanted_sheet(kind):
+    """The steps alone, without any repair: their plan ends with finish."""
+    env = Env()
+    for task_id in [i for i in [*sheet.TEST, *sheet.TRAIN] if sheet.family(i) == kind][::40]:
+        env.reset(task_id)
+        env.expert()
+        assert env.plan[-1][2] == "finish", (task_id, env.task.goal)
+        assert len(env.plan) <= sheet.HORIZON
+
+
+def test_the_reward_is_the_share_and_the_gain_is_told():
+    env = Env()
+    for task_id in range(11):
+        assert steps_of(env, task_id) == 1.0
+        env.reset(task_id)
+        env.step(env.expert()[1])
+        untouched = share(Grid(env.task.rows).values(), env.task.answer)
+        _, reward, done, info = env.step("finish with Action Input: {}")
+        assert (reward, done) == (untouched, True) and 0 < untouched < 1
+        assert info == {"success": False, "valid": True, "score": untouched, "gain": 0.0}
+
+
+def test_a_sheet_made_worse_has_no_gain_and_none_lost():
+    env = Env()
+    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "append"))
+    env.step(env.expert()[1])
+    env.step(_tools.written("merge_cells", {"start_position": "A1", "end_position": "E9"}))
+    assert env.step("finish with Action Input: {}")[3]["gain"] == 0.0
+
+
+def test_notes_are_there_to_be_read():
+    """The expert's plan was made on another sheet; the agent has only this one."""
+    env = Env()
+    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "notes"))
+    env.step(env.expert()[1])
+    assert len(env.task.notes) > 1
+    for where, text in env.task.notes.items():
+        cell = f"A{where[0] + 1}"
+        assert where[1] == 0 and ask(env, "get_note", position=cell) == text
+
+
+def test_a_sheet_cut_to_its_header_is_not_paid():
+    """AgentBoard's share is over the cells that both sheets have: it would be 1."""
+    env = Env()
+    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "sort"))
+    env.step(env.expert()[1])
+    env.step(_tools.written("delete_batch_data", {
+        "dimension": "row", "index_list": [*range(3, len(env.task.rows) + 1)]}))
+    assert len(env.grid.values()) == 2
+    assert env.step("finish with Action Input: {}")[1] < 0.5
+
+
+@pytest.mark.parametrize("kind", sheet.FAMILIES)
+def test_expert_succeeds_after_any_detour(kind):
+    env, rng = Env(), random.Random(kind)
+    for task_id in [i for i in sheet.TEST if sheet.family(i) == kind][:3]:
+        env.reset(task_id)
+        for _ in range(rng.randint(1, 12)):
+            action = env.expert()[1] if rng.random() < 0.4 else env.random_action(rng)
+            if not action.startswith("finish"):
+                env.step(action)
+            env.step("nonsense")
+        for _ in range(sheet.HORIZON):
+            _, reward, done, info = env.step(env.expert()[1])
+            if done:
+                break
+        assert info["success"], (task_id, env.task.goal)
+
+
+def worked_out(what, figures):
+    """The sum, average, ... of numbers, in a plain loop."""
+    total, most, least = 0, figures[0], figures[0]
+    for x in figures:
+        total, most, least = total + x, x if x > most else most, x if x < least else least
+    return {"sum": total, "total": total, "average": total / len(figures),
+            "mean": total / len(figures), "maximum": most, "highest value": most,
+            "minimum": least, "lowest value": least}[what]
+
+
+def words_of(t):
+    """What a goal's words name: (numeric columns, a function's name, a kind of rows, rows told)."""
+    goal, what = t.goal, re.search("sum|total|average|mean|m[a-z]+imum|(high|low)est value", t.goal)
+    columns = [n for n, name in enumerate(t.header) if n > 1 and re.search(rf"\b{name}\b", goal)]
+    kind = [x for x in t.kinds if re.search(rf"(is|{t.header[1]}) {x}\b", goal)]
+    rows = re.search(r"\[\[.*\]\]", goal)
+    return columns, what and what[0], kind and kind[0], rows and json.loads(rows[0])
+
+
+def meant(family, t):
+    """The sheet that a goal's words ask for, in plain loops."""
+    (columns, what, kind, told), rows = words_of(t), copy.deepcopy(t.rows)
+    at, goal = columns[0] if columns else None, t.goal
+    if family == "statistic":
+        letter, row = re.search(r"\b([A-Z])([0-9]+)\b", goal).groups()
+        grid = [[rows[i][j] if i < len(rows) and j < 5 else "" for j in range(7)]
+                for i in range(len(rows) + 2)]
+        grid[int(row) - 1][ord(letter) - 65] = worked_out(what, [row[at] for row in rows[1:]])
+        return grid
+    if family == "derive":
+        name = re.search('(column|out) "(.*?)"', goal)[2]
+        for row in rows[1:]:
+            a, b, *c = [row[j] for j in columns]
+            row.append(a * b if "*" in goal else a + b + sum(c))
+        return [[*rows[0], name], *rows[1:]]
+    if family == "summary":
+        title = re.search('(row|write) "(.*?)"', goal)[2]
+        return [*rows, [title, "", *[worked_out(what, [row[j] for row in rows[1:]])
+                                     if j in columns else "" for j in (2, 3, 4)]]]
+    if family == "tidy":
+        assert [any(row) for row in rows].count(False) >= 2, "empty rows, as the goal says"
+        rows = [row for row in rows if any(row)]
+        rows = [[x for j, x in enumerate(row) if rows[0][j]] for row in rows]
+        rows[0][1] = rows[0][0] if "merge" in goal else rows[0][1]
+        return rows
+    return meant_in_rows(family, t, rows, at, kind, told)
+
+
+def meant_in_rows(family, t, rows, at, kind, told):
+    """The same of the families that change, take away, add, sort or number rows."""
+    goal = t.goal
+    for (i, _), note in t.notes.items():
+        name, = [x for x in t.header[2:] if x in note]
+        rows[i][t.header.index(name)] = float(note.replace(name, "").strip(".: ").split()[-1])
+    below, above = (re.search(rf"{word} ([0-9.]*[0-9])", goal) for word in ("below", "above"))
+    kept = [rows[0]]
+    for row in rows[1:]:
+        if family == "update" and (new := re.search(rf"{row[0]} ([0-9.]*[0-9])", goal)):
+            row[at] = float(new[1])
+        if family == "raise" and row[1] == kind:
+            assert t.columns[t.header[at]][2] == 2, "whole things do not grow by percent"
+            percent = float(re.search(r"by ([0-9]+)(%| percent)", goal)[1])
+            row[at] += row[at] * percent / 100 * (-1 if "ower" in goal else 1)
+        if family != "filter" or not (row[at] < float(below[1]) if below else row[at] > float(
+                above[1]) if above else row[1] == kind):
+            kept.append(row)
+    kept += [[float(x) if re.fullmatch("[0-9.]+", x) else x for x in row] for row in told or []]
+    if re.search("sort|order|Rank", goal.replace("orders", "")):
+        order = re.search("ascending|rising", goal)
+        assert len({row[at] for row in kept}) == len(kept), "two orders are right"
+        kept[1:] = sorted(kept[1:], key=lambda row: row[at], reverse=not order)
+    if family == "rank":
+        for n, row in enumerate(kept):
+            row.insert(at + 1, n or re.search('column "(.*?)"', goal)[1])
+    return kept
+
+
+@pytest.mark.parametrize("kind", sheet.FAMILIES)
+def test_wanted_sheet_is_the_one_that_the_words_mean(kind):
+    for task_id in [i for i in [*sheet.TEST, *sheet.TRAIN] if sheet.family(i) == kind][:60]:
+        t = sheet.task(task_id)
+        assert share(Grid(meant(kind, t)).values(), t.answer) == 1, (task_id, t.goal)
+        assert share(Grid(t.rows).values(), t.answer) < 1, (task_id, t.goal)
+
+
+@pytest.mark.parametrize("tool, arguments, dimension", [
+    ("insert_cols", {"values_list": [["x", 1], ["y"]], "col_idx": 3}, "col"),
+    ("insert_rows", {"values_list": [["x", 1], ["y"]], "row_idx": 3}, "row")])
+@pytest.mark.parametrize("kind", sheet.FAMILIES)
+def test_expert_deletes_what_was_inserted_by_mistake(kind, tool, arguments, dimension):
+    """It does not cut off the last ones and write anew what nobody has looked at."""
+    env = Env()
+    env.reset(next(i for i in sheet.TEST if sheet.family(i) == kind))
+    env.step(env.expert()[1])
+    while not (expected := env.expert()[1]).startswith("finish"):
+        env.step(_tools.written(tool, arguments))
+        action = env.expert()[1]
+        assert action == _tools.written("delete_batch_data", {
+            "dimension": dimension, "index_list": [3, 4]}), env.task.goal
+        env.step(action)
+        assert env.expert()[1] == expected
+        env.step(expected)
+
+
+def test_test_is_about_other_tables_than_train():
+    train, test = ({sheet.task(i).about for i in ids} for ids in (sheet.TRAIN[:200], sheet.TEST))
+    assert len(train) == 6 and len(test) == 2 and not train & test
+
+
+def test_goals_vary_and_are_sentences():
+    goals = [sheet.task(i).goal for i in sheet.TRAIN[:400]]
+    assert len(set(goals)) > 395
+    assert 5 < len([x for x in goals if re.search("[Ll]ower .* by", x)]) < 20
+    for goal in goals:
+        assert goal[0] in '"' or goal[0].isupper()
+        assert goal[-1] in ".?" and "  " not in goal and "{" not in goal
+
+
+# ---- your own tables ----
+
+def folder_of(tmp_path, lines, **files):
+    for name, text in files.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+LINE = json.dumps({"goal": 'In "Stock", sort by Price.', "sheet": "Stock.csv", "wanted": "new.csv"})
+STOCK, NEW = 'Item,Price\n"ink, red",4\nglue,1\n', 'Item,Price\nglue,1\n"ink, red",4\n'
+
+
+def test_your_own_tables_are_played(tmp_path):
+    """In a process of its own, as they replace the tasks made here; the expert puts them right."""
+    folder_of(tmp_path, [LINE] * 12, Stock=STOCK, new=NEW)
+    program = """
+from envs import sheet
+env = sheet.Env()
+print(env.reset(sheet.TEST[0]))
+done = False
+while not done:
+    observation, reward, done, info = env.step(env.expert()[1])
+print(observation, reward, len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), sheet.FAMILIES)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                            cwd=Path(__file__).parent.parent, env={
+                                "NANO_SHEET_DATA": str(tmp_path), "PATH": ""})
+    assert answer.returncode == 0, answer.stderr
+    assert 'goal: In "Stock", sort by Price.\n' in answer.stdout
+    assert "[['Item', 'Price'], ['glue', '1'], ['ink, red', '4']]" in answer.stdout
+    assert answer.stdout.endswith(" 1.0 11 1 own ('own',)\n")
+
+
+def test_use_replaces_the_tasks_here_and_in_processes_to_come(tmp_path):
+    """Of two tasks one is TEST. What is wanted may be written as a formula."""
+    folder_of(tmp_path, [LINE] * 2, Stock="Item,Price\nink,4\nglue,=B2/8\nall,1\n,,x\n",
+              new="Item,Price\nglue,0.5\nink,4\nall,=SUM(B2:B3)\n")
+    program = f"""
+import os
+from envs import sheet
+sheet.use({str(tmp_path)!r})
+print(len(sheet.TRAIN), len(sheet.TEST), os.environ["NANO_SHEET_DATA"])
+env = sheet.Env()
+env.reset(1)
+for turn in range(6):
+    observation, reward, done, info = env.step(env.expert()[1])
+    if done:
+        break
+print(observation, reward)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                            cwd=Path(__file__).parent.parent, env={"PATH": ""})
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"1 1 {tmp_path}\n") and answer.stdout.endswith(" 1.0\n")
+    assert "['all', '4.5']]" in answer.stdout
+
+
+@pytest.mark.parametrize("lines, files, told", [
+    (["{"], {}, r"tasks.jsonl, line 1: .*a JSON object is expected"),
+    ([LINE, "[]"], dict(Stock=STOCK, new=NEW), r"tasks.jsonl, line 2: goal is missing"),
+    (['{"goal": "x", "sheet": 3}'], {}, r"line 1: sheet is missing or no text"),
+    ([LINE], dict(Stock=STOCK), r"new.csv: .*a csv file in UTF-8 is expected"),
+    ([LINE], dict(Stock="", new=NEW), r"Stock.csv has 0 rows and 0 columns"),
+    ([LINE], dict(Stock="a\n" * 201, new=NEW), r"Stock.csv has 201 rows and 1 columns; 1 to 200"),
+    ([LINE], dict(Stock="a,b\n1," + "x" * 201, new=NEW), r"row 2 has a text of 201 characters"),
+    ([LINE.replace('\\"Stock\\"', "it")], dict(Stock=STOCK, new=NEW), "does not name the sheet"),
+    ([LINE], dict(Stock=STOCK, new=NEW), "has 1 tasks; 2 are needed"),
+    ([LINE], dict(Stock="," * 26, new=NEW), "has 1 rows and 27 columns; 1 to 200"),
+    ([LINE], dict(Stock=STOCK, new="Item,Price\n,\n"), "line 1: new.csv shows 1 rows; 2 or more"),
+    ([LINE], dict(Stock=STOCK, new=("1," * 25 + "1\n") * 180 + "=SUM(A1:Z180)," * 12),
+     "line 1: .*would read more than 50000 cells; use fewer formulas"),
+])
+def test_read_tasks_names_file_line_and_field(tmp_path, lines, files, told):
+    with pytest.raises(ValueError, match=told):
+        sheet.read_tasks(folder_of(tmp_path, lines, **files))
+
+
+def test_read_tasks_names_a_folder_that_is_none(tmp_path):
+    with pytest.raises(ValueError, match="tasks.jsonl: .*a line of JSON for each task"):
+        sheet.read_tasks(tmp_path)

@@ -1,0 +1,335 @@
+"""pytest tests/test_env_todo.py: the tools' replies in the shapes that AgentGym's client shows,
+what they change, that answer and final state both count, an expert that repairs what it can, and
+goals whose words, read by other code, mean the answers."""
+import copy
+import random
+import re
+from datetime import date, datetime, timedelta
+
+import pytest
+
+from envs import _tools, todo
+from envs.todo import Env
+from tool_calls import ask
+
+
+@pytest.fixture
+def env():
+    env = Env()
+    env.reset(todo.TEST[0])
+    return env
+
+
+def task_of(kind, ids=todo.TEST):
+    """The first task of a family."""
+    return next(i for i in ids if todo.family(i) == kind)
+
+
+def play(env, task_id=None):
+    """The rest of an episode by the expert -> (its last reward, its actions)."""
+    if task_id is not None:
+        env.reset(task_id)
+    actions, done, reward = [], False, 0
+    while not done and len(actions) < todo.HORIZON:
+        actions.append(env.expert()[1])
+        _, reward, done, info = env.step(actions[-1])
+        assert info["valid"], actions
+    return reward, actions
+
+
+# ---- the replies ----
+
+def test_projects_and_tasks_are_told_in_the_originals_shapes(env):
+    """The client's example: [{'id', 'order', 'color', 'name', 'is_favorite'}], and of tasks
+    [{'id', 'order', 'content', 'is_completed', 'priority', 'due_date'}]."""
+    found = ask(env, "get_projects")
+    assert len(found) == 5
+    for order, project in enumerate(found, 1):
+        assert [*project] == ["id", "order", "color", "name", "is_favorite"]
+        assert project["order"] == order and project["color"] == "charcoal"
+        assert type(project["id"]) is str and type(project["is_favorite"]) is bool
+        tasks = ask(env, "get_tasks", project_id=project["id"])
+        assert 3 <= len(tasks) <= 5
+        for n, task in enumerate(tasks, 1):
+            assert [*task] == ["id", "order", "content", "is_completed", "priority", "due_date"]
+            assert task["order"] == n and task["is_completed"] is False
+            assert task["priority"] in (1, 2, 3, 4)
+        more = ask(env, "get_task_description", task_id=task["id"])
+        assert [*more] == ["id", "content", "description"] and more["content"] == task["content"]
+        assert [line.split(":")[0] for line in more["description"].split("\n")] == [
+            "- Place", "- Contact", "- Bring", "- Tips"]
+        lasts = ask(env, "get_task_duration", task_id=int(task["id"]))  # a number does as well
+        assert lasts == {"id": task["id"], "content": task["content"],
+                         "duration": f"{env.tasks[task['id']]['minutes']}(minute)"}
+    assert ask(env, "get_user_current_date") == str(env.task.today)
+    assert ask(env, "get_user_current_location") == env.task.home
+
+
+def test_changes_are_told_and_seen(env):
+    project = ask(env, "get_projects")[2]
+    for text, value in (("True", True), ("False", False), (True, True), ("false", False)):
+        assert ask(env, "update_project", project_id=project["id"], is_favorite=text) == {
+            "message": "Update the project successfully.",
+            "project": {**project, "is_favorite": value}}
+        assert ask(env, "get_projects")[2]["is_favorite"] is value
+    first, second, third, *rest = ask(env, "get_tasks", project_id=project["id"])
+    moved = {**first, "due_date": "2030-02-28"}
+    assert ask(env, "update_task", task_id=first["id"], due_date="2030-02-28") == {
+        "message": "Update the task successfully", "task": moved}
+    assert ask(env, "complete_task", task_id=second["id"]) == {
+        "message": "Complete task successfully.",
+        "task": {key: value for key, value in second.items() if key != "is_completed"}}
+    assert ask(env, "delete_task", task_id=third["id"]) == {
+        "message": "Delete the task successfully.", "task": third}
+    assert ask(env, "get_tasks", project_id=project["id"]) == [moved, *rest]
+
+
+@pytest.mark.parametrize("tool, arguments, refusal", [
+    ("get_tasks", {"project_id": "1"}, "Project not found"),
+    ("update_project", {"project_id": "1", "is_favorite": "True"}, "Project not found"),
+    ("get_task_description", {"task_id": "1"}, "Task not found"),
+    ("get_task_duration", {"task_id": "1"}, "Task not found"),
+    ("update_task", {"task_id": "1", "due_date": "2030-01-01"}, "Task not found"),
+    ("complete_task", {"task_id": "1"}, "Task 1 is not exists."),
+    ("delete_task", {"task_id": "1"}, "Task 1 is not exists."),
+    ("get_tasks", {}, "ERROR | KeyError('project_id')"),
+    ("add_task", {"content": "x"}, "ERROR | Invalid action: add_task."),
+])
+def test_refusals_change_nothing(env, tool, arguments, refusal):
+    before = copy.deepcopy((env.projects, env.tasks))
+    assert ask(env, tool, **arguments) == refusal
+    assert (env.projects, env.tasks) == before
+
+
+@pytest.mark.parametrize("tool, key, value", [
+    ("update_task", "due_date", "tomorrow"), ("update_task", "due_date", "2030-02-30"),
+    ("update_task", "due_date", "x" * 5000), ("update_project", "is_favorite", "maybe"),
+    ("update_project", "is_favorite", [1])])
+def test_values_that_are_none_are_refused(env, tool, key, value):
+    before = copy.deepcopy((env.projects, env.tasks))
+    kind = {"update_task": ("task_id", env.tasks), "update_project": ("project_id", env.projects)}
+    name, things = kind[tool]
+    assert ask(env, tool, **{name: [*things][0], key: value}) == f"Invalid argument value: {key}"
+    assert (env.projects, env.tasks) == before
+
+
+# ---- success ----
+
+CHANGING = "complete", "postpone", "delete", "favourite", "several"
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_judge_wants_the_answer_and_the_state(kind):
+    env = Env()
+    for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
+        assert play(env, task_id)[0] == 1.0
+        env.reset(task_id)                      # the answer alone
+        assert env.step('finish with Action Input: {"answer": "done"}')[1:3] == (0.0, True)
+        env.reset(task_id)                      # the state alone
+        while not (action := env.expert()[1]).startswith("finish"):
+            env.step(action)
+        assert env.step('finish with Action Input: {"answer": "no"}')[1:3] == (0.0, True)
+
+
+@pytest.mark.parametrize("tool", ["complete_task", "delete_task"])
+def test_judge_sees_what_nobody_asked_for(tool):
+    """A question answered right, after a task was completed or deleted, is not solved."""
+    env = Env()
+    env.reset(task_of("detail"))
+    victim = next(x for x in env.tasks if x != env.task.task["id"])
+    env.step(_tools.written(tool, {"task_id": victim}))
+    reward, actions = play(env)
+    assert reward == 0.0 and actions[-1].startswith("finish")
+
+
+def test_deleting_is_as_good_as_completing():
+    """As there: both take the task off the list, which is all that is compared."""
+    env = Env()
+    task_id = task_of("complete")
+    env.reset(task_id)
+    while not (action := env.expert()[1]).startswith("finish"):
+        env.step(action.replace("complete_task", "delete_task"))
+    assert env.step(action)[1] == 1.0
+
+
+@pytest.mark.parametrize("kind", todo.FAMILIES)
+def test_expert_repairs_what_it_can(kind):
+    """After updates of anything, also of what is to be updated, and nonsense between."""
+    env, rng = Env(), random.Random(kind)
+    for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
+        env.reset(task_id)
+        for turn in range(6):
+            if turn % 2:
+                env.step(env.expert()[1] if "finish" not in env.expert()[1] else "nonsense")
+            arguments = {key: env.draw(key, rng) for key in (
+                "project_id", "is_favorite", "task_id", "due_date")}
+            if arguments["task_id"] in env.tasks:
+                env.step(_tools.written(*rng.choice((
+                    ("update_task", {key: arguments[key] for key in ("task_id", "due_date")}),
+                    ("update_project", {key: arguments[key]
+                                        for key in ("project_id", "is_favorite")})))))
+        assert play(env)[0] == 1.0, (task_id, env.task.goal)
+
+
+def test_expert_makes_a_change_again_that_was_undone():
+    env = Env()
+    env.reset(task_of("postpone"))
+    while not (action := env.expert()[1]).startswith("finish"):
+        env.step(action)
+    env.step(_tools.written("update_task", {"task_id": env.task.task["id"],
+                                            "due_date": "2001-01-01"}))
+    assert env.expert()[1].startswith("update_task") and play(env)[0] == 1.0
+
+
+def test_the_expert_changes_only_what_is_asked():
+    """Without a detour its changes are those of the answer function: none is put right."""
+    env = Env()
+    for task_id in [*todo.TRAIN, *todo.TEST][::69]:
+        env.reset(task_id)
+        done = False
+        while not done:
+            thought, action = env.expert()
+            assert "mistake" not in thought and "must be as it was" not in thought
+            *_, done, info = env.step(action)
+        assert info["success"], (task_id, env.task.goal)
+
+
+@pytest.mark.parametrize("kind", ["detail", "complete", "postpone", "delete"])
+def test_expert_looks_no_further_than_it_must(kind):
+    env = Env()
+    for task_id in [i for i in todo.TEST if todo.family(i) == kind]:
+        looks = [x for x in play(env, task_id)[1] if x.startswith("get_tasks")]
+        assert env.task.project["id"] in looks[-1] and len(looks) == len(set(looks))
+        if env.task.project["name"] in env.task.goal:
+            assert len(looks) == 1, env.task.goal
+
+
+@pytest.mark.parametrize("kind", ["detail", "minutes", "complete", "postpone", "favourite"])
+def test_expert_ends_although_what_it_needs_is_gone(kind):
+    env = Env()
+    env.reset(task_of(kind))
+    for task_id in [*env.tasks]:
+        env.step(_tools.written("delete_task", {"task_id": task_id}))
+    reward, actions = play(env)
+    assert reward == 0.0 and actions[-1].startswith("finish")
+
+
+# ---- the tasks: what their words mean, in plain loops ----
+
+DAY = r"(tomorrow|the day \d+ days from today|\d{4}-\d\d-\d\d|[A-Z]\w+ \d+, \d{4})"
+CHOSEN = rf"due before {DAY}|due on {DAY} or later|(overdue)|of priority (\d)( or more)?"
+
+
+def day_told(words, today):
+    if words == "tomorrow" or words.startswith("the day"):
+        return str(today + timedelta(int((re.findall(r"\d+", words) or [1])[0])))
+    return words if "-" in words else str(datetime.strptime(words, "%B %d, %Y").date())
+
+
+def tasks_told(t):
+    """The tasks of "of priority 3 or more in the project Band"."""
+    found, match = [], re.search(CHOSEN, t.goal)
+    before, since, overdue, level, more = match.groups() if match else [None] * 5
+    everywhere = re.search("in all my projects|in the whole account", t.goal)
+    for task in t.tasks.values():
+        name, due = t.projects[task["project"]]["name"], task["due_date"]
+        if (everywhere or re.search(rf"\b(in|project) {name}\b", t.goal)) and (
+                not before or due < day_told(before, t.today)) and (
+                not since or due >= day_told(since, t.today)) and (
+                not overdue or due < str(t.today)) and (
+                not level or task["priority"] == int(level) or
+                more and task["priority"] > int(level)):
+            found.append(task)
+    return found
+
+
+def meant(kind, t):
+    """(answer, projects and tasks in the end) by the goal's words alone."""
+    after = projects, tasks = copy.deepcopy((t.projects, t.tasks))
+    goal, answer, day = t.goal, "done", re.findall(DAY, t.goal)
+    quoted = [x for x in t.tasks.values() if re.search(f"['\"]{x['content']}['\"]", goal)]
+    named = {x["name"] for x in projects.values() if re.search(rf"\b{x['name']}\b", goal)}
+    home = t.projects[quoted[0]["project"]] if quoted else {}
+    if kind == "detail":
+        x, = quoted
+        answer = x["what"]["Place" if "place" in goal or "Where" in goal else
+                           "Contact" if "ontact" in goal else "Bring"]
+        for word, key in (("due|which day", "due_date"), ("priority", "priority"),
+                          ("minutes", "minutes")):
+            answer = x[key] if re.search(word, goal.replace(x["content"], "")) else answer
+    elif kind == "first":
+        order = sorted(quoted, key=lambda x: x["due_date"], reverse="earliest" not in goal
+                       and "due first" not in goal)
+        assert order[0]["due_date"] != order[1]["due_date"], "two are right"
+        answer = order[0]["content"]
+    elif kind in ("listed", "count", "minutes"):
+        contents = [x["content"] for x in tasks_told(t)]
+        answer = contents if kind == "listed" else len(contents) if kind == "count" else sum(
+            x["minutes"] for x in tasks_told(t))
+    elif kind == "belongs":
+        answer = home["name"] if "hich project" in goal else "Yes" if named == {home["name"]} \
+            else "No"
+    elif kind == "favourite":
+        project, = [x for x in projects.values() if x["name"] in named or x == home]
+        project["is_favorite"] = not re.search("off my|Stop|don't want", goal)
+    elif kind == "postpone" or kind == "several" and re.search("Set|move", goal):
+        longer = re.search(r"(\d+) days( more|\.)", goal) if kind == "postpone" else None
+        for x in quoted if kind == "postpone" else tasks_told(t):
+            tasks[x["id"]]["due_date"] = day_told(day[-1], t.today) if not longer else str(
+                date.fromisoformat(x["due_date"]) + timedelta(int(longer[1])))
+    else:
+        for x in tasks_told(t) if kind == "several" else quoted:
+            del tasks[x["id"]]
+    return answer, after
+
+
+@pytest.mark.parametrize("kind", todo.FAMILIES)
+def test_answer_and_account_are_those_that_the_words_mean(kind):
+    for task_id in [i for i in [*todo.TEST, *todo.TRAIN] if todo.family(i) == kind][:60]:
+        t = todo.task(task_id)
+        answer, after = meant(kind, t)
+        assert (answer, after) == (t.answer, t.wanted), (task_id, t.goal)
+        assert (answer == "done") == (after != (t.projects, t.tasks)), (task_id, t.goal)
+
+
+def test_belongs_cannot_be_answered_by_its_words():
+    """A player who knows which project a task sounds like is right half of the time."""
+    by_sound = {content: name for held_out in (0, 1) for name, contents in todo.themes(held_out)
+                for content in contents}
+    right = []
+    for task_id in [i for i in todo.TRAIN if todo.family(i) == "belongs"]:
+        t = todo.task(task_id)
+        guess, = [name for content, name in by_sound.items() if f"'{content}'" in t.goal]
+        right.append(t.answer == (guess if "hich project" in t.goal else
+                                  "Yes" if re.search(rf"\b{guess}\b", t.goal) else "No"))
+    assert 0.35 < sum(right) / len(right) < 0.65
+
+
+def test_new_dates_lie_ahead():
+    for task_id in [i for i in todo.TRAIN if todo.family(i) == "postpone"][:100]:
+        t = todo.task(task_id)
+        assert t.wanted[1][t.task["id"]]["due_date"] > str(t.today)
+
+
+def test_test_has_projects_that_train_has_not():
+    train, test = ({name for i in ids for name in (
+        x["name"] for x in todo.task(i).projects.values())}
+        for ids in (todo.TRAIN[:300], todo.TEST[:100]))
+    assert len(train) == 15 and len(test) == 6 and not train & test
+
+
+def test_contents_are_unique_in_an_account():
+    for task_id in [*todo.TRAIN][:300]:
+        contents = [x["content"] for x in todo.task(task_id).tasks.values()]
+        assert len(contents) == len(set(contents)) >= 15
+
+
+def test_answers_vary():
+    """Among them no empty list, which could be guessed, and projects of both kinds."""
+    tasks = [todo.task(i) for i in todo.TRAIN[:400]]
+    stars = [x["is_favorite"] for t in tasks for x in t.projects.values()]
+    assert 0.2 < stars.count(True) / len(stars) < 0.4 and [] not in [t.answer for t in tasks]
+    assert len({t.goal for t in tasks}) > 390
+    answers = [str(t.answer) for t in tasks if t.answer != "done"]
+    assert len(answers) > 200 and max(map(answers.count, answers)) < 45
+    assert 0.4 < answers.count("Yes") / max(1, answers.count("No")) < 2.5

@@ -1,0 +1,435 @@
+"""pytest tests/test_env_tools.py: what weather, movie and academia share; envs/_tools.py.
+
+A tool set made here, whose results are known, stands for them where a rule is at stake; the three
+are played where each must hold it: their answers against their experts', and every kind of
+arguments that a hostile or confused agent might write.
+"""
+import contextlib
+import importlib
+import json
+import random
+import re
+import threading
+import time
+
+import pytest
+
+from env_server import Service, respond
+from envs import _tools
+from envs._tool_rules import RULES
+from envs._tools import Refused, parse, read_arguments, same
+
+NAMES = "weather", "movie", "academia"
+NAME, SUCCESS = "test", 1.0             # this file stands for an environment's, see `Toy.module`
+TRAIN, TEST = range(3), range(3, 4)
+AGAIN = "\nGive me one action."
+FORMAT = 'Format error, please response in the format of  "Action: [your action] with Action ' \
+         "Input: [your action input]"
+PARAMETERS = "Observation: ERROR | Exception(Parameters in action input are not valid, please " \
+             "change your action input.)" + AGAIN
+
+
+class Task(_tools.Draw):
+    goal, answer = "How much is the sum of 2 and 3?", 5
+
+    def steps(self, say):
+        first = yield "I start.", "add", {"a": 2, "b": 1}
+        second = yield say("On.", "Next."), "add", {"a": first, "b": 1}
+        return (yield "Last.", "add", {"a": second, "b": 1})
+
+
+def task(task_id):
+    return Task(NAME, task_id, 0)
+
+
+class Toy(_tools.Env):
+    tools = "add", "spell", "anything"
+
+    def add(self, a: float, b: float):
+        return a + b
+
+    def spell(self, word: str, times: int = 1):
+        if not word:
+            raise Refused("There is no word.")
+        return {"spelt": list(word) * times}
+
+    def anything(self, thing: object):
+        return [thing]
+
+
+class Drawing(Toy):
+    def draw(self, key, rng):
+        return rng.randint(0, 9)
+
+
+def started(env=None, task_id=0):
+    env = env or Toy()
+    assert env.reset(task_id).startswith("Now new trial starts.\nYou should perform actions to "
+                                         "accomplish the goal: ")
+    return env
+
+
+def said(env, action):
+    """(what it answers, reward, done, valid)"""
+    observation, reward, done, info = env.step(action)
+    assert info["success"] == (reward == 1.0) and info["score"] == reward
+    return observation, reward, done, info["valid"]
+
+
+def all_envs():
+    return [importlib.import_module(f"envs.{name}") for name in NAMES]
+
+
+# ---- the action line ----
+
+@pytest.mark.parametrize("reply, call", [
+    ("add with Action Input: {}", ("add", "{}")),
+    ("Action: add with Action Input: {}", ("add", "{}")),
+    ('Thought: I add.\n\nAction: add with Action Input: {"a": 1}', ("add", '{"a": 1}')),
+    ("I add. Action: add with Action Input: {}", ("add", "{}")),
+    ("Thought: I deal with it.\n\nAction: add with Action Input: {}\n", ("add", "{}")),
+    ("Action:\nadd with Action Input: {}", ("add", "{}")),
+    ("add   with  Action Input:   {}  ", ("add", "{}")),
+    ("add with\nAction Input: {}", ("add", "{}")),
+    ("add with Action Input:", ("add", "")),
+    ("add with Action Input: not JSON", ("add", "not JSON")),
+    (" with Action Input: {}", ("", "{}")),
+    ("Actions speak with Action Input: {}", ("Actions speak", "{}")),
+    ("", None), ("add", None), ("add {}", None), ("add Action Input: {}", None),
+    ("add with action input: {}", None), ("Action: add\nAction Input: {}", None),
+    ("add with Action Input: {\n}", None),
+    ("add with Action Input: {}\nObservation: 3", None),            # made up by the agent
+    ("add with Action Input: {}\nadd with Action Input: {}", None),
+])
+def test_parse_reads_the_last_line(reply, call):
+    assert parse(reply) == call
+
+
+def test_format_error_has_the_originals_words():
+    env = started()
+    for reply in ("add 2 and 3", "", "add with Action Input: {}\nadd with Action Input: {}"):
+        assert said(env, reply) == (FORMAT, 0.0, False, False)
+
+
+# ---- arguments ----
+
+@pytest.mark.parametrize("text, value", [
+    ('{"a": 1, "b": [true, null, "x", -2.5e3]}', {"a": 1, "b": [True, None, "x", -2500.0]}),
+    ("{'a': 1, 'b': (True, None, 'x')}", {"a": 1, "b": [True, None, "x"]}),
+    ('{"it\'s": "é \\u00e9"}', {"it's": "é é"}), ("{'a': '1' '2',}", {"a": "12"}), ("{}", {}),
+    ('{"a": 1000000000000000}', {"a": 10**15}),
+    ("{'a': [[[[[[1]]]]]]}", {"a": [[[[[[1]]]]]]}), ('{"a": "NaN"}', {"a": "NaN"}),
+])
+def test_read_arguments_takes_json_and_pythons_literals(text, value):
+    assert read_arguments(text) == value
+
+
+HOSTILE = {
+    "code": "{'a': __import__('os').system('touch EXECUTED')}",
+    "call": "open('EXECUTED', 'w')",
+    "lambda": "(lambda: open('EXECUTED', 'w'))()",
+    "comprehension": "{'a': [x for x in ().__class__.__bases__[0].__subclasses__()]}",
+    "format string": "{'a': f'{open(chr(69))}'}",
+    "attribute": "{'a': ''.__class__.__mro__}",
+    "walrus": "{'a': (x := 10**10**10)}",
+    "power": "{'a': 9**9**9}",
+    "repeated text": "{'a': 'x' * 10**10}",
+    "no dict": "[1, 2]", "number": "3", "nothing": "", "half": '{"a": ', "set": "{1, 2}",
+    "bytes": "{'a': b'x'}", "complex": "{'a': 1+2j}", "key": "{1: 2}", "NaN": '{"a": NaN}',
+    "infinite": '{"a": -Infinity}', "overflow": '{"a": 1e999}', "name": "{'a': nan}",
+    "large": '{"a": 1' + "0" * 16 + "}", "huge": '{"a": ' + "9" * 9000 + "}",
+    "long": '{"a": "' + "x" * 10_000 + '"}', "deep list": '{"a": ' + "[" * 8 + "]" * 8 + "}",
+    "nine dicts": '{"a":' * 9 + "1" + "}" * 9,
+    "deep": '{"a":' * 1500 + "1" + "}" * 1500, "deep lists": "[" * 4900 + "]" * 4900,
+    "deep sums": "{'a': " + "-" * 9000 + "1}", "open brackets": "{" * 9999,
+    "long sum": "{'a': 1" + "+1" * 4900 + "}", "backslashes": "{'a': '" + "\\" * 9001 + "'}",
+    "quotes": "'\"" * 4900, "NUL": "{'a': '\0'}" * 2,
+    "half a pair": '{"a": "\\ud800"}', "half a pair in a key": '{"a": {"\\udfff": 1}}',
+    "half a pair in a literal": "{'a': ['\\ud83d']}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_read_arguments_refuses_all_else_and_runs_nothing(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parsed, literal_eval = [], _tools.ast.literal_eval
+    monkeypatch.setattr(_tools.ast, "literal_eval",
+                        lambda text: parsed.append(text) or literal_eval(text))
+    began = time.monotonic()
+    with pytest.raises(Refused, match="^ERROR . Exception.Parameters in action input are not"):
+        read_arguments(HOSTILE[kind])
+    assert time.monotonic() - began < 5
+    assert not list(tmp_path.iterdir())
+    for text in parsed:                         # no name, call or operator reaches Python's parser
+        assert not re.search(r"[A-Za-z_]{2,}|[*@%/]", re.sub("True|False|None|'[^']*'", "", text))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "todo", "sheet"])
+def test_hostile_arguments_are_answered_and_disturb_no_other_session(name, tmp_path, monkeypatch):
+    """Over the wire: one session sends them all, to several tools; another plays on beside it."""
+    monkeypatch.chdir(tmp_path)
+    module, services = importlib.import_module(f"envs.{name}"), {name: Service(name)}
+
+    def ask(path, body):
+        status, text = respond(services, "POST", f"/{name}{path}", json.dumps(body).encode())
+        assert status == 200, text
+        return json.loads(text)
+    task_id, done = module.TEST[0], False
+    for session in (0, 1):
+        assert ask("/create", {"id": 0}) == session
+        ask("/reset", {"env_idx": session, "id": task_id})
+
+    def attack():
+        for tool in (*module.Env.tools[::5], "finish", "eval", "__init__"):
+            for text in HOSTILE.values():
+                reply = ask("/step", {"env_idx": 0,
+                                      "action": f"Action: {tool} with Action Input: {text}"})
+                assert reply["observation"] == PARAMETERS and reply["reward"] == 0
+                assert reply["done"] is False and reply["info"]["valid"] is False
+    thread = threading.Thread(target=attack)
+    thread.start()
+    expert = module.Env()
+    expert.reset(task_id)
+    while not done:
+        _, action = expert.expert()
+        expected = expert.step(action)
+        reply = ask("/step", {"env_idx": 1, "action": action})
+        assert (reply["observation"], reply["reward"], reply["done"]) == expected[:3]
+        done = reply["done"]
+    thread.join(60)
+    assert not thread.is_alive() and reply["reward"] == 1.0 and not list(tmp_path.iterdir())
+
+
+# ---- what a call is answered ----
+
+@pytest.mark.parametrize("call, answer, valid", [
+    ('add with Action Input: {"a": 1, "b": 2}', "3.0", True),
+    ('add with Action Input: {"a": "1", "b": "2.5", "c": 9}', "3.5", True),     # c: not known
+    ('spell with Action Input: {"word": "no"}', "{'spelt': ['n', 'o']}", True),
+    ('spell with Action Input: {"word": 12, "times": 2}', "{'spelt': ['1', '2', '1', '2']}", True),
+    ('anything with Action Input: {"thing": {"a": [1]}}', "[{'a': [1]}]", True),
+    ("check_valid_actions with Action Input: {}", "You can use following valid actions: ['add', "
+     "'spell', 'anything', 'check_valid_actions', 'finish']", True),
+    ('add with Action Input: {"a": 1}', "ERROR | KeyError('b')", False),
+    ("finish with Action Input: {}", "ERROR | KeyError('answer')", False),
+    ('add with Action Input: {"a": 1, "b": "two"}',
+     "ERROR | TypeError(b must be float, not 'two')", False),
+    ('add with Action Input: {"a": true, "b": 2}',
+     "ERROR | TypeError(a must be float, not True)", False),
+    ('spell with Action Input: {"word": ["n"]}',
+     "ERROR | TypeError(word must be str, not ['n'])", False),
+    ('spell with Action Input: {"word": "n", "times": "2"}',
+     "ERROR | TypeError(times must be int, not '2')", False),
+    ('spell with Action Input: {"word": ""}', "There is no word.", False),
+    ("subtract with Action Input: {}", "ERROR | Invalid action: subtract.", False),
+    ("act with Action Input: {}", "ERROR | Invalid action: act.", False),       # Env's, no tool
+    ("expert with Action Input: {}", "ERROR | Invalid action: expert.", False),
+    (f"{'x' * 999} with Action Input: {{}}", f"ERROR | Invalid action: {'x' * 80}.", False),
+    ('finish with Action Input: {"answer": ["a", 1]}', "ERROR | TypeError('<' not supported "
+     "between instances of 'int' and 'str')", False),
+])
+def test_act_answers_in_the_originals_shapes(call, answer, valid):
+    assert said(started(), call) == (f"Observation: {answer}{AGAIN}", 0.0, False, valid)
+
+
+def test_a_long_value_of_a_wrong_type_is_not_echoed_at_length():
+    observation, *_ = said(started(), "add with Action Input: " + json.dumps(
+        {"a": "x" * 9000, "b": 1}))
+    assert len(observation) < 200
+
+
+@pytest.mark.parametrize("answer, reward, shown", [
+    ("5", 1.0, "5"), ("5.004", 1.0, "5.004"), ('"5"', 1.0, "5"), ("4", 0.0, "4"),
+    ("null", 0.0, "None"), ("true", 0.0, "True"), ('["b", "a"]', 0.0, "['a', 'b']"),
+])
+def test_finish_ends_the_task_and_is_the_only_reward(answer, reward, shown):
+    env = started()
+    assert said(env, 'add with Action Input: {"a": 2, "b": 3}')[1:3] == (0.0, False)    # it is 5
+    assert said(env, 'anything with Action Input: {"thing": "finish"}')[1:3] == (0.0, False)
+    assert said(env, f'finish with Action Input: {{"answer": {answer}}}') == (
+        f"Observation: {shown}{AGAIN}", reward, True, True)
+
+
+@pytest.mark.parametrize("given, wanted, right", [
+    ("Yes", "Yes", True), (" yes ", "Yes", True), ("New  york", "New York", True),
+    ("No", "Yes", False), ("", "Yes", False), (True, "Yes", False), (None, "None", False),
+    ("2021", "2021", True), (2021, "2021", True), (["Yes"], "Yes", False),
+    (1.5, 1.5, True), (1.51, 1.5, True), (1.4901, 1.5, True), (1.52, 1.5, False),
+    ("1.5", 1.5, True), ("1.5 km", 1.5, False), ("nan", 1.5, False), ("inf", 1.5, False),
+    (1, 1, True), (True, 1, False), (None, 0, False), ([1], 1, False), (-1, 1, False),
+    ("", 0, False), ("Yes", 1, False),
+    (["b", "A"], ["a", "b"], True), (["a"], ["a", "b"], False), ("a", ["a"], False),
+    (["a", "b", "c"], ["a", "b"], False), (["a", "a"], ["a", "b"], False),
+    ([1.0, 3], [3, 1], True), (["1", 3.004], [3, 1], True),
+    ([1, 4], [3, 1], False), (["x", 1], [3, 1], False), ([], [3], False), ({"a": 1}, ["a"], False),
+])
+def test_same_compares_answers(given, wanted, right):
+    assert same(given, wanted) is right
+
+
+@pytest.mark.parametrize("name", [*NAMES, "todo"])
+def test_the_clients_rules_say_of_each_tool_what_its_name_says(name):
+    """And list the arguments that it takes."""
+    env = importlib.import_module(f"envs.{name}").Env
+    for tool, description, rest in re.findall(
+            r"Name: (\w+)\(.*\)\nDescription: (.*)\n((?:.+\n)*)", RULES[name]):
+        listed = re.findall(r"- (\w+) \(Type", rest.partition("Returns")[0])
+        assert listed == [*_tools.arguments_of(getattr(env, tool))], tool
+        for word in re.findall("rain|snow|temp|forecast|histor|current|air|paper|author|person|"
+                               "movie|task|project", tool.lower()):
+            assert word in description.lower(), (tool, description)
+
+
+# ---- the expert ----
+
+def test_expert_goes_on_where_the_results_end():
+    env = started()
+    assert env.expert() == ("I start.", 'add with Action Input: {"a": 2.0, "b": 1.0}')
+    env.step('add with Action Input: {"a": 3, "b": 1}')         # the second call, too early
+    env.step("nonsense")
+    assert env.expert()[1] == 'add with Action Input: {"a": 2.0, "b": 1.0}'
+    env.step('Action: add with Action Input: {"b": "1", "a": 2, "c": 0}')      # the first, oddly
+    assert env.expert() == ("Last.", 'add with Action Input: {"a": 4.0, "b": 1.0}')
+    env.step(env.expert()[1])
+    assert env.expert()[1] == 'finish with Action Input: {"answer": 5.0}'
+    assert env.step(env.expert()[1])[1] == 1.0
+
+
+def test_expert_says_the_same_when_asked_again():
+    env = started()
+    env.step(env.expert()[1])
+    assert {env.expert()[0] for _ in range(50)} < {"On.", "Next."}
+
+
+def test_random_action_draws_every_tool_and_finish():
+    drawn = {parse(Drawing().random_action(random.Random(n)))[0] for n in range(100)}
+    assert drawn == {"add", "spell", "anything", "finish"}
+
+
+def test_results_do_not_pile_up_and_the_expert_finds_its_way():
+    env = started()
+    env.step(env.expert()[1])
+    for n in range(1000):
+        env.step(f'add with Action Input: {{"a": {n}, "b": 7}}')
+    assert len(env.results) <= 100
+    for _ in range(4):
+        *_, info = env.step(env.expert()[1])
+    assert info["success"]
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_expert_succeeds_after_any_detour(world):
+    """After some turns of a random player, unless that has finished, and nonsense between."""
+    rng, played = random.Random(0), 0
+    with contextlib.closing(world.Env()) as env:
+        for task_id in world.TEST[:60]:
+            env.reset(task_id)
+            for _ in range(rng.randint(1, 12)):
+                action = env.random_action(rng)
+                if not action.startswith("finish"):
+                    env.step(action)
+                env.step("nonsense")
+            for _ in range(world.HORIZON):
+                *_, done, info = env.step(env.expert()[1])
+                if done:
+                    break
+            played += info["success"]
+    assert played == 60
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_a_random_player_solves_little(world):
+    rng, solved = random.Random(0), 0
+    with contextlib.closing(world.Env()) as env:
+        for task_id in world.TEST:
+            env.reset(task_id)
+            for _ in range(world.HORIZON):
+                *_, done, info = env.step(env.random_action(rng))
+                if done:
+                    break
+            solved += info["success"]
+    assert solved / len(world.TEST) < 0.08
+
+
+def agree(world, task_ids):
+    """The answer from the data is what the expert concludes from the tools' replies."""
+    with contextlib.closing(world.Env()) as env:
+        for task_id in task_ids:
+            env.reset(task_id)
+            for _ in range(world.HORIZON):
+                thought, action = env.expert()
+                assert re.fullmatch(r"[A-Z].*[^.][.?]", thought) and "[" not in thought, thought
+                observation, _, done, info = env.step(action)
+                assert info["valid"], (task_id, action, observation)
+                if done:
+                    break
+            assert info["success"], (task_id, env.task.goal, env.task.answer, action)
+            given = json.loads(action.partition("Action Input:")[2])["answer"]
+            assert type(given) is type(env.task.answer) or type(given) in (int, float)
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_answers_and_scripts_agree(world):
+    agree(world, [*world.TRAIN, *world.TEST][::23])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_answers_and_scripts_agree_on_every_task(world):
+    agree(world, [*world.TRAIN, *world.TEST])
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_goals_are_sentences(world):
+    for task_id in [*world.TRAIN, *world.TEST][::13]:
+        goal = world.task(task_id).goal
+        assert re.fullmatch(r"[A-Z\"'].*[.?\]]", goal), goal
+        odd = r"  |[{}]| [,.?]|,[.?]|\b(None|True|False)\b|\b(\w{2,}) \2\b|" \
+            r"\b(in United|from same|Compare (on|\d)|question: I|s Meets)\b"
+        assert not re.search(odd, goal), goal
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_the_files_head_plays_the_task_that_it_names(world):
+    """What it shows of the goal and the replies is what the environment says today."""
+    told, env = " ".join(world.__doc__.split()), world.Env()
+    env.reset(int(re.search(r"\(task (\d+)\)", told)[1]))
+    assert f"accomplish the goal: {env.task.goal} Give me one action." in told
+    for call, reply in re.findall(r"agent: (.*?) env: Observation: (.*?) (?:Give|agent:)", told):
+        if "[...]" not in call:
+            reply = re.escape(reply).replace(r"\[\.\.\.\]", ".*")
+            assert re.match(f"Observation: {reply}", env.step(call)[0])
+    answer = re.search("agent: (finish .*?}) reward 1, done", told)[1]
+    assert env.step(answer)[1] == 1.0
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_goals_vary(world):
+    """Nearly every task has a goal of its own, and no kind of answer is most of them."""
+    tasks = [world.task(task_id) for task_id in [*world.TRAIN][:300]]
+    assert len({task.goal for task in tasks}) > 290
+    answers = [str(task.answer) for task in tasks]
+    assert max(map(answers.count, answers)) < 45
+    assert 0.5 < answers.count("Yes") / max(1, answers.count("No")) < 2
+
+
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_the_original_clients_exchange(world):
+    """Create, reset, a model's whole reply, observation, as its WeatherEnvClient sends them."""
+    services = {world.NAME: Service(world.NAME)}
+
+    def ask(method, path, body=None):
+        status, text = respond(services, method, path, json.dumps(body).encode() if body else b"")
+        assert status == 200
+        return json.loads(text)
+    first = world.TEST[0]
+    assert ask("POST", "/create", {"id": 0}) == 0
+    goal = ask("POST", "/reset", {"id": first, "env_idx": 0})
+    assert goal == ask("GET", "/observation?env_idx=0")
+    assert re.fullmatch(r"Now new trial starts.\nYou should perform actions to accomplish the goal:"
+                        r" .+\nGive me one action.", goal)
+    reply = ask("POST", "/step", {"env_idx": 0, "action": "Thought: What can I do? I check with the"
+                                  " list.\n\nAction: check_valid_actions with Action Input: {}"})
+    assert set(reply) == {"observation", "reward", "done", "info"}
+    assert reply["observation"].startswith("Observation: You can use following valid actions: [")
+    assert reply["reward"] == 0 and reply["done"] is False

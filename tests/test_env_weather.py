@@ -1,0 +1,282 @@
+"""pytest tests/test_env_weather.py: the tools' replies in the shapes that AgentGym's client shows,
+the rules of dates and places in the original's words, the climate they tell of, distances, and
+that goals ask in words for their answers."""
+import re
+from datetime import date, datetime, timedelta
+from math import acos, cos, radians, sin
+
+import pytest
+
+from envs import _tools, weather
+from envs.weather import Env, cities, elevation_at, kilometres, weather_at
+from tool_calls import ask
+
+OSLO = {"latitude": 59.91, "longitude": 10.75}
+
+
+@pytest.fixture
+def env():
+    env = Env()
+    env.reset(weather.TEST[0])
+    env.task.today = date(2023, 6, 15)
+    return env
+
+
+# ---- the replies ----
+
+def test_get_latitude_longitude_replies_as_in_the_clients_example(env):
+    [first, second, third] = ask(env, "get_latitude_longitude", name="oslo ")["results"]
+    assert first == {"name": "Oslo", "latitude": 59.91, "longitude": 10.75, "country_code": "NO"}
+    assert [*first] == [*second] == [*third] and second["latitude"] != first["latitude"]
+    assert ask(env, "get_latitude_longitude", name="Atlantis") == "ERROR | KeyError('results')"
+
+
+@pytest.mark.parametrize("kind, tools", [
+    ("temp", ("get_historical_temp", "get_current_temp", "get_temp_forecast")),
+    ("rain", ("get_historical_rain", "get_current_rain", "get_rain_forecast")),
+    ("snow", ("get_historical_snow", "get_current_snow", "get_snow_forecast")),
+    ("air_quality_index", ("get_historical_air_quality_index", "get_current_air_quality_index")),
+])
+def test_series_reply_as_in_the_clients_example(env, kind, tools):
+    fields = {"temp": {"temperature_2m_max": "°C", "temperature_2m_min": "°C",
+                       "temperature_2m_mean": "°C"}, "rain": {"rain_sum": "mm"},
+              "snow": {"snowfall_sum": "cm"}, "air_quality_index": {"european_aqi_pm2_5": "EAQI"}}
+    today, hour = env.task.today, "T12:00" if kind == "air_quality_index" else ""
+    for tool, first, last in zip(tools, (-3, 0, 2), (-1, 0, 2)):
+        days = [(today + timedelta(n)).isoformat() for n in range(first, last + 1)]
+        when = {"current_date": days[0]} if "current" in tool else \
+            {"start_date": days[0], "end_date": days[-1]}
+        reply = ask(env, tool, **OSLO, **when)
+        assert [*reply] == ["latitude", "longitude", "daily_units", "daily"]
+        assert (reply["latitude"], reply["longitude"]) == (59.9, 10.8)
+        assert [*reply["daily_units"].items()] == [("time", "iso8601"), *fields[kind].items()]
+        assert [*reply["daily"]] == [*reply["daily_units"]]
+        assert reply["daily"]["time"] == [day + hour for day in days]
+        for field in fields[kind]:
+            assert reply["daily"][field] == [
+                weather_at(59.91, 10.75, date.fromisoformat(day))[field] for day in days]
+
+
+def test_there_is_no_forecast_of_the_air(env):
+    assert ask(env, "get_air_quality_index_forecast", **OSLO) == \
+        "ERROR | Invalid action: get_air_quality_index_forecast."
+
+
+def test_date_location_elevation_and_distance(env):
+    assert ask(env, "get_user_current_date") == "2023-06-15"
+    assert ask(env, "get_user_current_location") == env.task.home.name
+    assert ask(env, "get_elevation", **OSLO) == {"elevation": [26.0]}
+    assert ask(env, "get_distance", latitude1=59.91, longitude1=10.75, latitude2=59.91,
+               longitude2=10.75) == 0.0
+
+
+@pytest.mark.parametrize("index, level", [
+    (0, "good"), (20, "good"), (20.5, "fair"), (21, "fair"), (40, "fair"), (41, "moderate"),
+    (60, "moderate"), (61, "poor"), (80, "poor"), (81, "very poor"), (100, "very poor"),
+    (101, "extremely poor"), ("35", "fair")])
+def test_get_air_quality_level_has_no_gaps(env, index, level):
+    assert ask(env, "get_air_quality_level", air_quality_index=index) == level
+
+
+# ---- what is refused ----
+
+@pytest.mark.parametrize("tool, start, end, refusal", [
+    ("get_historical_temp", "2023-06-15", "2023-06-15",
+     "Error: start_date should be earlier than current_date"),
+    ("get_historical_rain", "2023-06-14", "2023-06-15",
+     "Error: end_date should be earlier than current_date"),
+    ("get_temp_forecast", "2023-06-15", "2023-06-16",
+     "Error: start_date should be later than current_date"),
+    ("get_snow_forecast", "2023-06-16", "2023-06-01",
+     "Error: end_date should be later than current_date"),
+    ("get_historical_temp", "2023-05-01", "2023-06-01", weather.LONG),
+    ("get_historical_temp", "2023-06-03", "2023-06-01", '{"error":true,"reason":"End-date must be '
+     'larger or equals than start-date."}'),
+    ("get_historical_temp", "June 1", "2023-06-01", "ERROR | ValueError(time data 'June 1' does "
+     "not match format '%Y-%m-%d')"),
+    ("get_historical_temp", "2023-02-30", "2023-06-01",
+     "ERROR | ValueError(day is out of range for month)"),
+])
+def test_dates_are_refused_in_the_originals_words(env, tool, start, end, refusal):
+    assert ask(env, tool, **OSLO, start_date=start, end_date=end) == refusal
+
+
+def test_thirty_days_are_the_longest_span_and_the_calendar_has_ends(env):
+    reply = ask(env, "get_historical_temp", **OSLO, start_date="2023-05-01", end_date="2023-05-31")
+    assert type(reply) is dict and len(reply["daily"]["time"]) == 31
+    for first, last in (("0001-01-01", "0001-01-02"), ("9999-12-30", "9999-12-31")):
+        for tool in ("get_historical_temp", "get_temp_forecast"):
+            ask(env, tool, **OSLO, start_date=first, end_date=last)
+    assert env.step("nonsense")[2] is False
+
+
+@pytest.mark.parametrize("place", [(90.1, 0), (-91, 0), (0, 180.5), (1e15, 0), (0, -1e15)])
+def test_places_off_the_globe_are_refused(env, place):
+    where = dict(zip(("latitude", "longitude"), place))
+    for tool, more in (("get_elevation", {}), ("get_current_temp", {"current_date": "2023-06-15"})):
+        assert re.fullmatch(r'{"error":true,"reason":"L(at|ong)itude must be in range of .*"}',
+                            ask(env, tool, **where, **more))
+    assert "must be in range" in ask(env, "get_distance", latitude1=0, longitude1=0, **{
+        f"{key}2": value for key, value in where.items()})
+
+
+# ---- the climate ----
+
+def test_weather_at_is_a_climate():
+    """Means between the extremes; snow where it is cold and rain where it is not; colder towards
+    the poles and on mountains; seasons opposite in the south."""
+    def mean(name, months, field="temperature_2m_mean"):
+        city = cities()[name]
+        rows = [weather_at(city.latitude, city.longitude, date(2023, month, day))
+                for month in months for day in range(1, 29)]
+        for row in rows:
+            high, low = row["temperature_2m_max"], row["temperature_2m_min"]
+            assert low < row["temperature_2m_mean"] < high
+            assert not (row["snowfall_sum"] and row["temperature_2m_mean"] > 1)
+            assert not (row["rain_sum"] and row["temperature_2m_mean"] <= 1)
+            assert row["rain_sum"] >= 0 <= row["european_aqi_pm2_5"] < 150
+        return sum(row[field] for row in rows) / len(rows)
+    assert mean("oslo", (7,)) > mean("oslo", (1,)) + 15
+    assert mean("sydney", (1,)) > mean("sydney", (7,)) + 8
+    assert mean("singapore", (1,)) > mean("cairo", (1,)) > mean("oslo", (1,))
+    assert mean("lima", (1, 7)) > mean("la paz", (1, 7)) + 10
+    assert mean("oslo", (1,), "snowfall_sum") > 0 == mean("singapore", (1,), "snowfall_sum")
+
+
+def test_weather_at_is_one_for_neighbours_and_another_elsewhere():
+    day = date(2023, 6, 15)
+    assert weather_at(59.86, 10.76, day) == weather_at(59.9, 10.8, day) == weather_at(
+        59.94, 10.84, day)
+    assert len({str(weather_at(59.9, 10 + n / 10, day)) for n in range(20)}) == 20
+    assert len({str(weather_at(59.9, 10.8, day + timedelta(n))) for n in range(20)}) == 20
+    assert elevation_at(59.91, 10.75) == elevation_at(59.9, 10.8) == 26
+    assert 0 <= elevation_at(12.3, 45.6) <= 900
+
+
+def test_cities_do_not_share_their_weather():
+    places = {(round(city.latitude, 1), round(city.longitude, 1)) for city in cities().values()}
+    assert len(places) == len(cities()) == 54
+
+
+@pytest.mark.parametrize("one, two, distance", [     # of the cities, as atlases have it, in km
+    ("london", "paris", 344), ("new york", "seattle", 3870), ("tokyo", "sydney", 7820)])
+def test_kilometres_between_cities(one, two, distance):
+    a, b = cities()[one], cities()[two]
+    got = kilometres(a.latitude, a.longitude, b.latitude, b.longitude)
+    assert got == pytest.approx(distance, rel=0.01)
+    lat_a, lat_b, turn = (radians(x) for x in (a.latitude, b.latitude, b.longitude - a.longitude))
+    assert got == pytest.approx(6371 * acos(      # the spherical law of cosines
+        sin(lat_a) * sin(lat_b) + cos(lat_a) * cos(lat_b) * cos(turn)), rel=1e-6)
+    assert kilometres(0, 0, 0, 180) == pytest.approx(6371 * 3.14159265, rel=1e-6)
+
+
+# ---- the questions ----
+
+def test_test_names_no_city_of_train():
+    def named(ids):
+        found = set()
+        for task_id in ids:
+            task = weather.task(task_id)
+            found |= {city.name for city in cities().values() if city.name in task.goal}
+            found.add(task.home.name)
+        return found
+    train, test = named(weather.TRAIN[:400]), named(weather.TEST)
+    assert not train & test and len(train) == 45 and len(test) == 9
+
+
+def test_days_are_told_from_today():
+    """The phrase of each day against the date that it means, worked out here."""
+    seen = set()
+    for task_id in range(500):
+        t = weather.Task(task_id, 0)
+        for days in (t.day(), t.span(), t.day(air=True), t.span(air=True)):
+            first, last = days.dates(t.today)[0], days.dates(t.today)[-1]
+            n = int(next(iter(re.findall(r"(\d+) days", days.phrase)), 0))
+            today = t.today
+            meant = {
+                "yesterday": (today - timedelta(1),) * 2, "today": (today, today),
+                "tomorrow": (today + timedelta(1),) * 2,
+                "the day after tomorrow": (today + timedelta(2),) * 2,
+                "a week ago": (today - timedelta(7),) * 2,
+                "a week from today": (today + timedelta(7),) * 2,
+                "on this day four weeks ago": (today - timedelta(28),) * 2,
+                f"{n} days ago": (today - timedelta(n),) * 2,
+                f"in {n} days": (today + timedelta(n),) * 2,
+                f"over the last {n} days, not counting today,":
+                    (today - timedelta(n), today - timedelta(1)),
+                f"over the next {n} days, starting tomorrow,":
+                    (today + timedelta(1), today + timedelta(n)),
+                f"on {first:%B} {first.day}, {first.year}": (first, first),
+                f"from {first:%B} {first.day} to {last:%B} {last.day}, {last.year},":
+                    (first, last) if first.year == last.year else None,
+                f"from {first:%B} {first.day}, {first.year}, to {last:%B} {last.day}, "
+                f"{last.year},": (first, last)}
+            assert meant[days.phrase] == (first, last)
+            seen.add(re.sub(r"\d+|[A-Z][a-z]+", "", days.phrase))
+        assert t.day(air=True).last <= 0 and t.span(air=True).last < 0
+    assert len(seen) == 14
+
+
+FIELDS = {"average temperature": "temperature_2m_mean", "maximum temperature": "temperature_2m_max",
+          "minimum temperature": "temperature_2m_min", "rainfall": "rain_sum",
+          "snowfall": "snowfall_sum", "air": "european_aqi_pm2_5"}
+NEAR = {"yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2, "a week ago": -7,
+        "a week from today": 7, "on this day four weeks ago": -28}
+
+
+def days_meant(goal, today):
+    """The days that a goal names, in its order, worked out from its words."""
+    def date_of(text):
+        return datetime.strptime(text, "%B %d, %Y").date()
+    if span := re.search(r"over the (last|next) (\d+) days, (not counting|starting to)", goal):
+        n = int(span[2])
+        return [today + timedelta(k) for k in (range(-n, 0) if span[1] == "last" else
+                                               range(1, n + 1))]
+    if span := re.search(r"from (\w+ \d+)(?:, (\d+),)? to (\w+ \d+), (\d+)", goal):
+        first, last = date_of(f"{span[1]}, {span[2] or span[4]}"), date_of(f"{span[3]}, {span[4]}")
+        return [first + timedelta(k) for k in range((last - first).days + 1)]
+    found = re.finditer(r"\bin (?P<hence>\d+) days|(?P<ago>\d+) days ago|\bon (?P<date>[A-Z]\w+ "
+                        rf"\d+, \d{{4}})|{'|'.join(NEAR)}", goal)
+    return [date_of(each["date"]) if each["date"] else today + timedelta(
+        int(each["hence"] or 0) - int(each["ago"] or 0) + NEAR.get(each[0], 0)) for each in found]
+
+
+def work_out(kind, goal, today, home):
+    """The answer that the words of a goal ask for, from the table of the weather."""
+    places = sorted((city for city in cities().values() if city.name in goal),
+                    key=lambda city: goal.find(city.name)) or [home]
+    if kind == "place" and "sea" not in goal and "elevation" not in goal:
+        a, b = (places if len(places) > 1 else [home, *places])
+        return round(kilometres(*a[1:3], *b[1:3]))
+    if kind == "place":
+        return places[0].elevation
+    days, field = days_meant(goal, today), next(FIELDS[what] for what in FIELDS if what in goal)
+    values = [weather_at(city.latitude, city.longitude, day)[field]
+              for city in places for day in days]
+    sign = -1 if re.search("low(er|est)", goal) else 1
+    best = max(range(len(values)), key=lambda i: sign * values[i])
+    if kind == "air quality":
+        return next((word for most, word in weather.LEVELS.items() if values[0] <= most), "?")
+    return {"reading": values[0], "total": sum(values), "average": sum(values) / len(values),
+            "count": sum(x > float((re.findall(r"above (-?\d+)", goal) or "0")[0]) for x in values),
+            "change": "Yes" if sign * (values[0] - values[-1]) > 0 else "No",
+            "which day": str(days[best % len(days)]), "which city": places[best % len(places)].name
+            }[kind]
+
+
+def test_goals_ask_in_words_for_what_is_answered():
+    """In the tense of their days, too, and often about the user's own city."""
+    own, tenses = 0, {-1: ("was", "had"), 0: ("is", "has"), 1: ("will",)}
+    for task_id in [*weather.TRAIN, *weather.TEST][::5]:
+        t, kind = weather.task(task_id), weather.family(task_id)
+        assert _tools.same(work_out(kind, t.goal, t.today, t.home), t.answer), t.goal
+        assert t.answer != 0 or kind == "count", t.goal         # a guess that is too easy
+        own += not any(name in t.goal.lower() for name in cities())
+        if " mm" in t.goal or " cm" in t.goal:
+            assert (" cm" in t.goal) == ("snowfall" in t.goal)
+        verb = re.search(r"\b(was|had|is|has|will)\b",
+                         re.sub("What is their|how much is it", "", t.goal))
+        if verb and kind != "place":
+            days = (days_meant(t.goal, t.today)[0] - t.today).days
+            assert verb[1] in tenses[(days > 0) - (days < 0)], t.goal
+    assert 0.2 < own / len(range(0, 2200, 5)) < 0.4

@@ -1,0 +1,776 @@
+"""pytest tests/test_env_webshop.py: pages, their HTML, the reward, search, our catalogue, files."""
+import functools
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from env_server import Service, respond
+from envs import tools_of, webshop, webshop_small
+from envs._products import CATEGORIES, VALUES, Goal, Product, Shop, make_shop
+from envs._webshop import alike, likeness, plain_color, read_shop, reward_of, type_factor
+from rollout import make_tokenizer
+
+ROOT = Path(__file__).parent.parent
+
+
+# ---- WebShop as it was recorded -----------------------------------------------------------------
+
+# From a trajectory of AgentGym's that several projects show as their example.
+ITEM = dict(
+    asin="B000VOHH8I", category="beauty", query="men's fragrance", pricing="$64.98",
+    name="L'eau D'issey By Issey Miyake for MenEau De Toilette Spray, 6.7 Fl Oz Bottle",
+    product_category="Beauty › Fragrance › Men's › Eau de Toilette", full_description="A scent.",
+    small_description=["Long lasting", "For men"], images=["x.jpg"], customization_options={
+        "Size": [{"value": "2.5 Fl Oz"}, {"value": "6.76 Fl Oz (Pack of 1)", "image": "y.jpg"}],
+        "Color": None})
+WISH = "i need a long lasting 6.76 fl oz bottle of l'eau d'issey"
+HUMAN = dict(instruction=WISH + ".", instruction_attributes=["long lasting"],
+             instruction_options=["6.76 fl oz (pack of 1)"])
+ASKED = f"Instruction: [SEP] {WISH}, and price lower than 100.00 dollars"
+SEARCH_PAGE = f"WebShop [SEP] {ASKED} [SEP] Search"
+RESULTS_PAGE = (f"{ASKED} [SEP] Back to Search [SEP] Page 1 (Total results: 2) [SEP] B000VOHH8I "
+                f"[SEP] {ITEM['name']} [SEP] $64.98 [SEP] B000000002 [SEP] Bath Salt [SEP] $64.98")
+ITEM_PAGE = (f"{ASKED} [SEP] Back to Search [SEP] < Prev [SEP] size [SEP] 2.5 fl oz [SEP] 6.76 fl "
+             f"oz (pack of 1) [SEP] {ITEM['name']} [SEP] Price: $64.98 [SEP] Rating: N.A. [SEP] "
+             "Description [SEP] Features [SEP] Reviews [SEP] Buy Now")
+LAST_PAGE = (
+    "Thank you for shopping with us! [SEP] Your code: [SEP] None [SEP] (Paste it in your MTurk "
+    "interface.) [SEP] Purchased [SEP] asin [SEP] B000VOHH8I [SEP] options [SEP] {\"size\": \"6.76 "
+    "fl oz (pack of 1)\"} [SEP] attrs [SEP] None [SEP] category [SEP] None [SEP] query [SEP] None "
+    "[SEP] product category [SEP] None [SEP] Target [SEP] asin [SEP] options [SEP] attrs [SEP] "
+    "price upper [SEP] instuction text [SEP] category [SEP] product category [SEP] query [SEP] "
+    "Goal [SEP] None [SEP] Reward [SEP] Your score (min 0.0, max 1.0) [SEP] 1.0 [SEP] Reward "
+    "Details [SEP] None")
+
+
+def write_files(folder, items=(ITEM, ITEM | dict(asin="B000000002", name="Bath Salt")), known=None,
+                human=None):
+    (folder / "items_shuffle_1000.json").write_text(json.dumps(items))
+    (folder / "items_ins_v2_1000.json").write_text(json.dumps(known or {}))
+    if human is not None:
+        (folder / "items_human_ins.json").write_text(json.dumps(human))
+    return folder
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """An Env at the recorded task. The limit is drawn among four: 100 is the one recorded."""
+    env = webshop.Env(write_files(tmp_path, human={"B000VOHH8I": [HUMAN], "B000000002": [HUMAN]}))
+    task = [goal.product.asin for goal in env.shop.goals].index("B000VOHH8I")
+    goal = env.shop.goals[task]
+    env.shop.goals[task] = goal._replace(
+        limit=100.0, instruction=goal.instruction.replace(f"{goal.limit:.2f}", "100.00"))
+    env.reset(task)
+    return env
+
+
+def test_step_shows_the_recorded_pages(recorded):
+    assert webshop.text_of(recorded.browser.nodes) == SEARCH_PAGE
+    answers = [recorded.step(action) for action in (
+        "search[l'eau d'issey 6.76 fl oz bottle price < 100.00]", "click[B000VOHH8I]",
+        "click[6.76 fl oz (pack of 1)]", "click[Buy Now]")]
+    assert answers[0][0] == RESULTS_PAGE
+    assert [answer[0] for answer in answers[1:]] == [ITEM_PAGE, ITEM_PAGE, LAST_PAGE]
+    assert [answer[1:3] for answer in answers] == [(0, False)] * 3 + [(1, True)]
+    assert answers[-1][3] == dict(success=True, valid=True, score=1.0)
+
+
+def test_available_actions_lists_buttons_then_links_then_options(recorded):
+    assert recorded.available_actions() == dict(has_search_bar=True, clickables=["search"])
+    recorded.step("search[issey]")
+    assert recorded.available_actions() == dict(
+        has_search_bar=False, clickables=["back to search", "b000vohh8i"])
+    recorded.step("click[B000VOHH8I]")
+    assert recorded.available_actions()["clickables"] == [
+        "back to search", "< prev", "description", "features", "reviews", "buy now", "2.5 fl oz",
+        "6.76 fl oz (pack of 1)"]
+
+
+def test_server_speaks_webshops_wire():
+    services = {"webshop": Service("webshop")}
+
+    def ask(path, body=None):
+        status, text = respond(services, "GET" if body is None else "POST", f"/webshop/{path}",
+                               b"" if body is None else json.dumps(body).encode())
+        assert status == 200, text
+        return json.loads(text)
+    assert ask("create", {}) == 0
+    player = webshop.Env()
+    seen = player.reset(7)
+    assert ask("reset", dict(env_idx=0, session_id=7)) == [seen, None]
+    wish = player.goal.instruction
+    assert ask("instruction_text?env_idx=0") == f"Instruction: {wish}"
+    assert ask("available_actions?env_idx=0") == dict(has_search_bar=True, clickables=["search"])
+    done = False
+    while not done:
+        action = player.expert()[1]
+        seen, reward, done, info = player.step(action)
+        assert ask("step", dict(env_idx=0, action=action)) == dict(
+            state=seen, reward=reward, done=done, info=info)
+        assert ask("observation?env_idx=0") == seen
+        state = ask("state?env_idx=0")
+        assert list(state) == ["url", "html", "instruction_text"]
+        assert state["instruction_text"] == f"Instruction: {wish}"
+        assert read_html(state["html"])[0] == seen
+    assert reward == 1 and state["url"].startswith("http://127.0.0.1:3000/done/7/B0")
+    assert ask("reset", dict(env_idx=0))[0].startswith("WebShop [SEP] Instruction: [SEP] ")
+
+
+def test_tools_of_webshop_are_agentgyms_functions():
+    tools = tools_of(webshop)
+    assert {name: form.format(keywords="tea", item="tea") for name, (form, _) in tools.items()} == {
+        "search": "search[tea]", "click": "click[tea]"}
+
+
+@pytest.mark.parametrize("actions, path", [
+    ([], "7"), (["search[oat bars]"], "search_results/7/oat+bars/1"),
+    (["search[oat bars]", "click[Next >]"], "search_results/7/oat+bars/2"),
+    (["search[oat/../bars?]"], "search_results/7/oat%2F..%2Fbars%3F/1")])
+def test_url_names_the_page(actions, path):
+    env = webshop.Env()
+    env.reset(7)
+    for action in actions:
+        env.step(action)
+    assert env.url() == f"http://127.0.0.1:3000/{path}"
+
+
+def test_url_of_a_long_query_is_cut():
+    env = webshop.Env()
+    env.reset(7)
+    env.step("search[" + "é" * 100_000 + "]")
+    assert env.url().count("%C3%A9") == webshop.LONGEST_URL
+
+
+# ---- actions ------------------------------------------------------------------------------------
+
+def at(page, task=3):
+    """(an Env on this page, its text)"""
+    env = webshop.Env()
+    env.reset(task)
+    if page != "search":
+        env.step("search[oat crackers]")
+    if page == "item":
+        env.step(f"click[{env.browser.results[0].asin}]")
+    return env, webshop.text_of(env.browser.nodes)
+
+
+@pytest.mark.parametrize("page, action, effect", [
+    ("search", "search[tea]", "done"), ("results", "search[tea]", "done"),
+    ("item", "search[tea]", "done"),                    # without a search bar, as in the original
+    ("results", "click[Next >]", "done"), ("results", "click[NEXT >]", "done"),
+    ("item", "click[Features]", "done"), ("item", "  click[ Features ]\n", "done"),
+    ("item", "click[Features]. It may say so.", "done"),        # the original allows it
+    ("item", "click[buy now", "not understood"), ("item", "buy now", "not understood"),
+    ("item", "Click[Features]", "not understood"), ("item", "press[Features]", "not understood"),
+    ("item", "click Features", "not understood"), ("item", "", "not understood"),
+    ("item", "click[Features] click[Reviews]", "not understood"),
+    ("item", "click[Features]\nclick[Reviews]", "not understood"),
+    ("item", "I click[Features]", "not understood"),
+    ("item", "click[Next >]", "wrong argument"), ("item", "click[B0NOWHERE]", "wrong argument"),
+    ("item", "click[]", "wrong argument"), ("search", "search[ ]", "wrong argument"),
+    ("search", "click[search]", "wrong argument"), ("results", "click[Buy Now]", "wrong argument"),
+    ("results", "click[< Prev]", "wrong argument"),         # there is none on the first page
+])
+def test_act_tells_done_wrong_argument_and_not_understood_apart(page, action, effect):
+    env, before = at(page)
+    observation, reward, done, info = env.step(action)
+    assert (reward, done, info["success"]) == (0, False, False)
+    assert info["valid"] == (effect == "done")
+    if effect == "done":
+        assert observation != before
+    else:       # AgentGym's client writes "Invalid Action." where it finds none in a reply
+        assert observation == ("Invalid Action.\n\n" if effect == "not understood" else "") + before
+        assert webshop.text_of(env.browser.nodes) == before
+
+
+def test_click_leads_through_the_shop_and_back():
+    env, first = at("results")
+    second, *_ = env.step("click[Next >]")
+    asin = env.browser.results[12].asin
+    assert f"Page 2 (Total results: {len(env.browser.results)}) [SEP] < Prev [SEP]" in second
+    item, *_ = env.step(f"click[{asin.lower()}]")
+    for name in ("Description", "Features", "Reviews"):
+        page, *_ = env.step(f"click[{name}]")
+        texts = dict(Description=[env.browser.product.description],
+                     Features=env.browser.product.bullets, Reviews=["No reviews found"])[name]
+        assert page == " [SEP] ".join(["Instruction:", env.goal.instruction, "Back to Search",
+                                       "< Prev", *texts])
+        assert env.step("click[< Prev]")[0] == item
+    assert env.step("click[< Prev]")[0] == second
+    assert env.step("click[< Prev]")[0] == first
+    assert env.step("click[Back to Search]")[0] == env.reset(3)
+
+
+def test_results_stand_ten_on_a_page_and_are_fifty_at_most():
+    env, asins = at("search")[0], []
+    page, *_ = env.step("search[tea coffee bars free]")
+    for number in range(1, 6):
+        assert f"Page {number} (Total results: 50)" in page
+        asins += re.findall(r"\[SEP\] (B0[A-Z]{8}) \[SEP\]", page)
+        assert len(asins) == 10 * number
+        assert ("Next >" in page) == (number < 5) and ("< Prev" in page) == (number > 1)
+        page, *_ = env.step("click[Next >]")
+    assert asins == [product.asin for product in env.browser.results]
+
+
+def test_options_stay_chosen_on_the_product_and_are_forgotten_beyond():
+    env, _ = at("search")
+    product = next(p for p in env.shop.products if len(p.options) == 2)
+    (one, (a, b, *_)), (other, (c, *_)) = product.options.items()
+    env.step(f"search[{product.title}]")
+    for action in (product.asin, a, c, "Features", "< Prev", b):
+        assert env.step(f"click[{action}]")[3]["valid"]
+    assert env.browser.options == {one: b, other: c}            # one of each group
+    env.step("click[< Prev]")
+    env.step(f"click[{product.asin}]")
+    assert env.browser.options == {}
+
+
+# ---- HTML ---------------------------------------------------------------------------------------
+
+class Browser(HTMLParser):
+    """What WebShop's text environment takes from a page: visible texts, and what can be clicked."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.bar, self.buttons, self.links, self.options = [], False, [], [], []
+        self.within, self.tags = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.add(tag)
+        self.bar |= attrs.get("id") == "search_input"
+        if attrs.get("type") == "radio":
+            self.options.append((attrs["name"], attrs["value"]))
+        if tag not in ("input", "br"):
+            self.within.append(attrs.get("class", ""))
+
+    def handle_endtag(self, tag):
+        self.within.pop()
+
+    def handle_data(self, text):
+        assert not {"script", "style"} & self.tags
+        self.texts += [text.strip()] if text.strip() else []
+        kind = self.within[-1]
+        if kind in ("btn", "product-link"):
+            (self.buttons if kind == "btn" else self.links).append(text.lower())
+
+
+def read_html(text):
+    """(observation, the answer to /available_actions) as the original makes them of the HTML."""
+    browser = Browser()
+    browser.feed(text)
+    browser.close()
+    clickables = [*browser.buttons, *browser.links, *(value for _, value in browser.options)]
+    return " [SEP] ".join(browser.texts), dict(has_search_bar=browser.bar, clickables=clickables)
+
+
+def test_html_gives_the_observation_and_the_clickables():
+    env, rng = webshop.Env(), random.Random(0)
+    for task in (0, 600, 5000):
+        observation, done = env.reset(task), False
+        for _ in range(40):
+            assert read_html(env.html()) == (observation, env.available_actions())
+            if done:
+                break
+            observation, _, done, _ = env.step(env.random_action(rng))
+
+
+NASTY = ITEM | dict(
+    name="<script>alert(1)</script> {text} & \"soap\"", asin="<b>B0<b>",
+    full_description=" --><img src=x onerror=alert(1)>\ud800",
+    small_description=["<style>*{}", " "],
+    customization_options={"\"><svg onload=x>": [{"value": "'\"><i>x</i>"}, {"value": "[eu] 4"}]})
+
+
+def test_html_never_makes_markup_of_a_product(tmp_path):
+    wish = dict(instruction="<iframe src=x> {reward} %s", instruction_attributes=["<a>"],
+                instruction_options=["'\"><i>x< | i>"])
+    env = webshop.Env(write_files(tmp_path, [NASTY, NASTY | dict(asin="B2")],
+                                  human={NASTY["asin"]: [wish], "B2": [wish]}))
+    env.reset([goal.product.asin for goal in env.shop.goals].index(NASTY["asin"]))
+    pages = []
+    for action in ("search[soap]", "click[<b>B0<b>]", "click[Description]", "click[< Prev]",
+                   "click[Features]", "click[< Prev]", "click[[eu] 4]", "click['\"><i>x< | i>]",
+                   "click[Buy Now]"):
+        observation, reward, done, info = env.step(action)
+        assert info["valid"], action
+        assert read_html(env.html()) == (observation, env.available_actions())
+        browser = Browser()
+        browser.feed(env.html())
+        assert browser.tags <= {"html", "body", "div", "h2", "h4", "h5", "p", "br", "button", "a",
+                                "input", "label"}
+        assert "<" not in env.url().removeprefix("http://")
+        pages.append(observation)
+    assert done and NASTY["name"] in pages[1] and NASTY["full_description"].strip() in pages[2]
+    assert json.dumps({'"><svg onload=x>': "'\"><i>x< | i>"}) in pages[-1]
+
+
+# ---- the reward ---------------------------------------------------------------------------------
+
+def product(**fields):
+    return Product(**dict(
+        asin="B0", title="Name 1", category="beauty", query="query 1", product_category="a › b › c",
+        description="", bullets=[], tag="$35.0", price=35.0, attributes=[], options={}) | fields)
+
+
+def wanted(like=None, attributes=(), options=(), limit=40.0):
+    return Goal(like or product(), "", [*attributes], [*options], limit)
+
+
+OILS = ["tea tree", "essential oils", "natural ingredients"]
+
+
+@pytest.mark.parametrize("bought, chosen, goal, reward", [      # figures of WebShop's own tests
+    (dict(attributes=["tea tree", "essential oil", "natural ingredients"]), ["grey", "XL"],
+     wanted(attributes=OILS, options=["grey", "XL"]), 1),
+    (dict(bullets=["This shampoo has essential oils and smells like lemons"],
+          description="Best shampoo on the market, made with natural ingredients"), ["grey", "XL"],
+     wanted(attributes=OILS, options=["grey", "XL"]), (2 + 2 + 1) / 6),
+    (dict(bullets=["This shampoo has essential oils and smells like lemons"],
+          description="Best shampoo on the market, made with natural ingredients"), ["grey", "XL"],
+     wanted(attributes=OILS, options=["grey", "XL", "pack of 12"]), (2 + 2 + 1) / 7),
+    ({}, ["pack of 12", "powder snow"], wanted(options=["cool powder snow", "XL", "pack of 12"]),
+     (2 + 1) / 4),
+    ({}, [], wanted(options=["grey", "XL", "pack of 12"]), 1 / 4),
+    ({}, ["one", "two"], wanted(), 1),
+    (dict(price=40.01), [], wanted(attributes=["x"]), 0), (dict(price=40.0), [], wanted(), 1),
+])
+def test_reward_of_counts_attributes_options_and_price(bought, chosen, goal, reward):
+    assert reward_of(product(**bought), chosen, goal) == pytest.approx(reward)
+
+
+CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead Panasonic DVD Combo Home Theater System"
+
+
+@pytest.mark.parametrize("bought, goal, factor", [
+    ({}, {}, 1),
+    (dict(query="query 2", product_category="d › e › f"), {}, 1),       # all title words
+    # one title word of eight: between a tenth and a fifth
+    (dict(title=CORD, query="2", product_category="a › d › e"),
+     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 0.5),
+    (dict(title=CORD, query="2", product_category="c › b › x"),         # two levels, in any order
+     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 1),
+    (dict(title=CORD, query="2", product_category="a › a › x"),         # one level twice
+     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 0.5),
+    (dict(title=CORD), dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 1),
+    # one of eleven: the query does not help
+    (dict(title=CORD), dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed Tall "
+                                  "Brown Wide"), 0.1),
+    (dict(title="Eyebrow Tweezers"), dict(title="Kitchen Cabinet Knob"), 0),
+    (dict(title="Eyebrow Tweezers"), dict(title="the 4 x 6"), 1),       # no word: taken for 0.2
+])
+def test_type_factor_by_hand(bought, goal, factor):
+    assert type_factor(product(**bought), product(**goal)) == factor
+
+
+@pytest.mark.parametrize("a, b, fits", [
+    ("essential oil", "essential oils", True),
+    ("large", "x-large", True),                # its words are all there: WebShop's rule, too
+    ("pack of 6", "pack of 12", True),         # 2 * 7 / (7 + 9) = 87.5 for "of pack", "of pack 6"
+    ("6 pack", "12 pack", False),              # 2 * 5 / (6 + 7) = 77
+    ("abcdefghijklmnopqrst", "abcdefghijklmnopq123", False),        # 2 * 17 / 40 = 85
+    ("red", "bed", False), ("", "", False), ("!", "!", False), ("tea", "", False),
+    ("Gluten-Free", "free gluten", True)])
+def test_alike_by_hand(a, b, fits):
+    assert alike(a, b) == alike(b, a) == fits
+
+
+def slow_likeness(a, b):
+    """By the table of longest common subsequences."""
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1],
+                                                                     table[i + 1][j])
+    return 200 * table[-1][-1] / (len(a) + len(b))
+
+
+def some_texts(n):
+    rng = random.Random(0)
+    words = "a tea tree oil oils 6 12 pack of large x- small navy blue free".split()
+    return [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(n)]
+
+
+def test_likeness_is_that_of_the_slow_table():
+    texts = some_texts(200)
+    for a, b in zip(texts[:100], texts[100:]):
+        assert likeness(a, b) == pytest.approx(slow_likeness(a, b))
+
+
+def test_alike_agrees_with_thefuzz():
+    fuzz = pytest.importorskip("thefuzz.fuzz")
+    texts = some_texts(2000)
+    for a, b in zip(texts[:1000], texts[1000:]):
+        assert alike(a, b) == (fuzz.token_set_ratio(a, b) > 85), (a, b)
+
+
+def test_plain_color_takes_the_first_of_the_list():
+    assert [plain_color(x) for x in ("navy blue", "light grey", "c1-black", "large")] == [
+        "blue", "grey", "black", "large"]
+
+
+# ---- search -------------------------------------------------------------------------------------
+
+DOCS = ["red red lamp", "lamp", "red cup cup cup and a very long text about it", "blue cup", "cup",
+        "blue blue lamp shade"]
+
+
+def small_shop():
+    return Shop([product(asin=str(i), title=text) for i, text in enumerate(DOCS)], [], [], [])
+
+
+def slow_bm25(query):
+    """Okapi's formula as FTS5 has it, over whole words; ids, best first."""
+    docs, scores = [text.split() for text in DOCS], []
+    mean = sum(map(len, docs)) / len(docs)
+    for i, doc in enumerate(docs):
+        score = 0
+        for word in query.split():
+            n, f = sum(word in other for other in docs), doc.count(word)
+            idf = max(1e-6, math.log((len(docs) - n + 0.5) / (n + 0.5)))
+            score += idf * f * 2.2 / (f + 1.2 * (0.25 + 0.75 * len(doc) / mean))
+        scores.append((-score, i))
+    return [str(i) for score, i in sorted(scores) if score < 0]
+
+
+@pytest.mark.parametrize("query", ["red", "blue lamp", "shade cup", "red blue", "text", "nothing"])
+def test_search_ranks_by_bm25(query):
+    assert [found.asin for found in small_shop().search(query)] == slow_bm25(query)
+
+
+@pytest.mark.parametrize("query, same", [
+    ("NOT red", "red"), ("red AND NOT", "red"), ('"red', "red"), ("red*", "red"), ("(red", "red"),
+    ("NEAR(red blue, 2)", "near red blue 2"), ("text:red", "text red"),
+    ("red'; DROP TABLE docs", "red drop table docs"), ("-red + ^blue", "red blue"), ("^", ""),
+    ("the and a", ""), ("\x00", ""),
+    ("_", ""), ('""', ""), ("RED", "red"), ("cups", "cup"), ("red " * 50_000, "red"),
+    (" ".join(map(str, range(40_000))) + " red", "0"), ("é" * 100_000, "none"), ("\ud800", ""),
+])
+def test_search_takes_words_and_no_syntax(query, same):
+    shop = small_shop()
+    assert shop.search(query) == shop.search(same)
+
+
+def test_search_reads_the_first_feature_and_forty_letters_of_a_word():
+    found = Shop([product(asin="x", title="a" * 40, bullets=["first", "second"])], [], [], [])
+    assert found.search("first") and not found.search("second")
+    assert found.search("a" * 41) and not found.search("a" * 39)
+
+
+# ---- our catalogue ------------------------------------------------------------------------------
+
+@functools.cache
+def shop():
+    return make_shop()
+
+
+def test_make_shop_has_a_thousand_products_and_no_wish_in_both_splits():
+    assert len({p.asin for p in shop().products}) == len(shop().products) == 1000
+    assert all(re.fullmatch("B0[A-Z]{8}", p.asin) for p in shop().products)
+    wished = {split: {goal.product.asin for goal in map(shop().goals.__getitem__, ids)}
+              for split, ids in (("TRAIN", webshop.TRAIN), ("TEST", webshop.TEST))}
+    assert (len(wished["TRAIN"]), len(wished["TEST"])) == (900, 100)
+    assert not wished["TRAIN"] & wished["TEST"]
+    assert (shop().train, shop().test) == (webshop.TRAIN, webshop.TEST)
+    assert len({goal.instruction for goal in shop().goals}) == len(shop().goals) == 6910
+    assert {webshop.family(i) for i in range(500, 505)} == {*CATEGORIES}
+
+
+def test_make_goal_states_its_wishes_in_the_instruction():
+    for goal in shop().goals[::7]:
+        words = [goal.product.query, *goal.attributes, *goal.options]
+        assert all(word in goal.instruction for word in words)
+        assert goal.instruction.endswith(f", and price lower than {goal.limit:.2f} dollars")
+        highest = max(float(price) for price in re.findall(r"\$([0-9.]+)", goal.product.tag))
+        assert goal.product.price <= highest < goal.limit <= highest + 40
+        assert set(goal.attributes) <= set(goal.product.attributes)
+        assert [goal.options[i] in values
+                for i, values in enumerate(goal.product.options.values())].count(False) == 0
+
+
+def test_make_goal_joins_its_parts_as_one_says_them():
+    for goal in shop().goals:
+        words = [goal.product.query, *goal.attributes]
+        end = max(goal.instruction.rfind(word) + len(word) for word in words)
+        assert re.match(r"\)?(, | in | with )", goal.instruction[end:]), goal.instruction
+
+
+def test_reward_of_our_products_misses_one_wish_for_every_wrong_choice():
+    for goal in shop().goals[:200]:
+        wishes = len(goal.attributes) + len(goal.options) + 1
+        assert reward_of(goal.product, goal.options, goal) == 1
+        for i, values in enumerate(goal.product.options.values()):
+            for other in set(values) - {goal.options[i]}:
+                chosen = goal.options[:i] + [other] + goal.options[i + 1:]
+                assert reward_of(goal.product, chosen, goal) == pytest.approx(1 - 1 / wishes)
+        dear = goal.product._replace(price=goal.limit + 0.01)
+        assert reward_of(dear, goal.options, goal) == pytest.approx(1 - 1 / wishes)
+
+
+def test_values_of_options_are_unlike_each_other():
+    for name, (_, values) in VALUES.items():
+        values = [plain_color(value) for value in values.split(",")]
+        assert not any(alike(a, b) for i, a in enumerate(values) for b in values[:i]), name
+
+
+# ---- players ------------------------------------------------------------------------------------
+
+def finish(env, most):
+    """Score and turns of the expert from here."""
+    for turn in range(1, most + 1):
+        _, action = env.expert()
+        _, _, done, info = env.step(action)
+        assert info["valid"], action
+        if done:
+            return info["score"], turn
+    return 0, most
+
+
+def test_expert_buys_what_every_test_task_asks_for():
+    env, turns = webshop.Env(), []
+    for task in webshop.TEST:
+        env.reset(task)
+        score, n = finish(env, webshop.HORIZON)
+        assert score == 1, task
+        turns.append(n)
+    assert 5 < sum(turns) / len(turns) < 6.5 and max(turns) <= 8
+
+
+def test_expert_succeeds_after_any_detour():
+    env, rng = webshop.Env(), random.Random(0)
+    for task in rng.sample(webshop.TRAIN, 80):
+        env.reset(task)
+        for _ in range(rng.randint(1, 15)):
+            action = env.random_action(rng) if rng.random() < 0.9 else "nonsense"
+            if action != "click[Buy Now]":
+                env.step(action)
+        assert finish(env, 16)[0] == 1, task
+
+
+def test_expert_looks_at_the_features_for_what_the_title_does_not_say():
+    env = webshop.Env()
+    looked = {True: set(), False: set()}
+    for task in range(100):
+        env.reset(task)
+        done, actions = False, []
+        while not done and len(actions) < webshop.HORIZON:
+            actions.append(env.expert()[1])
+            _, _, done, _ = env.step(actions[-1])
+        title = env.browser.product.title.lower()
+        said = all(attribute in title for attribute in env.goal.attributes)
+        looked[said].add("click[Features]" in actions)
+    assert looked == {True: {False}, False: {True}}
+
+
+def test_choices_takes_the_option_in_the_wishs_own_words():
+    """WebShop's rule would take "x-large", too."""
+    env = webshop.Env()
+    env.reset(0)
+    env.goal = env.goal._replace(options=["large"])
+    assert env.choices(product(options={"size": ["x-large", "large"]})) == ["large"]
+    assert env.choices(product(options={"size": ["x-large", "small"]})) == ["x-large"]
+    assert env.choices(product(options={"size": ["small"]})) is None
+
+
+def test_head_of_the_file_tells_a_game_as_it_is_played():
+    env, said = webshop.Env(), []
+    observation, done = env.reset(279), False
+    said.append(observation)
+    while not done and len(said) < 20:
+        action = env.expert()[1]
+        observation, _, done, _ = env.step(action)
+        said += [action, observation]
+    head = " ".join(webshop.__doc__.partition("After WebShop")[0].split())
+    parts = re.split(r" ?(?:env: |agent: |-> |\.\.\.|\(ten on a page\)|\(reward 1, done\)|"
+                     r"the product's page|the same page: what is chosen is not shown) ?", head)[1:]
+    played = " ".join(said)
+    assert len(parts) > 15 and all(part.strip() in played for part in parts)
+
+
+def test_random_action_is_legal_and_earns_little():
+    env, rng, scores = webshop.Env(), random.Random(0), []
+    for task in webshop.TEST[::2]:
+        env.reset(task)
+        for _ in range(webshop.HORIZON):
+            _, _, done, info = env.step(env.random_action(rng))
+            assert info["valid"]
+            if done:
+                break
+        scores.append(info["score"])
+    assert sum(score == 1 for score in scores) / len(scores) < 0.04
+    assert 0.05 < sum(scores) / len(scores) < 0.2
+
+
+def test_random_action_takes_an_instruction_of_one_word(tmp_path):
+    wish = [dict(HUMAN, instruction="shoes")]
+    items = [ITEM | dict(asin=asin, pricing="$2000") for asin in ("B1", "B2")]
+    env = webshop.Env(write_files(tmp_path, items, human={"B1": wish, "B2": wish}))
+    env.reset(0)
+    assert env.random_action(random.Random(0)) == "search[shoes]"
+
+
+# ---- WebShop's files ----------------------------------------------------------------------------
+
+def many_items(n):
+    """Items and their items_ins_v2: every third without an instruction, every fifth a range."""
+    items, known = [], {}
+    for i in range(n):
+        asin = f"B{i:09}"
+        prices = f"${i + 3}.5" + f"${i + 9}.25" * (i % 5 == 0)
+        options = {"Size": [{"value": f"{i}/{x}"} for x in "AB"], "Color": [{"value": " Red "}]}
+        items.append(ITEM | dict(asin=asin, name=f"Thing {i}", pricing=prices,
+                                 customization_options=options if i % 2 else None))
+        known[asin] = dict(attributes=["long lasting"], instruction=f"Find me thing {i}",
+                           instruction_attributes=["long lasting"]) if i % 3 else \
+            dict(attributes=["soft"], instruction=None, instruction_attributes=None)
+    return items, known
+
+
+def test_read_shop_numbers_the_goals_as_agentgym(tmp_path):
+    """Its seed and its order of draws, written down plainly; for the products of one price, since
+    there a price within a range is drawn anew at every start."""
+    items, known = many_items(60)
+    found = read_shop(write_files(tmp_path, items, known))
+    state = random.getstate()
+    try:
+        random.seed(233)
+        texts = []
+        for i in [i for i in range(60) if i % 3]:
+            prices = [10.0 * x for x in range(1, 100) if 10.0 * x > i + 3.5][:4]
+            _, upper = sorted(random.sample(prices, 2))
+            for size in (f"{i} | a", f"{i} | b") if i % 2 else (None,):
+                options = f" with color: red, and size: {size}" if size else ""
+                texts.append((i, f"Find me thing {i}{options}, and price lower than {upper:.2f} "
+                                 "dollars"))
+        random.seed(233)
+        random.shuffle(texts)
+    finally:
+        random.setstate(state)
+    assert [int(goal.product.asin[1:]) for goal in found.goals] == [i for i, _ in texts]
+    assert all(goal.instruction == text for goal, (i, text) in zip(found.goals, texts) if i % 5)
+    assert len(texts) == 60 and (found.test, found.train) == (range(6), range(6, 60))
+
+
+def test_read_shop_reads_prices_options_and_texts(tmp_path):
+    items, known = many_items(12)
+    items[1] |= dict(pricing="", small_description="One text", full_description=None)
+    items += [items[2] | dict(name="a second one"), ITEM | dict(asin="B0000000011"),
+              ITEM | dict(asin="nan")]
+    found = read_shop(write_files(tmp_path, items, known))
+    assert len(found.products) == 12
+    zero, one, two, three = found.products[:4]
+    assert (one.tag, one.price, one.bullets, one.description) == ("$100.0", 100.0, ["One text"], "")
+    assert (two.title, two.tag, two.price) == ("Thing 2", "$5.5", 5.5)
+    assert three.options == {"size": ["3 | a", "3 | b"], "color": ["red"]} and two.options == {}
+    assert zero.tag == "$3.5 to $9.25" and 3.5 <= zero.price <= 9.25
+    assert (zero.query, zero.attributes) == ("men's fragrance", ["soft"])
+
+
+def test_read_shop_takes_webshops_splits_and_its_human_instructions(tmp_path):
+    items, known = many_items(40)
+    human = {item["asin"]: [HUMAN] * 50 + [HUMAN | dict(instruction_attributes=[])]
+             for item in items}
+    found = read_shop(write_files(tmp_path, items, known, human))
+    assert len(found.goals) == 2000
+    assert (found.test, found.train) == (range(500), range(1500, 2000))
+    goal = found.goals[0]
+    assert re.fullmatch(WISH + r", and price lower than \d+0\.00 dollars", goal.instruction)
+    assert (goal.attributes, goal.options) == (["long lasting"], ["6.76 fl oz (pack of 1)"])
+
+
+@pytest.mark.parametrize("file, change, sentence", [
+    ("items_shuffle_1000.json", "{}", "items_shuffle_1000.json is '{}'; expected a list"),
+    ("items_shuffle_1000.json", "[", "items_shuffle_1000.json is no JSON"),
+    ("items_shuffle_1000.json", "[" * 100_000, "items_shuffle_1000.json is no JSON"),
+    ("items_ins_v2_1000.json", None, r"needs one file items_ins_v2\*.json; there is none"),
+    ("items_ins_v2.json", "{}", "there is items_ins_v2.json, items_ins_v2_1000.json"),
+    ("items_ins_v2_1000.json", {}, "2 products and 0 goals"),
+    ("items_ins_v2_1000.json", {"B000VOHH8I": 5}, "B000VOHH8I, is '5'; expected a dict"),
+    ("items_ins_v2_1000.json", {"B000VOHH8I": dict(instruction=5)},
+     "B000VOHH8I, instruction, is '5'; expected a str"),
+    ("items_ins_v2_1000.json", {"B000VOHH8I": dict(instruction="x", instruction_attributes=[5])},
+     "B000VOHH8I, instruction_attributes, is '.5.'; expected a list of str"),
+    ("items_human_ins.json", {"B000VOHH8I": [HUMAN | dict(instruction_options="red")]},
+     "items_human_ins.json, B000VOHH8I, instruction_options, is 'red'; expected a list of str"),
+    ("items_shuffle_1000.json", [5], "item 0 is '5'; expected a dict"),
+    *(("items_shuffle_1000.json", [ITEM, ITEM | {field: wrong}], f"item 1, {name}.* is .*; expect")
+      for field, wrong, name in [
+          ("asin", None, "asin"), ("name", 5, "name"), ("category", "toys", "category"),
+          ("pricing", "free", "pricing"), ("pricing", "$1.2.3", "pricing"),
+          ("pricing", 5, "pricing"),
+          ("small_description", [None], "small_description"), ("full_description", 5, "full_desc"),
+          ("customization_options", [5], "customization_options"),
+          ("customization_options", {"size": [{"value": 5}]}, "size, value"),
+          ("customization_options", {"size": "x"}, "size")]),
+])
+def test_read_shop_names_the_file_the_item_and_the_field(tmp_path, file, change, sentence):
+    write_files(tmp_path)
+    if change is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(change if isinstance(change, str) else json.dumps(change))
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        read_shop(tmp_path)
+    assert "\n" not in str(refusal.value) and str(refusal.value).startswith("webshop: ")
+
+
+def test_use_plays_a_folder_here_and_in_processes_started_from_here(tmp_path):
+    items, known = many_items(60)
+    write_files(tmp_path, items, known)
+    program = "from envs import webshop; env = webshop.Env(); print(webshop.TRAIN, webshop.TEST, " \
+        "webshop.family(0), env.last_task(), env.reset(0))"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
+                            text=True, env={**os.environ, "NANO_WEBSHOP_DATA": str(tmp_path)})
+    expected = webshop.Env(tmp_path).reset(0)
+    assert answer.stdout.strip() == f"range(6, 60) range(0, 6) beauty 59 {expected}", answer.stderr
+
+
+# ---- webshop_small ------------------------------------------------------------------------------
+
+def wishes_of(ids):
+    goals = [webshop_small.small_shop().goals[task] for task in ids]
+    return {(goal.product.asin, frozenset(goal.attributes), *goal.options) for goal in goals}
+
+
+def test_small_shop_asks_for_no_wish_in_both_splits_and_only_for_what_titles_say():
+    shop, train, test = webshop_small.small_shop(), webshop_small.TRAIN, webshop_small.TEST
+    asked = wishes_of(train), wishes_of(test)
+    assert (len(shop.products), *map(len, asked), len(asked[0] & asked[1])) == (29, 229, 46, 0)
+    assert len({goal.instruction for goal in shop.goals}) == len(shop.goals) == 4300
+    for goal in shop.goals:
+        assert all(name in goal.product.title.lower() for name in goal.attributes)
+        assert len(goal.options) == len(goal.product.options) == 1
+
+
+def test_small_shop_finds_three_and_its_expert_buys_at_once():
+    env, turns = webshop_small.Env(), []
+    for task in webshop_small.TEST:
+        env.reset(task)
+        observation = env.step(env.expert()[1])[0]
+        assert "(Total results: 3)" in observation and "Next >" not in observation
+        score, n = finish(env, webshop_small.HORIZON)
+        assert score == 1, task
+        turns.append(1 + n)
+    assert 4 <= sum(turns) / len(turns) < 4.2 and max(turns) <= 6
+
+
+def test_names_are_one_and_the_same_token_wherever_they_are_copied():
+    env = webshop_small.Env()
+    texts = ["search[]", *(env.reset(task) for task in webshop_small.TRAIN[:500])]
+    tokenizer = make_tokenizer(texts, 600, webshop_small.ONE_WORD)
+    for task in webshop_small.TEST:
+        seen, goal = tokenizer.tokenize(env.reset(task)), env.goal
+        names = [goal.product.query, *goal.attributes, *goal.options]
+        tokens = [name.replace(" ", "Ġ") for name in names]
+        assert {*tokens} <= {*seen}
+        assert tokenizer.tokenize(f"search[{' '.join(names)}]") == \
+            ["search[", *"|Ġ|".join(tokens).split("|"), "]"]
