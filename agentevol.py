@@ -43,7 +43,7 @@ class Demos:
     """Settings of a file of demonstrations."""
     out: NewFile = "demos.json"   # the file
     env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
+    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
     families: str = ""            # task families, comma-separated; empty: all
     n: Natural = 300              # demonstrations of each env, as far as there are training tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
@@ -267,7 +267,7 @@ def lesson(cfg, say=parallel.say):
     the file cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
     if parallel.rank():
         return parallel.gathered(None)[0]
-    modules, demos = open_envs(cfg.env, cfg.recipes), []
+    modules, demos = open_envs(cfg.env, cfg.data), []
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
         say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
@@ -289,7 +289,7 @@ def lesson(cfg, say=parallel.say):
 
 def run_all(cfg):
     """AgentEvol from the demonstrations to the final table."""
-    modules = open_envs(cfg.env, cfg.recipes)
+    modules = open_envs(cfg.env, cfg.data)
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
     with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)

@@ -139,14 +139,15 @@ def load_env(name):
     raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
 
 
-def open_env(name, recipes=""):
-    """The module of an environment whose engine is here. ValueError: the sentence why not. recipes:
-    a folder of Minecraft recipe files for textcraft, here and in servers started from here."""
+def open_env(name, folder=""):
+    """The module of an environment whose engine is here. ValueError: the sentence why not. folder:
+    data of the user's that it plays with, here and in servers started from here; the head of its
+    file says which files they are."""
     module = load_env(name)
-    if recipes:
+    if folder:
         if not hasattr(module, "use"):
-            raise ValueError(f"recipes={recipes!r}: {name} has none; they are for textcraft")
-        module.use(recipes)
+            raise ValueError(f"data={folder!r}: {name} takes no data; leave it out")
+        module.use(folder)
     try:
         module.Env().close()
     except RuntimeError as missing:
@@ -154,10 +155,21 @@ def open_env(name, recipes=""):
     return module
 
 
-def open_envs(names, recipes=""):
-    """`open_env` for each of these names, comma-separated; of several, recipes are textcraft's."""
-    return [open_env(name, recipes if name in (names, "textcraft") else "")
-            for name in names.split(",")]
+def folders_of(names, data):
+    """--data for these environments -> {name: folder}. ValueError: it fits none of them."""
+    if len(names) == 1 and data and "=" not in data:
+        return {names[0]: data}
+    folders = dict(part.partition("=")[::2] for part in data.split(",") if part)
+    if not all(folders.values()) or not {*folders} <= {*names}:
+        raise ValueError(f"data={data!r}: expected NAME=FOLDER, comma-separated, of "
+                         f"{', '.join(names)}")
+    return folders
+
+
+def open_envs(names, data=""):
+    """`open_env` for each of these names, comma-separated."""
+    folders = folders_of(names.split(","), data)
+    return [open_env(name, folders.get(name, "")) for name in names.split(",")]
 
 
 class Service:
@@ -538,7 +550,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
-    parser.add_argument("--recipes", default="", metavar="FOLDER", help="of Minecraft, textcraft's")
+    parser.add_argument("--data", default="", metavar="[NAME=]FOLDER", help="yours, to play with")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.workers < 1 or args.max_sessions < 1 or not args.idle_seconds > 0:      # NaN too
@@ -555,8 +567,8 @@ def main():
     os.dup2(2, 1)
     with contextlib.ExitStack() as stack:
         try:
-            for name in args.names if args.recipes else ():
-                open_env(name, args.recipes)
+            for name, folder in folders_of(args.names, args.data).items():
+                open_env(name, folder)
             if args.workers > 1:
                 urls = stack.enter_context(
                     local_server(args.names, args.workers, args.host, args.port, **limits))

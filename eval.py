@@ -5,6 +5,7 @@
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
     python eval.py --env wordle --api-base https://api.openai.com/v1 --api-model NAME    any API's
     python eval.py --suite agenteval --model runs/NAME/step_80        AgentGym's 1,160 tasks
+    python eval.py --list                              every environment, and what it lacks here
 
 prints success and score with n and standard error, by environment and family of tasks, beside the
 random player and the expert on the very same tasks. Success: the final score reaches the
@@ -18,6 +19,7 @@ import os
 import random
 import re
 import sys
+import textwrap
 import time
 from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
@@ -30,7 +32,7 @@ import torch
 from client import Api, EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from engine import load_policy
-from env_server import known_envs, open_env
+from env_server import folders_of, known_envs, open_env
 from envs._suites import SUITES, suite_tasks
 from metrics import builtin_rate, mean_and_error, play_builtin
 from parallel import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed,
@@ -44,7 +46,7 @@ from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking,
 class Config:
     env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
     suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/_suites.py
-    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
+    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
     model: str = ""               # folder or hub id of a policy
     policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
     api_base: Url = ""            # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
@@ -69,6 +71,7 @@ class Config:
     seed: Seed = 0                # of the policy's samples and the random player
     out: str = ""                 # also keep it all in this folder; of a suite: runs/SUITE-PLAYER
     resume: bool = False          # continue the evaluation that this folder holds
+    list: bool = False            # only say which environments there are
 
     @property
     def player(self):
@@ -87,9 +90,11 @@ def envs_asked_for(cfg):
     """-> ([module], {name: (tasks asked of it, most turns)}, {name of a suite's environment that is
     not here: the sentence why}). ValueError: one of --env is not here."""
     asked, modules, missing = dict(SUITES.get(cfg.suite, {})), [], {}
-    for name in sorted(asked or {*cfg.env.split(",")}):
+    names = sorted(asked or {*cfg.env.split(",")})
+    folders = folders_of(names, cfg.data)
+    for name in names:
         try:
-            modules.append(open_env(name, cfg.recipes * (name == "textcraft" or not cfg.suite)))
+            modules.append(open_env(name, folders.get(name, "")))
         except (ValueError, ImportError) as error:
             if not cfg.suite:
                 raise
@@ -98,6 +103,25 @@ def envs_asked_for(cfg):
         turns = cfg.horizon or module.HORIZON
         asked[module.NAME] = cfg.n, min(turns, module.HORIZON) if len(modules) > 1 else turns
     return modules, asked, missing
+
+
+def listing():
+    """Every environment as text: tasks, horizon, engine, families, what it lacks here."""
+    lines = []
+    for name in known_envs():
+        lacks = "nothing"
+        try:
+            open_env(name)
+        except (ValueError, ImportError) as error:
+            lacks = str(error)
+        if module := sys.modules.get(f"envs.{name}"):       # else it lacks what its file imports
+            program = getattr(module, "ENGINE", "our own")
+            lines.append(f"{name}: {len(module.TRAIN)} train and {len(module.TEST)} test tasks, "
+                         f"horizon {module.HORIZON}, engine: {program}")
+            lines += textwrap.wrap(", ".join(module.FAMILIES), 96, initial_indent="    ",
+                                   subsequent_indent="    ", break_on_hyphens=False)
+        lines.append(f"    missing here: {lacks}" if module else f"{name}: missing here: {lacks}")
+    return "\n".join(lines)
 
 
 # ---- playing ------------------------------------------------------------------------------------
@@ -166,7 +190,8 @@ def start_folder(cfg, digest):
         if not os.path.exists(path):
             raise ValueError(f"--resume: there is no {path}; start without it")
         was = read_json(path)
-        for name in sorted({*now} - {"out", "resume", "concurrency", "max_concurrent", "env_url"}):
+        for name in sorted({*now} - {"out", "resume", "concurrency", "max_concurrent", "env_url",
+                                    "list"}):
             if was.get(name) != now[name]:
                 raise ValueError(f"--resume: {cfg.folder} was begun with {name}={was.get(name)!r}, "
                                  f"not {now[name]!r}; give the same, or another --out")
@@ -353,9 +378,10 @@ def notes_on(cfg, plays, dropped):
 
 def main():
     try:
-        run(parse_flags(Config, description=__doc__, preset=lambda given: (
+        cfg = parse_flags(Config, description=__doc__, preset=lambda given: (
             model_defaults(given["model"]) if given.get("model") else
-            CHAT_MODEL if given.get("api_base") else {})))
+            CHAT_MODEL if given.get("api_base") else {}))
+        print(listing()) if cfg.list else run(cfg)
     except (ValueError, EnvError, FloatingPointError) as error:
         sys.exit(f"eval.py: {error}")
 

@@ -444,7 +444,7 @@ class Config:
     # what is learned, and from what
     env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
     shares: Numbers = ()          # of several environments in a step's tasks; empty: equal
-    recipes: str = ""             # textcraft: a folder of Minecraft recipe files it plays by
+    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
     families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
@@ -607,9 +607,9 @@ def preset(given):
 
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "shares", "families", "model", "algo", "seed", "horizons", "format",
-                  "context", "history", "thinking", "max_turn_tokens", "max_context", "advantage",
-                  "surrogate", "turn_level", "critic", "eval_tasks",
+SAME_ON_RESUME = ("env", "data", "shares", "families", "model", "algo", "seed", "horizons",
+                  "format", "context", "history", "thinking", "max_turn_tokens", "max_context",
+                  "advantage", "surrogate", "turn_level", "critic", "eval_tasks",
                   *(name for name in vars(Config) if re.match("clone_|lora", name)))
 
 
@@ -620,7 +620,7 @@ def main(argv=None):
         check(cfg)
         if cfg.plan or cfg.plan_gpus or cfg.plan_gb:
             return plan.check(cfg, parallel.start(cfg.device), parallel.say)
-        modules = open_envs(cfg.env, cfg.recipes)
+        modules = open_envs(cfg.env, cfg.data)
         with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
                 cfg.env_patience) as clients:

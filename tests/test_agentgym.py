@@ -2,6 +2,7 @@
 own clients (agentenv/agentenv in github.com/WooooDyy/AgentGym at 3ef9235)."""
 import hashlib
 import importlib
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,13 @@ import train
 from agentevol import Clone, lesson
 from envs import _agentgym, alfworld, babyai, maze, textcraft, wordle
 from envs._agentgym import MANNERS, manner_of
+from envs._tools import arguments_of
 from fakes import MARKS, LocalClient, Toy, chat_tokenizer, collect, play, twins
 from rollout import ASK_NOTE, FORMATS, Agent, Episode, tokenizer_of, trajectories_of
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
+TOOLS = "weather", "movie", "academia", "todo", "sheet"      # their clients have own words
+SAY_OK = "searchqa", "webshop", "bird", *TOOLS
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
 
 
@@ -50,13 +54,49 @@ def exchange(episode, env, text):
     (MANNERS["textcraft"].rules, 1156, "e4a4271272c21bf80bcd9ae5"),
     (MANNERS["sciworld"].rules, 2042, "a342b760a710ee216007ace7"),
     (MANNERS["alfworld"].rules, 1330, "ac0d1c2f1a9c9e3e2f14cb98"),
+    (MANNERS["webshop"].rules, 740, "5dd9cb5a21953f4560e4fb68"),
+    (MANNERS["bird"].rules, 617, "50b479503fa97b1153f50ef0"),
     (_agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
     (_agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
+    (MANNERS["searchqa"].rules, 343, "ab80b9d09d68048a5b6ef548"),
+    (_agentgym.SEARCHQA_TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
 ])
 def test_manner_has_the_clients_words(text, length, digest):
     """Length and SHA-256 of the strings in the clients' files."""
     assert len(text) == length
     assert hashlib.sha256(text.encode()).hexdigest().startswith(digest)
+
+
+@pytest.mark.parametrize("name, length", [
+    ("weather", 9276), ("movie", 5736), ("academia", 3292), ("todo", 4602), ("sheet", 10448)])
+def test_manner_of_tools_is_as_long_as_the_clients_words(name, length):
+    """The clients' files have 12130, 8519, 6004, 7352 and 13336 characters; less those around the
+    rules, and escapes."""
+    assert len(MANNERS[name].rules) == length
+    rules = MANNERS[name].rules.replace("\n  - ", "\n- ")      # of what todo's lists consist
+    assert "  " not in rules and "\n\n\n" not in rules
+
+
+def test_manner_of_tools_names_every_tool():
+    for name in TOOLS:
+        world = importlib.import_module(f"envs.{name}")
+        told = re.findall(r"^Name: (\w+)\((.*)\)$", MANNERS[name].rules, re.M)
+        for tool, arguments in told:
+            assert arguments.split(", ") == [*arguments_of(getattr(world.Env, tool))] or \
+                not arguments and not arguments_of(getattr(world.Env, tool))
+        # the client of academia keeps two tools to itself, that of sheet one, which is ours there
+        assert {*world.Env.tools, "finish", "check_valid_actions"} - {tool for tool, _ in told} == \
+            {"academia": {"paperEdgeCheck", "check_valid_actions"},
+             "sheet": {"check_valid_actions"}}.get(name, set())
+
+
+def test_manner_of_tools_posts_the_whole_reply():
+    """As the original's clients; but a call below "Action:" moves up to it, where its server
+    looks."""
+    reply = 'Thought: I look.\n\nAction: get_elevation with Action Input: {"latitude": 1}'
+    for name in TOOLS:
+        assert MANNERS[name].read(reply) == (reply, "") and MANNERS[name].read("x") == ("x", "")
+        assert MANNERS[name].read(reply.replace("Action: get", "Action:\n get")) == (reply, "")
 
 
 def test_manner_of_maze_and_wordle_has_one_sentence_of_rules():
@@ -87,14 +127,30 @@ def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, f
     """What the clients' step() posts for these replies; None: it answers by itself."""
     read = {name: manner.read(reply) for name, manner in MANNERS.items()}
     assert read["babyai"] == read["textcraft"] == (("", SEVERAL) if line is None else (line, ""))
-    assert read["alfworld"] == read["sciworld"] == (last, "")
+    assert read["alfworld"] == read["sciworld"] == read["webshop"] == (last, "")
     assert read["maze"] == read["wordle"] == (first, "")
+    assert read["searchqa"] == (reply, "")
+
+
+@pytest.mark.parametrize("reply, action", [
+    ("Thought: I count.\n\nAction: ```sql\nSELECT 1;\n```", "SELECT 1;"),
+    ("```sql SELECT 1```", "SELECT 1"), ("```sql\nSELECT 1", "SELECT 1"),
+    ("First ```sql\nSELECT 1\n``` or rather ```sql\nSELECT 2\n``` I think", "SELECT 2"),
+    ("Action: SELECT 1", "Action: SELECT 1"), ("SELECT 1", "SELECT 1"),
+    ("```\nSELECT 1\n```", ""), ("", "")])
+def test_manner_of_bird_reads_the_last_block(reply, action):
+    assert MANNERS["bird"].read(reply) == (action, "")
 
 
 def test_format_compose_is_read_back_to_the_same_action():
     reply = FORMATS["agentgym"].compose("I need 2 wax.", "get 2 wax", turn=0)
     assert reply == "Thought:\nI need 2 wax.\n\nAction:\nget 2 wax"
-    assert all(manner.read(reply) == ("get 2 wax", "") for manner in MANNERS.values())
+    for name, manner in MANNERS.items():
+        if name not in ("searchqa", "bird"):    # the server looks for the action; it is a block
+            whole = "Thought:\nI need 2 wax.\n\nAction: get 2 wax"
+            assert manner.read(reply) == (whole if name in TOOLS else "get 2 wax", "")
+    reply = FORMATS["agentgym"].compose("I count.", "```sql\nSELECT COUNT(*) FROM b\n```", turn=0)
+    assert MANNERS["bird"].read(reply) == ("SELECT COUNT(*) FROM b", "")
 
 
 # ---- a conversation ----
@@ -105,9 +161,12 @@ def test_episode_begins_as_agentgyms_conversation(name):
     episode, env = begun(world, world.TEST[0])
     rules, agreed, first = episode.messages
     assert rules == dict(role="user", content=MANNERS[name].rules)
-    assert agreed == dict(role="assistant", content=AGREED)
+    assert agreed == dict(role="assistant", content="Ok." if name in SAY_OK else AGREED)
     assert first["role"] == "user"
-    if name in ("babyai", "textcraft", "alfworld"):
+    if name == "searchqa":
+        assert first["content"] == env.prompted and "\n\n Question: " in env.prompted
+        assert MANNERS[name].first(env.prompted, "") == env.prompted    # an original server's
+    if name in ("babyai", "textcraft", "alfworld", "webshop", "bird", *TOOLS):
         assert first["content"] == env.reset(world.TEST[0])
     if name == "sciworld":                              # it lists things in changing order
         assert first["content"].startswith(f"{env.task_description}\nThis ")

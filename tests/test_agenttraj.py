@@ -18,7 +18,7 @@ import pytest
 
 import agentevol
 from agentevol import Clone, Demos, lesson, reward, successes
-from envs import _agentgym, demonstrations, maze, textcraft, textcraft_small
+from envs import _agentgym, demonstrations, maze, record, textcraft, textcraft_small, weather
 from envs._agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer
 from rollout import ASK_REACT, Agent, Episode, agents_of, imitated, tokenizer_of, trajectories_of
@@ -94,6 +94,24 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
             assert turn[1] in thought and action == turn[2]
             if manner and name != "textcraft":          # its reader drops the dots of a name
                 assert manner.read(reply) == (turn[2], "")
+
+
+def test_write_trajectories_puts_a_tools_call_behind_action(tmp_path):
+    """Where the original's server looks for it: on the line of "Action:"."""
+    demo, out = record("weather", 1.0, 0, weather.TRAIN[0]), tmp_path / "out.json"
+    assert write_trajectories(out, [demo], seed=0) == 1
+    [item] = json.loads(out.read_text())
+    rules, agreed, *said = [message["value"] for message in item["conversations"]]
+    assert (rules, agreed) == (MANNERS["weather"].rules, "Ok.")
+    assert said[::2] == [turn[0] for turn in demo["turns"]]
+    for turn, reply in zip(demo["turns"], said[1::2]):
+        thought, call = reply.split("\n\n")
+        assert thought.startswith("Thought: ") and call == f"Action: {turn[2]}"
+    [back] = read_trajectories(out, ["weather"])
+    env = weather.Env()
+    env.reset(back["task_id"])
+    *_, last = [env.step(MANNERS["weather"].read(turn[2])[0]) for turn in back["turns"]]
+    assert last[1] == 1.0 and last[2]
 
 
 def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):

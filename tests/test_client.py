@@ -372,6 +372,9 @@ ORIGINALS = {
                      "available_actions": ["go to bed 1", "look"]}),
     "webshop": ("ok", {"env_idx", "session_id"},
                 lambda n: n, lambda n: ["WebShop [SEP] Find a red chair", None]),
+    "weather": ("ok", {"env_idx", "id"}, lambda n: n, lambda n: (
+        "Now new trial starts.\nYou should perform actions to accomplish the goal: Is it warm?\n"
+        "Give me one action.")),
 }
 
 
@@ -489,6 +492,21 @@ def test_the_original_second_dialect_is_played():
             0.75, True, {"success": False, "valid": None, "score": 0.75})
         client.close()       # the original has no /close here
     assert server.log[-1][1] == "/close"
+
+
+def test_the_original_tools_are_played():
+    """A whole reply goes there; a result that equals the answer is paid before finish is called."""
+    call = "Thought: I ask.\n\nAction: get_user_current_location with Action Input: {}"
+    server = original("weather", {call: {"observation": "Observation: Oslo\nGive me one action.",
+                                         "reward": 1, "done": False}})
+    with serving(server) as address:
+        client = EnvClient(address, "weather", success=1.0)
+        (reply,) = opened(client, [7])
+        assert reply.observation.endswith("Is it warm?\nGive me one action.")
+        (reply,) = client.answer([(reply.session, "step", call)])
+        assert (reply.reward, reply.done, reply.info["success"]) == (1.0, True, True)
+    assert [body for method, _, body in server.log if method == "POST"][:3] == [
+        {"id": 0}, {"env_idx": 0, "id": 7}, {"env_idx": 0, "action": call}]
 
 
 def test_a_step_is_never_sent_twice_to_an_original():

@@ -700,7 +700,7 @@ def test_the_command_prints_a_table():
     ("--env maze --policy expert --n -1", "n=-1: expected 0 or more"),
     ("--env maze,wordle --policy expert --families south", r"\['south'\]; known: maze: .*wordle"),
     ("--env maze,nowhere --policy expert", "unknown environment 'nowhere'"),
-    ("--env maze,wordle --policy expert --recipes EMPTY", "maze has none; they are for textcraft"),
+    ("--env maze,wordle --policy expert --data EMPTY", "expected NAME=FOLDER, comma-separated, of"),
     ("--suite agenteval --policy expert --env maze", "--env has no effect with --suite; leave it"),
     ("--suite agenteval --policy expert --n 3", "--n has no effect with --suite"),
     ("--suite agenteval --policy expert --horizon 3", "--horizon has no effect with --suite"),
@@ -877,3 +877,30 @@ def test_parse_flags_explains_itself(capsys):
         parse_flags(Flags, ["--help"])
     text = capsys.readouterr().out
     assert "of the loop, 100% of them (10)" in text and "--fast, --no-fast" in text
+
+
+# ---- --list ----
+
+def test_listing_tells_of_every_environment_and_of_what_is_missing(monkeypatch, capsys):
+    """sciworld without Java; "yours" stands for a file that imports what is not installed."""
+    def opened(name):
+        if name == "sciworld":
+            load_env(name)
+            raise ValueError("sciworld: no working `java` here")
+        if name == "yours":
+            raise ModuleNotFoundError("No module named 'engine_of_yours'")
+        return open_env(name)
+
+    monkeypatch.setattr(evaluation, "known_envs", lambda: ["maze", "sciworld", "yours"])
+    monkeypatch.setattr(evaluation, "open_env", opened)
+    monkeypatch.setattr(sys, "argv", ["eval.py", "--list"])
+    evaluation.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "maze: 814 train and 211 test tasks, horizon 15, engine: our own",    # 14 + 800, 11 + 200
+        "    double-t, random", "    missing here: nothing"]
+    assert lines[3] == ("sciworld: 3592 train and 1819 test tasks, horizon 30, engine: "
+                        "ScienceWorld, in Java")
+    assert sum(line.count(",") for line in lines[4:-2]) == 29               # its 30 families
+    assert lines[-2:] == ["    missing here: sciworld: no working `java` here",
+                          "yours: missing here: No module named 'engine_of_yours'"]

@@ -396,7 +396,7 @@ def test_recipes_are_flags_that_exist_and_plans_that_fit(monkeypatch):
             assert found.need / 1e9 == pytest.approx(expected, rel=0.02), words
             assert found.need <= gb * 1e9 and found.rows >= 8, words
             seen += 1
-    assert seen == len(commands(page("recipes.md"))) == 9
+    assert seen == len(commands(page("recipes.md"))) == 10
 
 
 def test_commands_of_the_page_on_gpus_are_flags_that_exist(monkeypatch):

@@ -1,7 +1,7 @@
 """A gallery, to be run by hand: what a tiny policy learns from nothing in each environment.
 
     python -m tests.bench.worlds --seed 7 --jobs 1              runs train.py in every world
-    python -m tests.bench.worlds --seed 7 --only maze,sokoban   in these alone
+    python -m tests.bench.worlds --seed 7 --only maze "frozenlake, reflect"
 
 Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY.
 It prints a row for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 WORLDS = {      # title -> flags of train.py
     **{name: f"--env {name}" for name in (
         "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
-        "alfworld", "bandit")},
+        "alfworld", "bandit", "webshop_small", "academia")},
     "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 72 "
                               "--max-context 1024 --clone-steps 450 --steps 40 --tasks-per-step 16",
     "frozenlake, reflect": "--env frozenlake --format reflect --max-turn-tokens 48 "
@@ -76,18 +76,18 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="", help="environments, comma-separated")
+    parser.add_argument("--only", nargs="*", default=[*WORLDS], choices=WORLDS, metavar="TITLE",
+                        help="of these: " + "; ".join(WORLDS))
     parser.add_argument("--folder", default="worlds", help="the runs are runs/FOLDER-...")
     parser.add_argument("--picture", default="docs/worlds.png")
     args = parser.parse_args()
     os.makedirs("runs", exist_ok=True)
-    titles = [t for t in WORLDS if not args.only or t in args.only.split(",")]
     results = {}
     print("| world | random | clone: T=1 ± se, greedy | after RL | expert | n | CPU min | run |")
     print("|---|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(args.jobs) as pool:
-        for title, result in zip(titles, pool.map(lambda t: run(args.folder, t, args.seed),
-                                                  titles)):
+        for title, result in zip(args.only, pool.map(
+                lambda title: run(args.folder, title, args.seed), args.only)):
             results[title] = result
             print(row(title, result), flush=True)
     draw(args.picture, results)
