@@ -82,7 +82,7 @@ class Run:
     skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
-    ending: bool = False          # SIGTERM came: see ends_after_step
+    ending: bool = False          # SIGTERM came to this rank: see ends_after_step
     began: float = field(default_factory=time.perf_counter)   # as if never interrupted
 
     @property
@@ -497,7 +497,7 @@ def ends_after_step(run):
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-    if run.ending:
+    if any(gathered(run.ending)):
         say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
         sys.exit(128 + signal.SIGTERM)
 

@@ -345,13 +345,14 @@ def evaluate_and_save(run):
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
     collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
-    run.ending = any(parallel.gathered(run.ending))         # on one rank: then all of them end
+    ending = any(parallel.gathered(run.ending))     # SIGTERM to one rank: then all of them end.
+    # One that arrives while they ask each other stays in run.ending, for the next step.
     stop = cfg.stop_on_collapse and collapse
-    if run.step % cfg.save_every == 0 or last or stop or run.ending:
+    if run.step % cfg.save_every == 0 or last or stop or ending:
         parallel.save(run)
     if stop:
         parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
-    return "stop" if stop or run.ending else ""
+    return "stop" if stop or ending else ""
 
 
 # ---- setting up ---------------------------------------------------------------------------------

@@ -379,7 +379,25 @@ def test_evaluate_and_save_ends_on_all_ranks_if_one_is_asked_to(url, model, monk
     monkeypatch.setattr(parallel, "gathered", lambda mine: [mine])
     assert train.evaluate_and_save(run) == "" and not os.path.exists("runs/x/step_1")
     monkeypatch.setattr(parallel, "gathered", lambda mine: [mine, mine if mine else True])
-    assert train.evaluate_and_save(run) == "stop" and run.ending
+    assert train.evaluate_and_save(run) == "stop" and os.path.exists("runs/x/step_1")
+    with pytest.raises(SystemExit), parallel.ends_after_step(run):      # of another rank
+        pass
+
+
+def test_sigterm_while_the_ranks_ask_each_other_ends_the_next_step(url, model, monkeypatch, capsys):
+    """A rank waits there for the slowest one: a signal comes then rather than at another time."""
+    gathered, asked = parallel.gathered, []
+
+    def asking(mine):
+        if mine is False and not asked:             # the first question of evaluate_and_save
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+        return gathered(mine)
+    monkeypatch.setattr(parallel, "gathered", asking)
+    with pytest.raises(SystemExit) as end:
+        train.main(command(model, url, name="x", steps=4))
+    assert asked and end.value.code == 128 + signal.SIGTERM
+    assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
+    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
 
 
 # ---- no prompt fits -----------------------------------------------------------------------------
