@@ -172,6 +172,14 @@ PHRASES = {"color": ("in {}", "color {}", "in {} color"), "size": ("size {}", "i
 ASIN_PARTS = [a + b for a in "KO LU MI NA RE SI TA VO".split() for b in "BE DA LI NO".split()]
 
 
+def names_of(kinds):
+    """The nouns, attributes and values of options in these rows of GOODS: all that their goals may
+    ask for by name."""
+    texts = {text for _, nouns, *_, wishes, groups in kinds for text in (
+        nouns, wishes, *(VALUES[group][1] for group in groups.split(",")))}
+    return {name for text in texts for name in text.split(",")}
+
+
 def make_product(rng, category, kind, asin):
     """One product of this kind, a row of GOODS."""
     root, brands, _ = GOODS[category]

@@ -2,7 +2,7 @@
 
     env:    WebShop [SEP] Instruction: [SEP] looking for sugar free, non gmo, high protein nut
             butters with size: 4 pack, and price lower than 50.00 dollars [SEP] Search
-    agent:  search[nut butters sugar free non gmo high protein]
+    agent:  search[nut butters sugar free non gmo high protein 4 pack]
     env:    Instruction: [SEP] looking for ... [SEP] Back to Search [SEP] Page 1 (Total
             results: 50) [SEP] Next > [SEP] B0SINOTABE [SEP] Non Gmo Nut Butters by Elder, High
             Protein [SEP] $21.95 [SEP] B0NALITALI [SEP] Elder Nut Butters - ...   (ten on a page)
@@ -46,7 +46,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import envs
-from envs._products import CATEGORIES, make_shop
+from envs._products import CATEGORIES, GOODS, OPENINGS, make_shop, names_of
 from envs._webshop import alike, plain_color, read_shop, reward_of
 
 NAME, HORIZON, SUCCESS = "webshop", 10, 1.0
@@ -64,15 +64,25 @@ its title does not say, Features and Description may. Buying ends the task, and 
 each wish that the product and your options meet."""
 TOOLS = {"search[{keywords}]": "Look for products with these words.",
          "click[{item}]": "Click a button, a product's number or an option on the page."}
-# Runs of what every page says, with the space behind them: a link or an option on the page is then
-# the same tokens as in click[...]. Ends of prices, parts of a product's number.
-ONE_WORD = (r"(click|search)\[|( ?(\[SEP\]|Instruction:|Back to Search|\(Total results: 50\)|"
-            r"< Prev|Next >|Price:|Rating: N\.A\.|Description|Features|Reviews|Buy Now))+ ?|"
-            r", and price lower than|\.\d+( dollars)?|B0|[A-Z]{4}")
-# With 150 steps of cloning a policy knows the form of the actions and copies nothing yet: 0%.
-# webshop_small.py is the shop in which a tiny policy learns to buy.
-TINY = dict(families="grocery", horizons=(8,), max_context=1024, steps=30, tasks_per_step=16,
-            clone_steps=700, clone_skill=0.9, clone_heads=2)
+
+
+def one_word(names, number):
+    """ONE_WORD of a shop: the names of kinds, features and options, each the same token in the
+    instruction, a query, an option and click[...], so that saying one is copying one; `number`, a
+    product's, or its parts; runs of what every page says, with the space behind them, and then a
+    link or an option is the same tokens as in click[...]; parts of prices."""
+    names = "|".join(sorted(names, key=lambda name: (-len(name), name)))
+    return (rf",?( and)? (?=({names})\b)|(?i: ?\b({names})\b)|"
+            rf"({'|'.join(OPENINGS)})\b|{number}|(click|search)\[|"
+            r"( ?(\[SEP\]|Instruction:|Back to Search|Page \d \(Total results: \d+\)|< Prev|"
+            r"Next >|Price:|Rating: N\.A\.|Description|Features|Reviews|Buy Now))+ ?|"
+            r", and price lower than|\$\d+|\.\d+( dollars)?")
+
+
+ONE_WORD = one_word(names_of(sum((kinds for *_, kinds in GOODS.values()), [])),
+                    "B0[A-Z]{4}|[A-Z]{4}")
+TINY = dict(families="grocery", horizons=(8,), max_context=1024, steps=40, tasks_per_step=16,
+            clone_steps=1200, clone_skill=0.9, clone_lr=6e-3, clone_heads=2)
 SUB_PAGES = ("Description", "Features", "Reviews")
 PAGE = 10               # results on a page
 LONGEST_URL = 2000      # letters of a query in it
@@ -331,11 +341,11 @@ class Env(envs.Base):
     def search_well(self):
         """The expert on the search page: the first of three queries that finds what fits."""
         what, wishes = self.goal.product.query, " ".join(self.goal.attributes)
-        queries = (f"{what} {wishes}", f"{what} {wishes} {' '.join(self.goal.options)}",
+        queries = (" ".join([what, wishes, *self.goal.options]), f"{what} {wishes}",
                    self.goal.product.title)
         query = next((q for q in queries if any(map(self.fits, self.shop.search(q)))), queries[-1])
-        return (f"I need {what}: {', '.join(self.goal.attributes)}. I search for these words.",
-                f"search[{query}]")
+        asked = ", ".join([*self.goal.attributes, *self.goal.options])
+        return f"I need {what}: {asked}. I search for these words.", f"search[{query}]"
 
     def pick_result(self):
         """The expert among results: go to the page of the first that fits, and open that one."""

@@ -2,10 +2,10 @@
 
     env:    WebShop [SEP] Instruction: [SEP] help me find rice chips (low sodium) with size: 12
             pack, and price lower than 60.00 dollars [SEP] Search                   (task 4068)
-    agent:  search[rice chips low sodium]
+    agent:  search[rice chips low sodium 12 pack]
     env:    Instruction: [SEP] ... [SEP] Back to Search [SEP] Page 1 (Total results: 3) [SEP]
-            B0TANOLUDA [SEP] Bramble Non Gmo Rice Chips, Low Sodium [SEP] $4.95 to $11.95 [SEP]
-            B0REDAVOBE [SEP] Elder Rice Chips - Non Gmo, Low Sodium ...     (three in all)
+            B0REDAVOBE [SEP] Elder Rice Chips - Non Gmo, Low Sodium [SEP] $22.99 [SEP]
+            B0TANOLUDA [SEP] Bramble Non Gmo Rice Chips, Low Sodium ...     (three in all)
     agent:  click[B0REDAVOBE]
     agent:  click[12 pack]
     agent:  click[Buy Now]          -> Thank you for shopping with us! ...      (reward 1, done)
@@ -22,7 +22,7 @@ import functools
 import random
 
 from envs import webshop
-from envs._products import GOODS, OPENINGS, VALUES, Shop, make_goal, make_shop
+from envs._products import GOODS, Shop, make_goal, make_shop, names_of
 
 NAME, HORIZON, SUCCESS = "webshop_small", 8, 1.0
 TRAIN, TEST = range(0, 4000), range(4000, 4300)
@@ -32,17 +32,7 @@ TOOLS = webshop.TOOLS
 MOST = 3                            # results of a search
 KINDS = GOODS["grocery"][2][:2]     # snacks and drinks
 NOUNS = {noun for _, nouns, *_ in KINDS for noun in nouns.split(",")}
-NAMES = "|".join(sorted(NOUNS | {name for text in (
-    *(wishes for *_, wishes, _ in KINDS), VALUES["flavor"][1], VALUES["pack"][1])
-    for name in text.split(",")}))
-# The names of kinds, features and options, the same token in the instruction, in a query, on a page
-# and in click[...], so that saying one is copying one; a product's number; runs of what every page
-# says, with the space behind them; parts of prices.
-ONE_WORD = (rf"\b({NAMES})\b|,?( and)? (?=({NAMES})\b)|(?i: ?\b({NAMES})\b)|"
-            rf"({'|'.join(OPENINGS)})\b|B0[A-Z]{{8}}|(click|search)\[|"
-            r"( ?(\[SEP\]|Instruction:|Back to Search|Page 1 \(Total results: \d+\)|< Prev|Price:|"
-            r"Rating: N\.A\.|Description|Features|Reviews|Buy Now))+ ?|"
-            r", and price lower than|\$\d+|\.\d+( dollars)?")
+ONE_WORD = webshop.one_word(names_of(KINDS), "B0[A-Z]{8}")
 TINY = dict(horizons=(6,), max_context=640, steps=80, clone_steps=900, clone_lr=6e-3, clone_heads=2)
 
 

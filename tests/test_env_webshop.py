@@ -763,14 +763,24 @@ def test_small_shop_finds_three_and_its_expert_buys_at_once():
     assert 4 <= sum(turns) / len(turns) < 4.2 and max(turns) <= 6
 
 
-def test_names_are_one_and_the_same_token_wherever_they_are_copied():
-    env = webshop_small.Env()
-    texts = ["search[]", *(env.reset(task) for task in webshop_small.TRAIN[:500])]
-    tokenizer = make_tokenizer(texts, 600, webshop_small.ONE_WORD)
-    for task in webshop_small.TEST:
+@pytest.mark.parametrize("module, tasks, number", [
+    (webshop, [t for t in range(5000) if webshop.family(t) == "grocery"], 2),
+    (webshop_small, [*range(500), *webshop_small.TEST], 1)], ids=["webshop", "webshop_small"])
+def test_names_are_one_and_the_same_token_wherever_they_are_copied(module, tasks, number):
+    """And a product's number is so many tokens, on the page and in click[...]."""
+    env, results = module.Env(), []
+    for task in tasks[:500]:
+        env.reset(task)
+        results.append(env.step(env.expert()[1])[0])
+    tokenizer = make_tokenizer(["search[]", "click[]", *results], 600, module.ONE_WORD)
+    for task in tasks[-300:]:
         seen, goal = tokenizer.tokenize(env.reset(task)), env.goal
         names = [goal.product.query, *goal.attributes, *goal.options]
         tokens = [name.replace(" ", "Ġ") for name in names]
         assert {*tokens} <= {*seen}
         assert tokenizer.tokenize(f"search[{' '.join(names)}]") == \
             ["search[", *"|Ġ|".join(tokens).split("|"), "]"]
+        asin = goal.product.asin
+        page, click = (tokenizer.tokenize(text) for text in (
+            f"Page 1 (Total results: 50) [SEP] {asin} [SEP] ", f"click[{asin}]"))
+        assert len(click) == number + 2 and page[-number - 1:-1] == click[1:-1]

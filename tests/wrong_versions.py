@@ -1286,6 +1286,10 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_read_shop_takes_webshops_splits_and_its_human_instructions"),
     ],
     "envs/webshop.py": [
+        ('"B0[A-Z]{4}|[A-Z]{4}")', '"[A-Z]{4}")', "tests/test_env_webshop.py::"
+         "test_names_are_one_and_the_same_token_wherever_they_are_copied"),
+        ('rf",?( and)? (?=({names})\\b)|', 'rf"', "tests/test_env_webshop.py::"
+         "test_names_are_one_and_the_same_token_wherever_they_are_copied"),
         ("text=escape(text), group=escape(group)", "text=text, group=group",
          "tests/test_env_webshop.py::test_html_never_makes_markup_of_a_product"),
         ("sorted(values, key=lambda value: value != wish)", "values",

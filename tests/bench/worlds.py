@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 WORLDS = {      # title -> flags of train.py
     **{name: f"--env {name}" for name in (
         "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
-        "alfworld", "bandit", "webshop_small", "academia")},
+        "alfworld", "bandit", "webshop_small", "webshop", "academia")},
     "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 72 "
                               "--max-context 1024 --clone-steps 450 --steps 40 --tasks-per-step 16",
     "frozenlake, reflect": "--env frozenlake --format reflect --max-turn-tokens 48 "
