@@ -212,6 +212,7 @@ def follow(text, axis, new):
     """A formula after its rows (axis 0) or columns (1) went elsewhere: new(old index) -> the new
     one, or None: gone. A range keeps what is left of it."""
     def moved(match):
+        """The text of a cell's or a range's name in the new places."""
         ends = [list(place(end)) for end in match[0].split(":")]
         low, high = sorted((ends[0][axis], ends[-1][axis]))
         left = [at for i in range(low, high + 1)

@@ -211,6 +211,7 @@ def about_paper(t):
 
 
 def references(t):
+    """How many of the network's papers one of them cites."""
     [a] = t.quoted(t.paper)
     t.ask("number", f"How many papers in the network does {a} cite?",
           f"How many of the network's papers are in the reference list of {a}?")
@@ -474,6 +475,7 @@ class Env(_tools.Env):
         return {}
 
     def draw(self, key, rng):
+        """Some value of an argument, for the random player."""
         papers, t = [self.task.paper.title, self.task.other.title], self.task
         people = [t.name, *partners(t.name)[:3], *[author.name for author in t.paper.authors]]
         return {"graph": rng.choice(["PaperNet", "AuthorNet"]),

@@ -511,6 +511,7 @@ class Env(_tools.Env):
             for (country, code, name), text in zip(LANGUAGES, film.overviews)]}
 
     def draw(self, key, rng):
+        """Some value of an argument, for the random player."""
         film = rng.choice([self.task.film, self.task.other])
         person = rng.choice([person for person, _ in film.cast + film.crew])
         return {"movie_name": film.title, "movie_id": str(film.id), "person_name": person.name,

@@ -196,6 +196,7 @@ class Task(_tools.Draw):
         return Days(phrase, n, n)
 
     def span(self, air=False):
+        """Several days, past or (not of air quality) to come, in one of three wordings."""
         n, ago, long = self.rng.randint(3, 10), -self.rng.randint(15, 300), self.rng.randint(3, 9)
         a, b = self.today + timedelta(ago), self.today + timedelta(ago + long)
         return self.one(
@@ -488,6 +489,7 @@ class Env(_tools.Env):
                           **{field: [row[field] for row in rows] for field in FIELDS[kind]}}}
 
     def draw(self, key, rng):
+        """Some value of an argument, for the random player."""
         city = rng.choice([self.task.home, *self.task.others])
         if key == "answer":
             return rng.choice(["Yes", "No", city.name, str(self.task.today), rng.randint(0, 40)])

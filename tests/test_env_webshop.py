@@ -764,7 +764,7 @@ def test_small_shop_finds_three_and_its_expert_buys_at_once():
 
 
 @pytest.mark.parametrize("module, tasks, number", [
-    (webshop, [t for t in range(5000) if webshop.family(t) == "grocery"], 2),
+    (webshop, range(4, 5000, 5), 2),                        # groceries, as TINY asks for
     (webshop_small, [*range(500), *webshop_small.TEST], 1)], ids=["webshop", "webshop_small"])
 def test_names_are_one_and_the_same_token_wherever_they_are_copied(module, tasks, number):
     """And a product's number is so many tokens, on the page and in click[...]."""
