@@ -9,9 +9,12 @@ The loop is `evolve`, below; the authors' own code has cloning alone. A base pol
 or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
 small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
 """
+import copy
+import itertools
 import math
 import os
 import random
+import statistics
 import sys
 import time
 from dataclasses import dataclass, fields, replace
@@ -22,20 +25,20 @@ import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from transformers import AutoTokenizer
 
+import run as runs
 import algos
 import metrics
 import parallel
 from client import EnvError, connected
 from curriculum import choose_tasks, families_of, sample_tasks, shares_of
 from engine import check_heads, check_model, from_pretrained, make_policy
-from env_server import load_env, open_envs
-from envs import demonstrations
-from envs._agentgym import SET_SIZES, read_trajectories, threshold, write_trajectories
-from parallel import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run,
-                      Seed, Share, Vocabulary, both_splits, model_defaults, open_worlds,
-                      parse_flags, tiny_settings)
-from rollout import (ContextMode, FormatName, History, Thinking, progress, to_batch, tokenizer_of,
-                     trajectories_of)
+from envs import demonstrations, load_env, open_envs
+from envs.parts.agentgym import SET_SIZES, Manner, read_trajectories, threshold, write_trajectories
+from run import (Count, Counts, Device, Folder, Natural, NewFile, NonNegative, Positive, Run, Seed,
+                 Share, Vocabulary, both_splits, model_defaults, open_worlds, parse_flags,
+                 tiny_settings)
+from chat import (FORMATS, Agent, ContextMode, FormatName, History, Thinking, make_tokenizer)
+from rollout import Episode, progress, to_batch
 
 
 @dataclass
@@ -145,7 +148,7 @@ def evolve(run, base_set):
         metrics.record_iteration(run, explored, kept, stats, held, seconds)
         run.step += 1
         run.notes.curve.append((run.step, held["success"], held["envs"]))
-        parallel.save(run)
+        runs.save(run)
 
 
 def explore(run):
@@ -250,14 +253,14 @@ def clone(cfg, out, device="cpu", say=parallel.say, demos=None):
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
-        parallel.save_clone(policy, tokenizer, start)
+        runs.save_clone(policy, tokenizer, start)
     policy = parallel.load(start, device, cfg)
     tokenizer = from_pretrained(AutoTokenizer, start)
     trajectories = trajectories_of(demos, tokenizer, cfg)
     if demos:
         say(f"{sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed, say=say)
-    parallel.save_clone(policy, tokenizer, out, {f.name: getattr(cfg, f.name)
+    runs.save_clone(policy, tokenizer, out, {f.name: getattr(cfg, f.name)
                                                  for f in fields(Clone)})
     return trajectories
 
@@ -285,13 +288,92 @@ def lesson(cfg, say=parallel.say):
     return parallel.gathered(demos)[0]
 
 
+# ---- demonstrations -----------------------------------------------------------------------------
+# As `envs.record` and envs/parts/agentgym.py's `read_trajectories` give them.
+
+def agents_of(cfg, tokenizer=None):
+    """{environment: an Agent that truncates nothing}."""
+    return {name: Agent(tokenizer, load_env(name).PROMPT, cfg.format, cfg.context,
+                        max_turn_tokens=1, max_context=10**9, history=cfg.history,
+                        thinking=cfg.thinking, module=load_env(name))
+            for name in cfg.env.split(",")}
+
+
+def tokenizer_of(demos, cfg):
+    """A tokenizer of what a tiny policy reads and writes in these demonstrations; TINY_TEMPLATE
+    leaves the rules out."""
+    agents, texts = agents_of(cfg), []
+    for demo in demos:
+        agent = quoting(agents[demo["env"]], demo)
+        texts += [m["content"] for m in agent.start() if m["role"] != "system"]
+        for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
+            texts += [observation if i else agent.first(observation),
+                      FORMATS[agent.format].compose(thought, action, i)]
+    return make_tokenizer(texts, cfg.vocabulary, *(
+        agent.module.ONE_WORD for agent in agents.values() if hasattr(agent.module, "ONE_WORD")))
+
+
+def trajectories_of(demos, tokenizer, cfg):
+    """Demonstrations as Trajectories. ValueError: half of them do not fit into cfg's limits, so
+    that a policy which imitates them would be cut when it plays."""
+    agents = agents_of(cfg, tokenizer)
+    trajectories = [imitated(agents[demo["env"]], demo) for demo in demos]
+    for name, lengths in (
+            ("max_turn_tokens", [turn.end - turn.start for t in trajectories for turn in t.turns]),
+            ("max_context", [b - a for t in trajectories for a, b in itertools.pairwise(
+                [*t.contexts, len(t.token_ids)])])):
+        if lengths and statistics.median(lengths) > getattr(cfg, name):
+            raise ValueError(f"{name}={getattr(cfg, name)}: half of the demonstrations need more, "
+                             f"up to {max(lengths)}; give --{name.replace('_', '-')}")
+    return trajectories
+
+
+def quoting(agent, demo):
+    """The agent; for a demonstration of a file one that takes every reply as it is and, in the
+    format agentgym, opens with the file's words. ValueError: the format would change its words."""
+    if "opening" not in demo:
+        return agent
+    own = copy.copy(agent)
+    own.read = lambda words, message: (words, "")
+    if agent.manner:
+        rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
+        own.manner = Manner(rules, None, agreed=agreed)
+    elif demo["env"] in ("maze", "wordle"):
+        raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
+                         "observation; use --format agentgym")
+    return own
+
+
+def imitated(agent, demo):
+    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
+    because the same Episode writes it. Of a file's replies those are trained on that it marks."""
+    agent = quoting(agent, demo)
+    episode = Episode(agent, demo["task_id"], (0,), len(demo["turns"]))
+    trajectory, turns = episode.trajectory, demo["turns"]
+    episode.observe(turns[0][0])
+    for i, (_, thought, action, reward, done, info) in enumerate(turns):
+        if episode.over:
+            break
+        note = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
+        ids = agent.chat.encode(FORMATS[agent.format].compose(thought, action, i, note))
+        episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
+        episode.observe(turns[i + 1][0] if i + 1 < len(turns) else demo["last"], reward, done, info)
+    if "trained" in demo:
+        trajectory.score = max(agent.module.SUCCESS, 1.0)
+        for turn, trained in zip(trajectory.turns, demo["trained"]):
+            if not trained:
+                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
+        trajectory.turns = [t for t, trained in zip(trajectory.turns, demo["trained"]) if trained]
+    return trajectory
+
+
 # ---- setting up ---------------------------------------------------------------------------------
 
 def run_all(cfg):
     """AgentEvol from the demonstrations to the final table."""
     modules = open_envs(cfg.env, cfg.data)
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
-    with parallel.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
+    with runs.claimed(cfg.folder), connected(cfg.env_url, modules, cfg.env_workers) as clients:
         run, base_set = setup(cfg, modules, clients)
         run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
         evolve(run, base_set)
@@ -310,30 +392,30 @@ def setup(cfg, modules, clients):
     device, base = parallel.start(cfg.device, cfg.compute), os.path.join(cfg.folder, "clone")
     kept = os.path.join(cfg.folder, "demonstrations.json")
     if cfg.resume:
-        last, demos = parallel.last_checkpoint(cfg.folder), parallel.read_json(kept)["all"]
+        last, demos = runs.last_checkpoint(cfg.folder), runs.read_json(kept)["all"]
         base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     else:
         last, demos = "", lesson(cfg)
-        parallel.prepare_folder(cfg)
+        runs.prepare_folder(cfg)
         base_set = clone(cfg, base, device, demos=demos)
         if parallel.rank() == 0:
-            parallel.write_json(kept, {"all": demos})
+            runs.write_json(kept, {"all": demos})
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
     run = Run(cfg, worlds, *both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
                                         {(t.env, t.task_id) for t in base_set}), base, policy)
     if last:
-        parallel.restore(run, last)
-        parallel.prepare_folder(cfg)        # what may change has perhaps changed
+        runs.restore(run, last)
+        runs.prepare_folder(cfg)        # what may change has perhaps changed
     else:
-        parallel.save(run)                  # to resume from
+        runs.save(run)                  # to resume from
     metrics.describe(run)
     return run, base_set
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-SHARED = "families", "horizon", *parallel.SPEAKS
+SHARED = "families", "horizon", *runs.SPEAKS
 MAY_CHANGE = """out iterations resume control max_concurrent env_url env_workers micro_tokens device
     checkpointing attention compute shard keep_checkpoints""".split()       # with --resume
 
@@ -342,11 +424,11 @@ def preset(kind, given):
     """What flags leave open: what a resumed run was begun with; what the environments ask of a tiny
     policy, as far as it concerns cloning; how a model speaks. ValueError."""
     if given.get("resume"):
-        return parallel.begun(kind, kind(**given).folder, given,
+        return runs.begun(kind, kind(**given).folder, given,
                               [f.name for f in fields(kind) if f.name not in MAY_CHANGE])
     model = given.get("model", "")
     speaks = model_defaults(model) if model else {}
-    if model and not parallel.cloned_settings(model):
+    if model and not runs.cloned_settings(model):
         return speaks | {name: 1e-5 for name in ("lr", "learn_lr") if hasattr(kind, name)}
     asked = tiny_settings(given.get("env", kind.env), {
         f.name if f.name in SHARED else f"clone_{f.name}": f.default for f in fields(kind)})
@@ -361,7 +443,7 @@ def check(cfg):
     names = cfg.env.split(",")
     families_of([load_env(name) for name in names], cfg.families)
     if type(cfg) is Evolve:
-        parallel.keep_input(cfg, cfg.model, cfg.demos)
+        runs.keep_input(cfg, cfg.model, cfg.demos)
         shares_of(cfg.eval_tasks or len(names), [1] * len(names))
         if not {*filter(None, cfg.unexplored.split(","))} < {*names}:
             raise ValueError(f"unexplored={cfg.unexplored!r}: expected some of {cfg.env}, not all")

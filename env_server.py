@@ -6,7 +6,7 @@
 
 A session is one Env object under an integer id, in one process: --workers N starts N of them, on
 successive ports. The verbs of the original, in textcraft's words (others have other words, see
-envs/_wires.py; `info` and all below /close are our additions):
+envs/parts/wires.py; `info` and all below /close are our additions):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -37,7 +37,6 @@ reset), 503 too many sessions or bytes. In both: 404 no such path, 422 a wrong f
 """
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -53,9 +52,9 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
-from envs._wires import WIRES, Wire
+from envs import folders_of, known_envs, open_env
+from envs.parts.wires import WIRES, Wire
 
 MAX_BODY = 2**20            # bytes of a request
 MAX_REPLY = 2**22           # bytes after which no further item of a request is executed
@@ -122,54 +121,6 @@ class Session:
                 env.close()
         except Exception as failure:    # the other sessions must still be closed
             print(f"env_server: closing id {self.id}: {failure!r}", file=sys.stderr)
-
-
-def known_envs():
-    return sorted(path.stem for path in (Path(__file__).parent / "envs").glob("[!_]*.py"))
-
-
-def load_env(name):
-    """The module envs.<name>. ValueError: there is none."""
-    try:
-        if not name.startswith("_"):
-            return importlib.import_module(f"envs.{name}")
-    except ModuleNotFoundError as missing:
-        if not missing.name.startswith("envs."):
-            raise       # a library that the environment needs
-    raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
-
-
-def open_env(name, folder=""):
-    """The module of an environment whose engine is here. ValueError: the sentence why not. folder:
-    data of the user's that it plays with, here and in servers started from here; the head of its
-    file says which files they are."""
-    module = load_env(name)
-    if folder:
-        if not hasattr(module, "use"):
-            raise ValueError(f"data={folder!r}: {name} takes no data; leave it out")
-        module.use(folder)
-    try:
-        module.Env().close()
-    except RuntimeError as missing:
-        raise ValueError(str(missing)) from None
-    return module
-
-
-def folders_of(names, data):
-    """--data for these environments -> {name: folder}. ValueError: it fits none of them."""
-    if len(names) == 1 and data and "=" not in data:
-        return {names[0]: data}
-    folders = dict(part.partition("=")[::2] for part in data.split(",") if part)
-    if not all(folders.values()) or not {*folders} <= {*names}:
-        raise ValueError(f"data={data!r}: expected NAME=FOLDER, comma-separated, of "
-                         f"{', '.join(names)}")
-    return folders
-
-
-def open_envs(names, data=""):
-    """`open_env` for each of these names, comma-separated."""
-    folders = folders_of(names.split(","), data)
-    return [open_env(name, folders.get(name, "")) for name in names.split(",")]
 
 
 class Service:

@@ -29,23 +29,23 @@ from typing import Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
-from client import Api, EnvError, ServersGone, connected
+from api import Api
+from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from engine import load_policy
-from env_server import folders_of, known_envs, open_env
-from envs._suites import SUITES, suite_tasks
+from envs import folders_of, known_envs, open_env
+from envs.parts.suites import SUITES, suite_tasks
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed,
-                      keep_input, model_defaults, open_worlds, parse_flags, prepare_folder,
-                      read_json, write_json)
-from rollout import (HISTORY, Agent, ContextMode, FormatName, History, Thinking, World, collect,
-                     progress)
+from run import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed, keep_input,
+                 model_defaults, open_worlds, parse_flags, prepare_folder, read_json, write_json)
+from chat import HISTORY, Agent, ContextMode, FormatName, History, Thinking
+from rollout import World, collect, progress
 
 
 @dataclass
 class Config:
     env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/_suites.py
+    suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/parts/
     data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
     model: str = ""               # folder or hub id of a policy
     policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model

@@ -16,11 +16,13 @@ from dataclasses import asdict
 
 import torch
 
+import run as runs
 import algos
 import parallel
 from curriculum import choose_tasks
 from engine import kv_shape, machine_rates
-from rollout import HISTORY, Trajectory, assistant, said, to_batch
+from chat import HISTORY, assistant, said
+from rollout import Trajectory, to_batch
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
@@ -376,7 +378,7 @@ def report(run):
                        *(point for point in notes.curve if point[0] < run.step),
                        (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
-        parallel.write_json(os.path.join(cfg.folder, "result.json"), result)
+        runs.write_json(os.path.join(cfg.folder, "result.json"), result)
         draw(run, result)
     parallel.say("\n".join([*lines, f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, "
                                     f"curve.png, step_{run.step}/"]))

@@ -31,6 +31,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoTokenizer
 
+import run as runs
 import algos
 import metrics
 import parallel
@@ -39,12 +40,14 @@ from agentevol import Clone, clone, learn, lesson, trajectories_of
 from client import EnvError, connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
 from engine import check_heads, check_model, from_pretrained, load_policy
-from env_server import open_envs
+from envs import open_envs
 from lora import base_of, without_adapters
-from parallel import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                      Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
-                      logprobs_under, model_defaults, open_worlds, parse_flags, tiny_settings)
-from rollout import ContextMode, FormatName, History, Stats, Thinking, progress, to_batch
+from parallel import logprobs_under
+from run import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
+                 Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
+                 model_defaults, open_worlds, parse_flags, tiny_settings)
+from chat import ContextMode, FormatName, History, Thinking
+from rollout import Stats, progress, to_batch
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -349,7 +352,7 @@ def evaluate_and_save(run):
     # One that arrives while they ask each other stays in run.ending, for the next step.
     stop = cfg.stop_on_collapse and collapse
     if run.step % cfg.save_every == 0 or last or stop or ending:
-        parallel.save(run)
+        runs.save(run)
     if stop:
         parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
     return "stop" if stop or ending else ""
@@ -362,9 +365,9 @@ def setup(cfg, modules, clients):
     device, families = parallel.start(cfg.device, cfg.compute), families_of(modules, cfg.families)
     if cfg.model:
         plan.check(cfg, device)
-    last = parallel.last_checkpoint(cfg.folder) if cfg.resume else ""
+    last = runs.last_checkpoint(cfg.folder) if cfg.resume else ""
     if not (cfg.resume or cfg.model):   # nothing is left to be refused
-        parallel.prepare_folder(cfg)
+        runs.prepare_folder(cfg)
     start_model = cfg.model or cloned(cfg, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
@@ -378,9 +381,9 @@ def setup(cfg, modules, clients):
         run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
-        parallel.restore(run, last)
+        runs.restore(run, last)
     if cfg.resume or cfg.model:         # not before: what is refused above leaves the folder alone
-        parallel.prepare_folder(cfg)
+        runs.prepare_folder(cfg)
     metrics.describe(run)
     return run
 
@@ -406,7 +409,7 @@ def cloned(cfg, device):
 def continue_cloning(folder, seconds):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    cfg = checked(Clone, parallel.cloned_settings(folder))
+    cfg = checked(Clone, runs.cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None),
                                    from_pretrained(AutoTokenizer, folder), cfg)
     policy = load_policy(folder)
@@ -583,7 +586,7 @@ def check(cfg):
     if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
         raise ValueError("--control clones on, in one process, a policy that our cloning made; "
                          f"{cfg.model or 'this run'} is not that: leave it out")
-    parallel.keep_input(cfg, cfg.model, cfg.model and base_of(cfg.model))
+    runs.keep_input(cfg, cfg.model, cfg.model and base_of(cfg.model))
 
 
 def preset(given):
@@ -599,7 +602,7 @@ def preset(given):
         values |= model_defaults(model) | ({} if cloned_settings(model) else dict(
             lr=1e-5 if given.get("lora") else 1e-6))    # "LoRA Without Regret" (2025): ten times
     if given.get("resume"):
-        values = parallel.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
+        values = runs.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
     if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
         raise ValueError("--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef as well, "
                          "and the starting policy is kept as reference")
@@ -622,7 +625,7 @@ def main(argv=None):
         if cfg.plan or cfg.plan_gpus or cfg.plan_gb:
             return plan.check(cfg, parallel.start(cfg.device), parallel.say)
         modules = open_envs(cfg.env, cfg.data)
-        with parallel.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
+        with runs.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
                 cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
                 cfg.env_patience) as clients:
             run = setup(cfg, modules, clients)
@@ -632,12 +635,12 @@ def main(argv=None):
                     run.notes.before = metrics.sampled_and_greedy(run)
                     minutes = metrics.expected_minutes(run, time.perf_counter() - began)
                     parallel.say(f"RL takes about {minutes:.1f} minutes")
-                with parallel.ends_after_step(run):
+                with runs.ends_after_step(run):
                     train(run)
                 run.notes.after = metrics.sampled_and_greedy(run)
             except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
                 if run.step:
-                    parallel.save(run)
+                    runs.save(run)
                 raise
             metrics.report(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took

@@ -30,6 +30,7 @@ import sys
 import time
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -92,6 +93,56 @@ def tools_of(module):
                 type="object", properties={x: dict(type="string") for x in arguments},
                 required=arguments)))
     return tools
+
+
+# ---- opening one by its name --------------------------------------------------------------------
+
+def known_envs():
+    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
+
+
+def load_env(name):
+    """The module envs.<name>. ValueError: there is none."""
+    try:
+        if not name.startswith("_"):
+            return importlib.import_module(f"envs.{name}")
+    except ModuleNotFoundError as missing:
+        if not missing.name.startswith("envs."):
+            raise       # a library that the environment needs
+    raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
+
+
+def open_env(name, folder=""):
+    """The module of an environment whose engine is here. ValueError: the sentence why not. folder:
+    data of the user's that it plays with, here and in servers started from here; the head of its
+    file says which files they are."""
+    module = load_env(name)
+    if folder:
+        if not hasattr(module, "use"):
+            raise ValueError(f"data={folder!r}: {name} takes no data; leave it out")
+        module.use(folder)
+    try:
+        module.Env().close()
+    except RuntimeError as missing:
+        raise ValueError(str(missing)) from None
+    return module
+
+
+def folders_of(names, data):
+    """--data for these environments -> {name: folder}. ValueError: it fits none of them."""
+    if len(names) == 1 and data and "=" not in data:
+        return {names[0]: data}
+    folders = dict(part.partition("=")[::2] for part in data.split(",") if part)
+    if not all(folders.values()) or not {*folders} <= {*names}:
+        raise ValueError(f"data={data!r}: expected NAME=FOLDER, comma-separated, of "
+                         f"{', '.join(names)}")
+    return folders
+
+
+def open_envs(names, data=""):
+    """`open_env` for each of these names, comma-separated."""
+    folders = folders_of(names.split(","), data)
+    return [open_env(name, folders.get(name, "")) for name in names.split(",")]
 
 
 # ---- demonstrations -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@
             'keywords': [...], 'doc_type': 'Journal'}
     agent:  finish with Action Input: {"answer": 355}                           reward 1, done
 
-After AgentBoard's academia as AgentGym serves it: its tools, replies and errors (envs/_tools.py has
+After AgentBoard's academia as AgentGym serves it: its tools, replies and errors (parts/tools.py has
 what all such environments share). The graphs, 400 papers by 300 authors, are made here in place of
 DBLP's, so no score is comparable to the papers'. A paper's neighbours are those it cites. Reward 1
 for the right answer, which ends the task.
@@ -36,8 +36,8 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
-from envs import _tools
-from envs._tools import Refused
+from envs.parts import tools
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "academia", 12, 1.0
 TRAIN, TEST = range(200, 10200), range(200)
@@ -101,7 +101,7 @@ def graphs():
     methods, topics = ([" ".join(name.split()) for name in text.split("|")]
                        for text in (METHODS, TOPICS))
     orgs = [form.format(place) for place in PLACES for form in FORMS]
-    names = rng.sample([f"{first} {last}" for first in _tools.FIRST for last in _tools.LAST], 300)
+    names = rng.sample([f"{first} {last}" for first in tools.FIRST for last in tools.LAST], 300)
     authors = [Author(name, orgs[i * len(orgs) // 300]) for i, name in enumerate(names)]
     titles = [shape.format(a=a, b=b) for shape in SHAPES for a in methods for b in topics]
     papers = {}
@@ -138,7 +138,7 @@ def pools(held_out):
             for things in (papers.values(), [name for name in authors if written[name]])]
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     """The chances of one task: its papers, authors and words."""
 
     def __init__(self, task_id, attempt):
@@ -414,12 +414,12 @@ def family(task_id):
 
 
 def task(task_id):
-    return _tools.task_of(Task, KINDS[family(task_id)], task_id)
+    return tools.task_of(Task, KINDS[family(task_id)], task_id)
 
 
 # ---- the tools ----------------------------------------------------------------------------------
 
-class Env(_tools.Env):
+class Env(tools.Env):
     tools = ("loadPaperNet", "loadAuthorNet", "neighbourCheck", "paperNodeCheck", "authorNodeCheck",
              "authorEdgeCheck", "paperEdgeCheck")
 

@@ -50,7 +50,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import envs
-from envs import _bird
+from envs.parts import databases
 
 NAME, SUCCESS = "bird", 1.0
 ENGINE = "SQLite"
@@ -89,8 +89,8 @@ GENERATED, HELD_OUT = 34 * 100, 34 * 12     # how many of our own, for TRAIN and
 def shape_of(task_id):
     """(shape of a generated task, whether it is in TEST, whether TRAIN does not know its world)"""
     test = task_id >= GENERATED
-    count, shape = divmod(task_id - GENERATED * test, len(_bird.SHAPES))
-    return _bird.SHAPES[shape], test, test and count % 2 == 1
+    count, shape = divmod(task_id - GENERATED * test, len(databases.SHAPES))
+    return databases.SHAPES[shape], test, test and count % 2 == 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,8 +100,8 @@ def generated(task_id):
 
     def fits(text):
         return unseen or (zlib.crc32(text.encode()) % 10 == 0) == test
-    worlds = [world for world in _bird.TABLES if (world in _bird.HELD_OUT) == unseen]
-    return Task(*_bird.draw(worlds, shape, fits, random.Random(f"{NAME} {task_id}")), shape[0])
+    worlds = [world for world in databases.TABLES if (world in databases.HELD_OUT) == unseen]
+    return Task(*databases.draw(worlds, shape, fits, random.Random(f"{NAME} {task_id}")), shape[0])
 
 
 def read_bird(folder):
@@ -144,7 +144,7 @@ def read_question(item, where, databases):
 
 DATA = {}           # what `use` has read, {"train": Tasks, "dev": Tasks}
 TRAIN, TEST = range(GENERATED), range(GENERATED, GENERATED + HELD_OUT)
-FAMILIES = tuple(dict.fromkeys(shape[0] for shape in _bird.SHAPES))
+FAMILIES = tuple(dict.fromkeys(shape[0] for shape in databases.SHAPES))
 
 
 def use(folder):
@@ -182,8 +182,8 @@ if os.environ.get("NANO_BIRD_DATA"):        # set by a user, or by `use` in the 
 
 def opened(database):
     """A connection to a world in memory, or to a file, which it only reads."""
-    if database in _bird.TABLES:
-        return _bird.opened(database)
+    if database in databases.TABLES:
+        return databases.opened(database)
     return sqlite3.connect(f"file:{quote(database)}?mode=ro&immutable=1", uri=True)
 
 

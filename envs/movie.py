@@ -19,7 +19,7 @@
     agent:  finish with Action Input: {"answer": "Cork, Ireland"}               reward 1, done
 
 After AgentBoard's movie as AgentGym serves it: its tools, and the replies and errors of TMDB behind
-them (envs/_tools.py has what all such environments share). The 320 films and 400 people are made
+them (parts/tools.py has what all such environments share). The 320 films and 400 people are made
 here, so no score is comparable to the papers'. Reward 1 for the right answer, which ends the task.
 
 Nine families with 28 kinds of questions, two to three wordings each, and reasons and closing words
@@ -32,8 +32,8 @@ import functools
 import random
 from typing import NamedTuple
 
-from envs import _tools
-from envs._tools import Refused
+from envs.parts import tools
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "movie", 12, 1.0
 FAMILIES = ("film", "film crew", "film cast", "person", "director of", "actor of", "which film",
@@ -124,14 +124,14 @@ def world():
     """([Film], [Person]), built once a process: 320 films and 400 people, all of whom were grown
     up when the first film came out. Every fifth of each is asked about in TEST only."""
     rng = random.Random("movie world")
-    names = [f"{first} {last}" for first in _tools.FIRST for last in _tools.LAST]
+    names = [f"{first} {last}" for first in tools.FIRST for last in tools.LAST]
     people = [Person(10_000 + 37 * i, name, f"{rng.randint(1930, 1965)}-{rng.randint(1, 12):02}-"
                      f"{rng.randint(1, 28):02}", rng.choice(TOWNS.split("; ")),
                      f"nm{rng.randint(10**6, 10**7):07}")
               for i, name in enumerate(rng.sample(names, 400))]
     titles = [f"The {a} {b}" for a in ADJECTIVES for b in NOUNS] \
         + [f"{a} of the {b}" for a in NOUNS for b in NOUNS if a != b]
-    studios = [f"{last} {what}" for last in _tools.LAST for what in ("Pictures", "Studios")]
+    studios = [f"{last} {what}" for last in tools.LAST for what in ("Pictures", "Studios")]
     films = []
     for i, title in enumerate(rng.sample(titles, 320)):
         hero, plot = rng.choice(HEROES), rng.choice(PLOTS)
@@ -170,7 +170,7 @@ def credits():
 @functools.cache
 def by_name(kind):
     """({name in lower case: thing}, {word: names with it}) of all films, 0, or people, 1."""
-    found = {_tools.plain(thing[1]): thing for thing in world()[kind]}
+    found = {tools.plain(thing[1]): thing for thing in world()[kind]}
     return found, {word: [name for name in found if word in name.split()]
                    for name in found for word in name.split() if word not in ("the", "of")}
 
@@ -178,7 +178,7 @@ def by_name(kind):
 def search(kind, text):
     """The film, 0, or person, 1, of this name, else one that shares most words with the text; None:
     none does."""
-    (things, with_word), name = by_name(kind), _tools.plain(text)
+    (things, with_word), name = by_name(kind), tools.plain(text)
     likely = [near for word in name.split()[:20] for near in with_word.get(word, ())]
     return things.get(name) or (things[max(sorted(set(likely)), key=likely.count)] if likely
                                 else None)
@@ -191,7 +191,7 @@ def pools(held_out):
     return [[x for i, x in enumerate(things) if (i % 5 == 4) == held_out] for things in world()]
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     """The chances of one task: its films, person and words."""
 
     def __init__(self, task_id, attempt):
@@ -418,7 +418,7 @@ def family(task_id):
 
 
 def task(task_id):
-    return _tools.task_of(Task, KINDS[family(task_id)], task_id)
+    return tools.task_of(Task, KINDS[family(task_id)], task_id)
 
 
 # ---- the tools ----------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ ABSENT = '{"success":false,"status_code":34,"status_message":"The resource you r
     'not be found."}'
 
 
-class Env(_tools.Env):
+class Env(tools.Env):
     tools = tuple("""get_search_movie get_movie_details get_movie_production_companies
         get_movie_production_countries get_movie_cast get_movie_crew get_movie_keywords
         get_search_person get_person_details get_person_cast get_person_crew

@@ -14,7 +14,7 @@
     env:    Congratulations! You have answered the question correctly.
 
 The deep-search task of AgentGym-RL (arXiv:2509.08755). There it is Wikipedia, searched with E5;
-here an encyclopedia of 10,600 passages is generated (envs/_encyclopedia.py) and searched by BM25 in
+here an encyclopedia of 10,600 passages is generated (parts/knowledge.py) and searched by BM25 in
 SQLite's FTS5. Its people, places and works do not exist: scores cannot be compared with published
 ones. The families are like the seven question sets in kind: one fact as typed into a search box
 (nq), a thing described (triviaqa), one fact of a thing with a single passage (popqa), two facts in
@@ -33,7 +33,7 @@ read, yet knows which facts lead to the answer and follows no other. `--format t
 <answer> of its own: use act, react or agentgym.
 
 A user's own data: `--data FOLDER` of the scripts plays the questions of FOLDER/train.jsonl and
-test.jsonl over FOLDER/corpus.jsonl (envs/_library.py: forms of FlashRAG and Search-R1; 0.05 s and
+test.jsonl over FOLDER/corpus.jsonl (parts/retrieval.py: forms of FlashRAG and Search-R1; 0.05 s and
 1.5 MB for 1,000 passages, too much for all of Wikipedia). With
 NANO_SEARCHQA_URL=http://host:8000/retrieve a Search-R1 retriever is asked instead. The expert then
 searches once and gives the answer of the file. Memory without this: 35 MB in each process.
@@ -47,9 +47,9 @@ from bisect import bisect
 from pathlib import Path
 
 import envs
-from envs._agentgym import SEARCHQA_TASK
-from envs._encyclopedia import ASK, relations, said
-from envs._library import check_fts5, library, read_questions
+from envs.parts.agentgym import SEARCHQA_TASK
+from envs.parts.knowledge import ASK, relations, said
+from envs.parts.retrieval import check_fts5, library, read_questions
 
 NAME, HORIZON, SUCCESS = "searchqa", 10, 1.0
 ENGINE = "SQLite, with FTS5"

@@ -16,7 +16,7 @@
     agent:  finish with Action Input: {}                                        reward 1, done
 
 After AgentBoard's sheet as AgentGym serves it: its tools and replies, on a grid of our own instead
-of Google's (envs/_tools.py has what such environments share). The tables are made here, so no score
+of Google's (parts/tools.py has what such environments share). The tables are made here, so no score
 is comparable to the papers'. The reward, at `finish`, is the share of cells that are as wanted. Two
 differences are meant: there cells beyond the smaller of the two sheets do not count, so that a
 sheet cut to its header scores 1, here they count as wrong; and there the best sheet so far counts,
@@ -36,7 +36,7 @@ Your own tables: with `--data FOLDER` of the scripts the tasks are those of its 
 line {"goal": text, "sheet": "Stock.csv", "wanted": "after.csv"} each (`read_tasks`). What the
 formulas of after.csv show is what is wanted.
 
-Eleven families over eight kinds of tables (envs/_sheet_tasks.py), two to three wordings each, with
+Eleven families over eight kinds of tables (parts/sheet_tasks.py), two to three wordings each, with
 asides and closing words drawn: 4,000 further tasks have 3,996 distinct goals. TRAIN has 2,000
 tasks, TEST 200, about two kinds of tables that TRAIN never has. A random player solves none of TEST
 (0.08 on average), `expert` all, in 5.5 turns on average and 9 at most. Each process needs 11 MB.
@@ -49,13 +49,13 @@ import random
 import re
 from types import SimpleNamespace
 
-from envs import _sheet_tasks, _tools
-from envs._grid import (COLUMNS, OPERATORS, ROWS, Grid, Evaluation, entry, inside, label, matching,
-                        place, read_csv, share, shown, two_dimensional, whole)
-from envs._tools import Refused
+from envs.parts import sheet_tasks, tools
+from envs.parts.grid import (COLUMNS, OPERATORS, ROWS, Grid, Evaluation, entry, inside, label,
+                             matching, place, read_csv, share, shown, two_dimensional, whole)
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "sheet", 15, 1.0
-FAMILIES = tuple(_sheet_tasks.KINDS)
+FAMILIES = tuple(sheet_tasks.KINDS)
 TEST, TRAIN = range(200), range(200, 2200)
 ORIGINAL = range(20)        # the ids that AgentGym's server has, too; its tasks are others
 TINY = dict(families="statistic", horizons=(6,), max_context=1280, max_turn_tokens=64)
@@ -83,8 +83,8 @@ def family(task_id):
 
 
 def task(task_id):
-    make = functools.partial(_sheet_tasks.Task, task_id in TEST)
-    return OWN[task_id] if OWN else _tools.task_of(make, _sheet_tasks.KINDS[family(task_id)],
+    make = functools.partial(sheet_tasks.Task, task_id in TEST)
+    return OWN[task_id] if OWN else tools.task_of(make, sheet_tasks.KINDS[family(task_id)],
                                                    task_id)
 
 
@@ -129,7 +129,7 @@ def read_tasks(folder):
         if own.name not in own.goal:
             raise ValueError(f"{path}, line {n}: goal does not name the sheet, {own.name!r}; the "
                              "agent must know which one to open")
-        own.steps = functools.partial(_sheet_tasks.begin, t=own)
+        own.steps = functools.partial(sheet_tasks.begin, t=own)
         found.append(own)
     if len(found) < 2:
         raise ValueError(f"{path} has {len(found)} tasks; 2 are needed, one of them for TEST")
@@ -221,7 +221,7 @@ def repair(task, grid):
                             "end_position": label(bottom, width - 1)}
 
 
-class Env(_tools.Env):
+class Env(tools.Env):
     tools = tuple("""open_sheet del_sheet freeze_data get_A1_annotation insert_cols insert_rows
         delete_batch_data update_cell update_cell_by_formula update_range sort_sheet_by_col
         merge_cells update_note get_all_values get_range_values get_cell_value get_value_by_formula

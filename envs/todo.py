@@ -16,7 +16,7 @@
     env:    Observation: {'message': 'Update the task successfully', 'task': {[...]
     agent:  finish with Action Input: {"answer": "done"}                        reward 1, done
 
-After AgentBoard's todo as AgentGym serves it: its tools, replies and errors (envs/_tools.py has
+After AgentBoard's todo as AgentGym serves it: its tools, replies and errors (parts/tools.py has
 what all such environments share), with the words of Todoist behind them; those that the original
 passes on, of dates and ids that are none, are from memory. The accounts are made here, so no score
 is comparable to the papers'. Sections and labels the original's tools do not show, nor do ours.
@@ -34,8 +34,8 @@ tasks, TEST 220, about six projects that TRAIN never has. A random player solves
 import copy
 from datetime import date, datetime, timedelta
 
-from envs import _tools
-from envs._tools import Refused
+from envs.parts import tools
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "todo", 15, 1.0
 TRAIN, TEST = tuple(i for i in range(2200) if i % 10 != 9), range(9, 2200, 10)
@@ -125,7 +125,7 @@ ASIDES = ("", "", "", "", "I'm planning my week. ", "I'm on the train right now.
 DONE = ("", "Answer 'done' when you are through.", "Say 'done' afterwards.")
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     """The chances of one task: its day, account and words. projects, tasks: {id: what is known}, as
     they are at first; wanted: the two as they should be in the end."""
     asides = ASIDES     # that suit a request
@@ -150,8 +150,8 @@ class Task(_tools.Draw):
     def add_task(self, project_id, order, content):
         """A new task of a project, with a due date, a length and a description by chance."""
         rng, task_id = self.rng, str(self.rng.randrange(72 * 10**8, 73 * 10**8))
-        what = dict(Place=rng.choice(PLACES), Contact=f"{rng.choice(_tools.FIRST)} "
-                    f"{rng.choice(_tools.LAST)}", Bring=rng.choice(ITEMS), Tips=rng.choice(TIPS))
+        what = dict(Place=rng.choice(PLACES), Contact=f"{rng.choice(tools.FIRST)} "
+                    f"{rng.choice(tools.LAST)}", Bring=rng.choice(ITEMS), Tips=rng.choice(TIPS))
         self.tasks[task_id] = dict(
             id=task_id, order=order, content=content, is_completed=False,
             priority=rng.randint(1, 4), project=project_id, minutes=5 * rng.randint(2, 30),
@@ -495,7 +495,7 @@ def family(task_id):
 
 
 def task(task_id):
-    return _tools.task_of(Task, KINDS[family(task_id)], task_id)
+    return tools.task_of(Task, KINDS[family(task_id)], task_id)
 
 
 def fingerprint(task_id):
@@ -513,7 +513,7 @@ def shown(task, *hidden):
     return {key: value for key, value in task.items() if key not in (*HIDDEN, *hidden)}
 
 
-class Env(_tools.Env):
+class Env(tools.Env):
     tools = tuple("""get_user_current_date get_user_current_location get_projects update_project
         get_tasks get_task_description get_task_duration complete_task update_task
         delete_task""".split())
@@ -618,7 +618,7 @@ class Env(_tools.Env):
                 yield wrong, *(("update_project", {"project_id": key, "is_favorite": str(
                     twin.projects[key]["is_favorite"])}) if key in self.projects else
                     ("update_task", {"task_id": key, "due_date": twin.tasks[key]["due_date"]}))
-        yield _tools.conclusion(say, answer) if answer != "done" else (
+        yield tools.conclusion(say, answer) if answer != "done" else (
             say("That was all.", "All is done as asked."), "finish", {"answer": "done"})
 
     def differ(self, twin, key):

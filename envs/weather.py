@@ -18,7 +18,7 @@
     env:    Observation: {'latitude': 47.4, [...] 'temperature_2m_mean': [10.4, 14.3, 12.4, [...]
     agent:  finish with Action Input: {"answer": 5}                             reward 1, done
 
-After AgentBoard's weather as AgentGym serves it: its tools, replies and errors (envs/_tools.py has
+After AgentBoard's weather as AgentGym serves it: its tools, replies and errors (parts/tools.py has
 what all such environments share). The weather is a function of place and day, made here: it is not
 that of the cities named, and no score is comparable to the papers'. Of the original's thresholds of
 air quality the gaps (21, 41, ...) are closed. Reward 1 for the right answer, which ends the task.
@@ -35,8 +35,8 @@ from hashlib import blake2b
 from math import asin, cos, pi, radians, sin, sqrt
 from typing import NamedTuple
 
-from envs import _tools
-from envs._tools import Refused
+from envs.parts import tools
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "weather", 10, 1.0
 TRAIN, TEST = tuple(i for i in range(2200) if i % 10 != 9), range(9, 2200, 10)
@@ -167,7 +167,7 @@ QUANTITIES = {      # their names in questions: the tool's kind and field
 *TEMPERATURES, RAIN, SNOW, AIR = QUANTITIES
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     """The chances of one task: its user, cities, days and words."""
 
     def __init__(self, task_id, attempt):
@@ -397,7 +397,7 @@ def family(task_id):
 
 def task(task_id):
     kind = family(task_id)
-    return _tools.task_of(Task, OTHERS.get(kind) or functools.partial(one_place, kind), task_id)
+    return tools.task_of(Task, OTHERS.get(kind) or functools.partial(one_place, kind), task_id)
 
 
 def fingerprint(task_id):
@@ -420,7 +420,7 @@ def day_of(text):
         raise Refused(f"ERROR | ValueError({problem})") from None
 
 
-class Env(_tools.Env):
+class Env(tools.Env):
     tools = tuple("""get_user_current_date get_user_current_location get_historical_temp
         get_historical_rain get_historical_snow get_snow_forecast get_current_snow get_current_temp
         get_latitude_longitude get_elevation get_temp_forecast get_rain_forecast get_current_rain
@@ -435,7 +435,7 @@ class Env(_tools.Env):
 
     def get_latitude_longitude(self, name: str):
         """The city and two namesakes that are nobody's."""
-        city = cities().get(_tools.plain(name))
+        city = cities().get(tools.plain(name))
         if city is None:
             raise Refused("ERROR | KeyError('results')")
         found = [city[:4]]

@@ -29,7 +29,7 @@ The products are synthetic, so no score here can be compared with WebShop's: _pr
 1,000 of them and the goals, 6,410 for TRAIN and 500 for TEST. Search is BM25 (SQLite's FTS5) over
 the texts that WebShop indexes, its best 50. Ratings and reviews are absent, as in the data that
 AgentGym has. `--data FOLDER` of the scripts plays with WebShop's own files and with the task ids of
-AgentGym: `_webshop.read_shop`.
+AgentGym: `shop_rules.read_shop`.
 
 In 10 turns a random player solves 1.4% of TEST (mean reward 0.12). A player who searches for the
 instruction and buys the first result as it is solves 10% (0.69). `expert` solves all, in 5.5 turns
@@ -46,8 +46,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import envs
-from envs._products import CATEGORIES, GOODS, OPENINGS, make_shop, names_of
-from envs._webshop import alike, plain_color, read_shop, reward_of
+from envs.parts.products import CATEGORIES, GOODS, OPENINGS, make_shop, names_of
+from envs.parts.shop_rules import alike, plain_color, read_shop, reward_of
 
 NAME, HORIZON, SUCCESS = "webshop", 10, 1.0
 ENGINE = "SQLite, with FTS5"

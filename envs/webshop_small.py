@@ -22,7 +22,7 @@ import functools
 import random
 
 from envs import webshop
-from envs._products import GOODS, Shop, make_goal, make_shop, names_of
+from envs.parts.products import GOODS, Shop, make_goal, make_shop, names_of
 
 NAME, HORIZON, SUCCESS = "webshop_small", 8, 1.0
 TRAIN, TEST = range(0, 4000), range(4000, 4300)

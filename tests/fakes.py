@@ -23,7 +23,8 @@ import train
 from client import EnvClient, Reply
 from engine import make_policy, prepare
 from env_server import HttpServer
-from rollout import TINY_TEMPLATE, World, make_tokenizer
+from chat import TINY_TEMPLATE, make_tokenizer
+from rollout import World
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 

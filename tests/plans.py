@@ -27,7 +27,7 @@ SHAPES = {      # SIZES in this order; parameters and those that are no embeddin
     "Qwen3-8B": ((4096, 12288, 36, 32, 8, False, 151936), 8.2, 6.95),
     "Qwen3-14B": ((5120, 17408, 40, 40, 8, False, 151936), 14.8, 13.2),
 }
-CHAT = dict(max_context=8192, max_turn_tokens=512)      # what --model sets: parallel.CHAT_MODEL
+CHAT = dict(max_context=8192, max_turn_tokens=512)      # what --model sets: runs.CHAT_MODEL
 ROWS = ["0.5B", "1.5B", "3B", "7B", "14B"]              # of the table
 COLUMNS = [*itertools.product((1, 8), (24, 48, 80, 141))]       # GPUs, GB
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+import run as runs
 import agentevol
 import envs
 import metrics
@@ -33,9 +34,10 @@ from client import EnvClient
 from engine import check_heads, load_policy, make_policy
 from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
 from fakes import make_known, save_policy, served, token_logprobs
-from parallel import CHAT_MODEL
-from rollout import (FORMATS, Agent, Stats, Trajectory, World, imitated, make_tokenizer, to_batch,
-                     tokenizer_of, trajectories_of)
+from run import CHAT_MODEL
+from agentevol import imitated, tokenizer_of, trajectories_of
+from chat import FORMATS, Agent, make_tokenizer
+from rollout import Stats, Trajectory, World, to_batch
 from train import continue_cloning
 
 SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
@@ -354,7 +356,7 @@ def test_clone_writes_an_ordinary_folder(folder):
 def test_save_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
     out = str(tmp_path / "again")
     shutil.copytree(folder, out)
-    parallel.save_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
+    runs.save_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
     assert sorted(os.listdir(out)) == sorted({*os.listdir(folder)} - {"clone.json"})
 
 
@@ -678,13 +680,13 @@ class Played:
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
                      | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
-                                   start_model="base", notes=parallel.Notes())
+                                   start_model="base", notes=runs.Notes())
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(parallel, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
         monkeypatch.setattr(metrics, "held_out", self.held_out)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
-        monkeypatch.setattr(parallel, "save", lambda run: self.saved.append(run.step))
+        monkeypatch.setattr(runs, "save", lambda run: self.saved.append(run.step))
         monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def learn(self, policy, data, weights, *rest):
@@ -1023,7 +1025,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
 def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkeypatch):
     cfg = Evolve(**TINY, out="e")
     os.mkdir("e")
-    parallel.write_json("e/config.json", vars(cfg))
+    runs.write_json("e/config.json", vars(cfg))
     with pytest.raises(SystemExit) as error:
         script(monkeypatch, url, "evolve", "--resume", out="e", **{name: value})
     assert str(error.value) == (
@@ -1105,7 +1107,7 @@ ASKED = {"toy": dict(clone_lr=2e-3, clone_n=50, clone_steps=90, max_context=300,
 
 
 def flags_of(monkeypatch, command, kind):
-    return parallel.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(kind,
+    return runs.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(kind,
                                                                                           given))
 
 
@@ -1133,7 +1135,7 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     chat = flags_of(monkeypatch, f"--env toy --model {model}", Evolve)
     assert {name: getattr(chat, name) for name in CHAT_MODEL} == CHAT_MODEL
     assert (chat.lr, chat.learn_lr) == (1e-5, 1e-5)
-    parallel.write_json(str(tmp_path / "clone.json"), vars(Clone(
+    runs.write_json(str(tmp_path / "clone.json"), vars(Clone(
         format="think", context="window", max_turn_tokens=99, max_context=700)))
     own = flags_of(monkeypatch, f"--env toy --model {tmp_path}", Evolve)      # of our own cloning
     assert (own.format, own.context, own.max_turn_tokens, own.max_context) == (

@@ -12,11 +12,14 @@ import agentevol
 import eval as evaluation
 import train
 from agentevol import Clone, lesson
-from envs import _agentgym, alfworld, babyai, maze, textcraft, wordle
-from envs._agentgym import MANNERS, manner_of
-from envs._tools import arguments_of
+from envs import alfworld, babyai, maze, textcraft, wordle
+from envs.parts import agentgym
+from envs.parts.agentgym import MANNERS, manner_of
+from envs.parts.tools import arguments_of
 from fakes import MARKS, LocalClient, Toy, chat_tokenizer, collect, play, twins
-from rollout import ASK_NOTE, FORMATS, Agent, Episode, tokenizer_of, trajectories_of
+from agentevol import tokenizer_of, trajectories_of
+from chat import ASK_NOTE, FORMATS, Agent
+from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 TOOLS = "weather", "movie", "academia", "todo", "sheet"      # their clients have own words
@@ -56,10 +59,10 @@ def exchange(episode, env, text):
     (MANNERS["alfworld"].rules, 1330, "ac0d1c2f1a9c9e3e2f14cb98"),
     (MANNERS["webshop"].rules, 740, "5dd9cb5a21953f4560e4fb68"),
     (MANNERS["bird"].rules, 617, "50b479503fa97b1153f50ef0"),
-    (_agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
-    (_agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
+    (agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
+    (agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
     (MANNERS["searchqa"].rules, 343, "ab80b9d09d68048a5b6ef548"),
-    (_agentgym.SEARCHQA_TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
+    (agentgym.SEARCHQA_TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
 ])
 def test_manner_has_the_clients_words(text, length, digest):
     """Length and SHA-256 of the strings in the clients' files."""
@@ -266,7 +269,7 @@ def test_clone_reads_the_rules_and_the_first_observation():
         text = tokenizer.decode(trajectory.token_ids)
         observation, thought, action = demo["turns"][0][:3]
         assert text.startswith(f"<|user|>You are an expert maze solver.<|end|><|assistant|>{AGREED}"
-                               f"<|end|><|user|>{_agentgym.MAZE}{observation}<|end|><|assistant|>"
+                               f"<|end|><|user|>{agentgym.MAZE}{observation}<|end|><|assistant|>"
                                f"Thought:\n{thought}\n\nAction:\n{action}<|end|>")
         start = trajectory.turns[0].start
         assert sum(trajectory.response_mask[:start]) == 0 and start < 1024

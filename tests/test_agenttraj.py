@@ -18,10 +18,13 @@ import pytest
 
 import agentevol
 from agentevol import Clone, Demos, lesson, reward, successes
-from envs import _agentgym, demonstrations, maze, record, textcraft, textcraft_small, weather
-from envs._agentgym import MANNERS, read_trajectories, write_trajectories
+from envs import demonstrations, maze, record, textcraft, textcraft_small, weather
+from envs.parts import agentgym
+from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer
-from rollout import ASK_REACT, Agent, Episode, agents_of, imitated, tokenizer_of, trajectories_of
+from agentevol import agents_of, imitated, tokenizer_of, trajectories_of
+from chat import ASK_REACT, Agent
+from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full",
@@ -300,7 +303,7 @@ def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
     assert "the rules" in begins[0] and "Yes." in begins[0] and AGREED not in begins[0]
     assert "other rules" in begins[2] and "Aye." in begins[2]
     assert begins[1] == begins[3] and MANNERS["maze"].rules in begins[1] and AGREED in begins[1]
-    assert _agentgym.MAZE not in begins[1]              # the file's first observation has it or not
+    assert agentgym.MAZE not in begins[1]              # the file's first observation has it or not
     assert trained(trajectories[1], tokenizer) == ["Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
 
 

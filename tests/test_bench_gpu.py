@@ -9,7 +9,7 @@ import torch
 
 import metrics
 from fakes import save_policy
-from parallel import parse_flags
+from run import parse_flags
 from tests.bench import gpu
 from train import Config, preset
 

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import rollout
+import chat
 from engine import Engine
 from envs import tools_of
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, collect, play, twins
-from rollout import CUT, Agent, Chat, Episode, said
+from chat import CUT, Agent, Chat, said
+from rollout import Episode
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
@@ -364,7 +365,7 @@ def test_a_quoted_token_of_the_template_is_ordinary_text(name, history):
     ids = set(tokenizer.convert_tokens_to_ids(tokens))
 
     def controls(quote):
-        rules = " ".join(t for t in quote.split() if t not in rollout.OF_REPLIES)
+        rules = " ".join(t for t in quote.split() if t not in chat.OF_REPLIES)
         episode = Episode(agent_of(name, history=history, prompt=f"Be {rules} quick."), 1, KEY, 9)
         episode.observe(f"{quote}Go{quote} a")
         reply = tokenizer.encode("get wax", add_special_tokens=False)
@@ -414,9 +415,9 @@ def test_tools_are_offered_by_the_template_or_refused(name):
             agent_of(name, format="tool", module=WORLD)
         return
     who = agent_of(name, format="tool", module=WORLD)
-    reader = {"Hermes": rollout.read_hermes_calls, "Llama": rollout.read_llama_calls}
+    reader = {"Hermes": chat.read_hermes_calls, "Llama": chat.read_llama_calls}
     assert who.chat.read_calls is reader[TABLE[name]["tools"]]
-    talk = who.start() + rollout.said("user", "Go")
+    talk = who.start() + chat.said("user", "Go")
     text, ids = rendered(name, talk, tools=SCHEMAS)
     assert who.chat.opening(talk) == ids and all(
         f'"name": "{s["function"]["name"]}"' in text for s in SCHEMAS)

@@ -33,7 +33,8 @@ from client import (EnvClient, EnvError, Http, OriginalServer, ServerAway, Serve
 from env_server import HttpServer, local_server
 from envs import maze, textcraft_small, wordle
 from fakes import LocalClient, Toy, chat_tokenizer, collect, twins
-from rollout import Agent, make_engine
+from chat import Agent
+from rollout import make_engine
 
 STARTS = [maze.Env().reset(task) for task in range(25)]
 

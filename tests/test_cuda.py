@@ -19,7 +19,8 @@ import parallel
 from engine import (PAGE_SIZES, DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
                     prepare, sample)
 from fakes import LocalClient, chat_tokenizer, collect, token_logprobs, twins
-from rollout import Agent, make_engine
+from chat import Agent
+from rollout import make_engine
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)

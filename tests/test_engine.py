@@ -22,7 +22,8 @@ from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, Pages,
                     prepare, sample, walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from parallel import gathered_weights
-from rollout import Agent, make_engine
+from chat import Agent
+from rollout import make_engine
 
 EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
 

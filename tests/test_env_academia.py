@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from envs import _tools, academia
+from envs import academia
+from envs.parts import tools
 from envs.academia import VENUES, Env, graphs, only, partners
 from tool_calls import ask
 
@@ -185,4 +186,4 @@ def test_goals_ask_in_words_for_what_is_answered():
         asked = re.sub("|".join(paper.title for paper in papers) or "-", "", task.goal)
         got = {(1, 0): about_paper, (2, 0): about_two_papers, (0, 1): about_author,
                (0, 2): about_two_authors}[len(papers), len(names)](*papers, *names, asked)
-        assert _tools.same(got, task.answer), task.goal
+        assert tools.same(got, task.answer), task.goal

@@ -14,9 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from env_server import Service, open_env, respond
-from envs import _bird, bird
-from envs._bird import TABLES, Condition, Query, is_good, sql_of, words_of
+from env_server import Service, respond
+from envs import open_env
+from envs import bird
+from envs.parts import databases
+from envs.parts.databases import TABLES, Condition, Query, is_good, sql_of, words_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,7 +44,7 @@ def asked(database, sql):
 
 
 def rows_in(world, sql):
-    with closing(_bird.opened(world)) as connection:
+    with closing(databases.opened(world)) as connection:
         return connection.execute(sql).fetchall()
 
 
@@ -50,7 +52,7 @@ def rows_in(world, sql):
 
 def read_rows(world):
     """{table: [{column: value}]}, as SELECT * gives them."""
-    with closing(_bird.opened(world)) as connection:
+    with closing(databases.opened(world)) as connection:
         connection.row_factory = sqlite3.Row
         return {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
                 for table in TABLES[world]}
@@ -123,14 +125,14 @@ def draw_queries(shape, count, rng):
     """Queries of a shape that are good enough to ask: (world, query)."""
     while count:
         world = rng.choice([*TABLES])
-        query = _bird.draw_query(world, rng, shape)
-        with closing(_bird.opened(world)) as connection:
+        query = databases.draw_query(world, rng, shape)
+        with closing(databases.opened(world)) as connection:
             if query and is_good(world, connection, query):
                 yield world, query
                 count -= 1
 
 
-@pytest.mark.parametrize("shape", _bird.SHAPES, ids=lambda shape: ":".join(shape[1:]))
+@pytest.mark.parametrize("shape", databases.SHAPES, ids=lambda shape: ":".join(shape[1:]))
 def test_sql_of_gives_what_plain_loops_over_the_rows_give(shape):
     for world, query in draw_queries(shape, 3, random.Random(repr(shape))):
         sql = sql_of(world, query)
@@ -148,7 +150,7 @@ def said_of(condition):
     column = condition.column.replace("_", " ")
     if condition.is_ == "month":
         year, month = value.split("-")
-        return [f"{_bird.MONTHS[int(month) - 1]} {year}"]
+        return [f"{databases.MONTHS[int(month) - 1]} {year}"]
     if condition.is_ == "year":
         return [value]
     if condition.is_ == "above average":
@@ -156,7 +158,7 @@ def said_of(condition):
     return [column, *map(str, value if condition.is_ == "between" else [value])]
 
 
-@pytest.mark.parametrize("shape", _bird.SHAPES, ids=lambda shape: ":".join(shape[1:]))
+@pytest.mark.parametrize("shape", databases.SHAPES, ids=lambda shape: ":".join(shape[1:]))
 def test_words_of_name_all_that_the_answer_depends_on(shape):
     rng = random.Random(repr(shape))
     for world, query in draw_queries(shape, 5, rng):
@@ -170,12 +172,12 @@ def test_words_of_name_all_that_the_answer_depends_on(shape):
             needed.append(str(query.count))
         assert all(word in question for word in needed), (question, needed)
         assert question[0].isupper() and question[-1] in ".?" and "{" not in question
-        thought = _bird.thought_of(world, query, rng)
+        thought = databases.thought_of(world, query, rng)
         assert not re.search(r"first 1\b|(every|each) \w+ that have", question + thought)
 
 
 def test_draw_query_adds_up_no_years_and_ages():
-    queries = [query for shape in _bird.SHAPES if shape[1] in ("aggregate", "number_by")
+    queries = [query for shape in databases.SHAPES if shape[1] in ("aggregate", "number_by")
                for _, query in draw_queries(shape, 40, random.Random(1))]
     summed = {query.number[1] for query in queries if query.function == "SUM"}
     assert len(summed) > 10
@@ -201,9 +203,9 @@ def test_words_of_by_hand():
 def test_conditions_words_say_the_side(is_, said):
     value = ("visit", ()) if is_.startswith("has") else 5000
     condition = Condition("doctor", "salary", is_, value)
-    words = {_bird.conditions_words("hospital", "doctor", [condition], random.Random(i))
+    words = {databases.conditions_words("hospital", "doctor", [condition], random.Random(i))
              for i in range(40)}
-    assert len(words) == len(_bird.CONDITIONS[is_][1])
+    assert len(words) == len(databases.CONDITIONS[is_][1])
     assert all(re.search(rf"\b({said})\b", text) for text in words)
 
 
@@ -216,7 +218,7 @@ def test_words_of_say_the_function(function, said):
 
 
 def test_draw_query_tells_no_column_that_a_condition_gives():
-    for shape in (shape for shape in _bird.SHAPES if shape[1:] in (
+    for shape in (shape for shape in databases.SHAPES if shape[1:] in (
             ("columns", "t", "own"), ("columns", "w", "own"), ("columns", "tn", "own"))):
         for _, query in draw_queries(shape, 40, random.Random(2)):
             assert not {c[:2] for c in query.where if c.is_ == "="} & set(query.columns), query
@@ -226,11 +228,11 @@ def test_draw_query_tells_no_column_that_a_condition_gives():
                                         ("dish", "dishes"), ("branch", "branches"),
                                         ("bus", "buses"), ("car", "cars")])
 def test_plural_by_hand(noun, many):
-    assert _bird.plural(noun) == many
+    assert databases.plural(noun) == many
 
 
 def good(query, world="hospital"):
-    with closing(_bird.opened(world)) as connection:
+    with closing(databases.opened(world)) as connection:
         return is_good(world, connection, query)
 
 
@@ -270,7 +272,7 @@ def test_is_good_refuses_ties():
     assert len(set(floors)) < len(floors)           # there was a tie to refuse
     for world, tables in TABLES.items():
         for table, column in ((t, c) for t in tables for c, form in tables[t].columns.items()
-                              if _bird.kind_of(form) == "word"):
+                              if databases.kind_of(form) == "word"):
             (_, first), (_, second), *_ = Counter(
                 row[column] for row in read_rows(world)[table]).most_common(2)
             assert good(Query("most", table, ((table, column),)), world) == (first != second)
@@ -279,7 +281,7 @@ def test_is_good_refuses_ties():
 # ---- tasks ----
 
 def test_worlds_are_twenty_with_names_that_occur_once_and_rows_without_others():
-    assert len(TABLES) == 20 and set(_bird.HELD_OUT) < set(TABLES)
+    assert len(TABLES) == 20 and set(databases.HELD_OUT) < set(TABLES)
     alone = 0
     for world, tables in TABLES.items():
         data = read_rows(world)
@@ -300,8 +302,8 @@ def test_train_and_test_share_no_query_and_hold_what_agentgym_holds():
     train, test = (
         [bird.generated(i) for i in ids] for ids in (bird.TRAIN[:340], bird.TEST))
     assert not {(t.database, t.sql) for t in train} & {(t.database, t.sql) for t in test}
-    assert {t.database for t in train} == set(TABLES) - set(_bird.HELD_OUT)
-    assert [t.database in _bird.HELD_OUT for t in test] == list(map(bird.unseen_goal, bird.TEST))
+    assert {t.database for t in train} == set(TABLES) - set(databases.HELD_OUT)
+    assert [t.database in databases.HELD_OUT for t in test] == [*map(bird.unseen_goal, bird.TEST)]
     assert sum(map(bird.unseen_goal, bird.TEST)) == len(bird.TEST) / 2
     assert not any(map(bird.unseen_goal, bird.TRAIN))
     assert len({t.question for t in train + test}) > 0.97 * len(train + test)
@@ -442,7 +444,7 @@ def test_step_survives_sql_that_means_ill(kind, tmp_path, monkeypatch):
     observation, reward, _, info = env.step(block(sql))
     assert re.fullmatch(said, observation.partition("\n")[0])
     assert reward == 0.0 and not info["success"]
-    with closing(_bird.opened("hospital")) as connection:
+    with closing(databases.opened("hospital")) as connection:
         whole = connection.execute("SELECT * FROM ward").fetchall()
     assert asked("hospital", "SELECT * FROM ward").step("SELECT * FROM ward")[0] \
         == str(whole)[:100] + "..."

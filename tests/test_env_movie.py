@@ -6,7 +6,8 @@ from datetime import date
 
 import pytest
 
-from envs import _tools, movie
+from envs import movie
+from envs.parts import tools
 from envs.movie import COUNTRIES, GENRES, JOBS, Env, credits, search, world
 from tool_calls import ask
 
@@ -205,4 +206,4 @@ def work_out(kind, goal):
 def test_goals_ask_in_words_for_what_is_answered():
     for task_id in [*movie.TRAIN, *movie.TEST][::2]:
         task = movie.task(task_id)
-        assert _tools.same(work_out(movie.family(task_id), task.goal), task.answer), task.goal
+        assert tools.same(work_out(movie.family(task_id), task.goal), task.answer), task.goal

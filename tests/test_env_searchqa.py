@@ -19,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
-from env_server import Service, open_env, respond
-from envs import _encyclopedia, _library, searchqa, tools_of
-from envs._encyclopedia import Passage, Thing, encyclopedia, relations, said
-from envs._library import Index, Remote, read_corpus, read_questions
-from envs._suites import COMPOSITION, suite_tasks
+from env_server import Service, respond
+from envs import open_env
+from envs import searchqa, tools_of
+from envs.parts import knowledge, retrieval
+from envs.parts.knowledge import Passage, Thing, encyclopedia, relations, said
+from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
+from envs.parts.suites import COMPOSITION, suite_tasks
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
 
 ROOT = Path(__file__).parent.parent
@@ -89,12 +91,12 @@ def test_facts_fit_together():
         if "father" in facts:
             assert 24 <= year(thing, "birth") - year(facts["father"], "birth") <= 45
             assert facts["father"].name.split()[1] == thing.name.split()[1]
-            assert facts["father"].name.split()[0] in _encyclopedia.MEN
+            assert facts["father"].name.split()[0] in knowledge.MEN
         if "spouse" in facts:
             spouse = facts["spouse"]
             assert spouse.facts["spouse"] is thing
-            assert (thing.name.split()[0] in _encyclopedia.MEN) \
-                != (spouse.name.split()[0] in _encyclopedia.MEN)
+            assert (thing.name.split()[0] in knowledge.MEN) \
+                != (spouse.name.split()[0] in knowledge.MEN)
             assert thing is not spouse.facts.get("father") and spouse is not facts.get("father")
         if thing.kind == "film":
             births = [year(facts[role], "birth") for role in ("director", "star", "composer")
@@ -116,7 +118,7 @@ def test_facts_fit_together():
 
 def test_golds_of_takes_a_number_without_its_unit_and_a_name_without_its_sort():
     def answers(value):
-        return set(_encyclopedia.golds_of(value))
+        return set(knowledge.golds_of(value))
     assert answers("612 km") == {"612 km", "612"} and answers("412,305") == {"412,305"}
     assert answers(Thing("river", "river", "River Alhava")) == {"River Alhava", "Alhava"}
     assert answers(Thing("person", "actor", "Ada Elder", ("Ada Cor Elder",))) == {
@@ -126,7 +128,7 @@ def test_golds_of_takes_a_number_without_its_unit_and_a_name_without_its_sort():
 def test_ask_kin_follows_the_right_relatives():
     asked = set()
     for seed in range(20):
-        question = _encyclopedia.ask_kin(random.Random(seed), "train")
+        question = knowledge.ask_kin(random.Random(seed), "train")
         [(person, _)] = question.chains
         between = person.facts["spouse" if "father-in-law" in question.text else "father"]
         assert question.golds[0] == between.facts["father"].name
@@ -281,7 +283,7 @@ SYNTAX = {      # a query -> the words that it is searched for
 
 @pytest.mark.parametrize("query", SYNTAX)
 def test_find_takes_fts5_syntax_for_plain_words(query):
-    index = _library.library("", "")
+    index = retrieval.library("", "")
     found = index.find(query)
     assert found == index.find(SYNTAX[query]) and len(found) == 3
     assert index.find("silent orchard")       # the table is still there
@@ -289,18 +291,18 @@ def test_find_takes_fts5_syntax_for_plain_words(query):
 
 @pytest.mark.parametrize("query", ["", " ", '"', "()", "*", "^-+:{}", "\x00", "\ud800", "_"])
 def test_find_of_no_word_finds_nothing(query):
-    assert _library.library("", "").find(query) == []
+    assert retrieval.library("", "").find(query) == []
 
 
 def test_find_of_a_huge_query_looks_for_its_first_words_only():
-    index, asked = _library.library("", ""), []
+    index, asked = retrieval.library("", ""), []
     index.db.set_trace_callback(asked.append)
     try:
         found = index.find("orchard " + " ".join(f"w{i}" for i in range(100_000)))
     finally:
         index.db.set_trace_callback(None)
     assert found == index.find("orchard")
-    assert sum(statement.count(" OR ") for statement in asked) == _library.MOST_WORDS - 1
+    assert sum(statement.count(" OR ") for statement in asked) == retrieval.MOST_WORDS - 1
 
 
 # ---- the game -----------------------------------------------------------------------------------
@@ -548,7 +550,8 @@ def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, 
 def test_use_reaches_the_processes_started_from_here(tmp_path):
     write(tmp_path, corpus=CORPUS, **QUESTIONS)
     program = f"""
-from env_server import open_env, local_server
+from env_server import local_server
+from envs import open_env
 from client import EnvClient
 open_env("searchqa", {str(tmp_path)!r})
 with local_server("searchqa") as urls:
@@ -665,4 +668,4 @@ def test_thing_is_on_the_side_that_its_checksum_says():
     sides = Counter(Thing("city", "city", a + b).split for a in string.ascii_uppercase
                     for b in string.ascii_lowercase)
     assert 0.15 < sides["test"] / sides.total() < 0.25
-    assert _encyclopedia.BUILDING.locked() is False
+    assert knowledge.BUILDING.locked() is False

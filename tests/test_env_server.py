@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 import requests
 
+import envs
 import env_server
 from env_server import HttpServer, Service, Wire, local_server, respond
 
@@ -873,41 +874,41 @@ def test_local_server_tells_why_it_cannot_start(toy_path, capfd):
 
 
 def test_load_env_knows_its_names():
-    assert env_server.load_env("bandit").NAME == "bandit"
+    assert envs.load_env("bandit").NAME == "bandit"
     for name in ("nowhere", "", "../bandit", "a.b", "bandit.py"):
         with pytest.raises(ValueError, match="unknown environment .*; there are: .*bandit"):
-            env_server.load_env(name)
+            envs.load_env(name)
 
 
 def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
-    monkeypatch.setattr(env_server, "open_env", lambda *asked: asked)
-    assert env_server.open_envs("maze,textcraft", "textcraft=folder") == [
+    monkeypatch.setattr(envs, "open_env", lambda *asked: asked)
+    assert envs.open_envs("maze,textcraft", "textcraft=folder") == [
         ("maze", ""), ("textcraft", "folder")]
-    assert env_server.open_envs("bird,sheet", "sheet=a/b,bird=c") == [
+    assert envs.open_envs("bird,sheet", "sheet=a/b,bird=c") == [
         ("bird", "c"), ("sheet", "a/b")]
-    assert env_server.open_envs("maze", "folder") == [("maze", "folder")]
-    assert env_server.open_envs("maze,bandit") == [("maze", ""), ("bandit", "")]
+    assert envs.open_envs("maze", "folder") == [("maze", "folder")]
+    assert envs.open_envs("maze,bandit") == [("maze", ""), ("bandit", "")]
 
 
 @pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
 def test_open_envs_refuses_data_that_is_nobodys(data):
     with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
-        env_server.open_envs("maze,sheet", data)
+        envs.open_envs("maze,sheet", data)
 
 
 def test_open_env_says_that_an_environment_takes_no_data():
     with pytest.raises(ValueError, match="data='folder': maze takes no data; leave it out"):
-        env_server.open_env("maze", "folder")
+        envs.open_env("maze", "folder")
 
 
 def test_open_env_tells_that_an_engine_is_missing(toy):
-    assert env_server.open_env("toy") is toy and toy.closed == [None]
+    assert envs.open_env("toy") is toy and toy.closed == [None]
 
     def no_engine(env):
         raise RuntimeError("toy: its engine needs Java")
     toy.Env.__init__ = no_engine
     with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
-        env_server.open_env("toy")
+        envs.open_env("toy")
 
 
 @contextmanager

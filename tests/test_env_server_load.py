@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from env_server import WIRES, Service, Wire, known_envs, local_server, open_env, respond
+from env_server import WIRES, Service, Wire, local_server, respond
+from envs import known_envs, open_env
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent

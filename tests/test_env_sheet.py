@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envs import _tools, sheet
-from envs._grid import COLUMNS, MOST_READS, ROWS, Grid, Refused, matching, place, share
+from envs import sheet
+from envs.parts import tools
+from envs.parts.grid import COLUMNS, MOST_READS, ROWS, Grid, Refused, matching, place, share
 from envs.sheet import Env
 
 TABLE = [["Item", "Price", "Stock"], ["ink", 2.5, 4], ["paper", 4, 10], ["glue", 1.25, "none"]]
@@ -211,7 +212,7 @@ def env():
 def ask(env, tool, **arguments):
     """A tool's result, or the text that it refuses with, which has changed nothing."""
     before = env.grid.values()
-    observation, *_, info = env.step(_tools.written(tool, arguments))
+    observation, *_, info = env.step(tools.written(tool, arguments))
     if info["valid"]:
         return env.results[env.written(tool, arguments)]
     assert env.grid.values() == before
@@ -330,7 +331,7 @@ def test_a_change_that_would_read_too_much_is_taken_back(env):
     """Over the wire's limit of 10,000 characters, 25 columns of sums a call."""
     ask(env, "update_cell", position="Z199", value=1)
     before = [[*row] for row in env.grid.cells]
-    observation, *_, info = env.step(_tools.written("insert_rows", {
+    observation, *_, info = env.step(tools.written("insert_rows", {
         "values_list": [["=SUM(A1:Z199)"] * 25], "row_idx": 200}))
     assert "would read more than" in observation and len(observation) < 200
     assert not info["valid"] and env.grid.cells == before
@@ -376,7 +377,7 @@ def test_a_sheet_made_worse_has_no_gain_and_none_lost():
     env = Env()
     env.reset(next(i for i in sheet.TEST if sheet.family(i) == "append"))
     env.step(env.expert()[1])
-    env.step(_tools.written("merge_cells", {"start_position": "A1", "end_position": "E9"}))
+    env.step(tools.written("merge_cells", {"start_position": "A1", "end_position": "E9"}))
     assert env.step("finish with Action Input: {}")[3]["gain"] == 0.0
 
 
@@ -396,7 +397,7 @@ def test_a_sheet_cut_to_its_header_is_not_paid():
     env = Env()
     env.reset(next(i for i in sheet.TEST if sheet.family(i) == "sort"))
     env.step(env.expert()[1])
-    env.step(_tools.written("delete_batch_data", {
+    env.step(tools.written("delete_batch_data", {
         "dimension": "row", "index_list": [*range(3, len(env.task.rows) + 1)]}))
     assert len(env.grid.values()) == 2
     assert env.step("finish with Action Input: {}")[1] < 0.5
@@ -514,9 +515,9 @@ def test_expert_deletes_what_was_inserted_by_mistake(kind, tool, arguments, dime
     env.reset(next(i for i in sheet.TEST if sheet.family(i) == kind))
     env.step(env.expert()[1])
     while not (expected := env.expert()[1]).startswith("finish"):
-        env.step(_tools.written(tool, arguments))
+        env.step(tools.written(tool, arguments))
         action = env.expert()[1]
-        assert action == _tools.written("delete_batch_data", {
+        assert action == tools.written("delete_batch_data", {
             "dimension": dimension, "index_list": [3, 4]}), env.task.goal
         env.step(action)
         assert env.expert()[1] == expected

@@ -12,7 +12,8 @@ import pytest
 
 import eval as agenteval
 from client import EnvClient
-from env_server import local_server, open_env
+from env_server import local_server
+from envs import open_env
 from envs import textcraft, textcraft_small
 from envs.textcraft import Recipe, World, family, make_world, unseen_goal
 

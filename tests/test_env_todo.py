@@ -8,7 +8,8 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
-from envs import _tools, todo
+from envs import todo
+from envs.parts import tools
 from envs.todo import Env
 from tool_calls import ask
 
@@ -137,7 +138,7 @@ def test_judge_sees_what_nobody_asked_for(tool):
     env = Env()
     env.reset(task_of("detail"))
     victim = next(x for x in env.tasks if x != env.task.task["id"])
-    env.step(_tools.written(tool, {"task_id": victim}))
+    env.step(tools.written(tool, {"task_id": victim}))
     reward, actions = play(env)
     assert reward == 0.0 and actions[-1].startswith("finish")
 
@@ -164,7 +165,7 @@ def test_expert_repairs_what_it_can(kind):
             arguments = {key: env.draw(key, rng) for key in (
                 "project_id", "is_favorite", "task_id", "due_date")}
             if arguments["task_id"] in env.tasks:
-                env.step(_tools.written(*rng.choice((
+                env.step(tools.written(*rng.choice((
                     ("update_task", {key: arguments[key] for key in ("task_id", "due_date")}),
                     ("update_project", {key: arguments[key]
                                         for key in ("project_id", "is_favorite")})))))
@@ -176,7 +177,7 @@ def test_expert_makes_a_change_again_that_was_undone():
     env.reset(task_of("postpone"))
     while not (action := env.expert()[1]).startswith("finish"):
         env.step(action)
-    env.step(_tools.written("update_task", {"task_id": env.task.task["id"],
+    env.step(tools.written("update_task", {"task_id": env.task.task["id"],
                                             "due_date": "2001-01-01"}))
     assert env.expert()[1].startswith("update_task") and play(env)[0] == 1.0
 
@@ -209,7 +210,7 @@ def test_expert_ends_although_what_it_needs_is_gone(kind):
     env = Env()
     env.reset(task_of(kind))
     for task_id in [*env.tasks]:
-        env.step(_tools.written("delete_task", {"task_id": task_id}))
+        env.step(tools.written("delete_task", {"task_id": task_id}))
     reward, actions = play(env)
     assert reward == 0.0 and actions[-1].startswith("finish")
 

@@ -1,4 +1,4 @@
-"""pytest tests/test_env_tools.py: what weather, movie and academia share; envs/_tools.py.
+"""pytest tests/test_env_tools.py: what weather, movie and academia share; envs/parts/tools.py.
 
 A tool set made here, whose results are known, stands for them where a rule is at stake; the three
 are played where each must hold it: their answers against their experts', and every kind of
@@ -15,9 +15,9 @@ import time
 import pytest
 
 from env_server import Service, respond
-from envs import _tools
-from envs._tool_rules import RULES
-from envs._tools import Refused, parse, read_arguments, same
+from envs.parts import tools
+from envs.parts.tool_rules import RULES
+from envs.parts.tools import Refused, parse, read_arguments, same
 
 NAMES = "weather", "movie", "academia"
 NAME, SUCCESS = "test", 1.0             # this file stands for an environment's, see `Toy.module`
@@ -29,7 +29,7 @@ PARAMETERS = "Observation: ERROR | Exception(Parameters in action input are not 
              "change your action input.)" + AGAIN
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     goal, answer = "How much is the sum of 2 and 3?", 5
 
     def steps(self, say):
@@ -42,7 +42,7 @@ def task(task_id):
     return Task(NAME, task_id, 0)
 
 
-class Toy(_tools.Env):
+class Toy(tools.Env):
     tools = "add", "spell", "anything"
 
     def add(self, a: float, b: float):
@@ -152,8 +152,8 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_read_arguments_refuses_all_else_and_runs_nothing(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    parsed, literal_eval = [], _tools.ast.literal_eval
-    monkeypatch.setattr(_tools.ast, "literal_eval",
+    parsed, literal_eval = [], tools.ast.literal_eval
+    monkeypatch.setattr(tools.ast, "literal_eval",
                         lambda text: parsed.append(text) or literal_eval(text))
     began = time.monotonic()
     with pytest.raises(Refused, match="^ERROR . Exception.Parameters in action input are not"):
@@ -274,7 +274,7 @@ def test_the_clients_rules_say_of_each_tool_what_its_name_says(name):
     for tool, description, rest in re.findall(
             r"Name: (\w+)\(.*\)\nDescription: (.*)\n((?:.+\n)*)", RULES[name]):
         listed = re.findall(r"- (\w+) \(Type", rest.partition("Returns")[0])
-        assert listed == [*_tools.arguments_of(getattr(env, tool))], tool
+        assert listed == [*tools.arguments_of(getattr(env, tool))], tool
         for word in re.findall("rain|snow|temp|forecast|histor|current|air|paper|author|person|"
                                "movie|task|project", tool.lower()):
             assert word in description.lower(), (tool, description)

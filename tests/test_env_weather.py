@@ -7,7 +7,8 @@ from math import acos, cos, radians, sin
 
 import pytest
 
-from envs import _tools, weather
+from envs import weather
+from envs.parts import tools
 from envs.weather import Env, cities, elevation_at, kilometres, weather_at
 from tool_calls import ask
 
@@ -269,7 +270,7 @@ def test_goals_ask_in_words_for_what_is_answered():
     own, tenses = 0, {-1: ("was", "had"), 0: ("is", "has"), 1: ("will",)}
     for task_id in [*weather.TRAIN, *weather.TEST][::5]:
         t, kind = weather.task(task_id), weather.family(task_id)
-        assert _tools.same(work_out(kind, t.goal, t.today, t.home), t.answer), t.goal
+        assert tools.same(work_out(kind, t.goal, t.today, t.home), t.answer), t.goal
         assert t.answer != 0 or kind == "count", t.goal         # a guess that is too easy
         own += not any(name in t.goal.lower() for name in cities())
         if " mm" in t.goal or " cm" in t.goal:

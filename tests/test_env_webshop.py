@@ -14,9 +14,9 @@ import pytest
 
 from env_server import Service, respond
 from envs import tools_of, webshop, webshop_small
-from envs._products import CATEGORIES, VALUES, Goal, Product, Shop, make_shop
-from envs._webshop import alike, likeness, plain_color, read_shop, reward_of, type_factor
-from rollout import make_tokenizer
+from envs.parts.products import CATEGORIES, VALUES, Goal, Product, Shop, make_shop
+from envs.parts.shop_rules import alike, likeness, plain_color, read_shop, reward_of, type_factor
+from chat import make_tokenizer
 
 ROOT = Path(__file__).parent.parent
 

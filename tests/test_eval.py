@@ -20,20 +20,22 @@ import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
+import run as runs
 import metrics
-import parallel
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy, make_policy
-from env_server import HttpServer, load_env, open_env
+from env_server import HttpServer
+from envs import load_env, open_env
 from envs import frozenlake, maze, textcraft, textcraft_small, wordle
-from envs._suites import COMPOSITION, SUITES, suite_tasks
+from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
 from eval import Config, rows_of, run, summarise, table
 from metrics import builtin_rate, mean_and_error, play_builtin
-from parallel import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
-                      checked, model_defaults, open_worlds, parse_flags)
+from run import (Count, Finite, Limit, Natural, NonNegative, Numbers, Portion, Positive, Share,
+                 checked, model_defaults, open_worlds, parse_flags)
 from fakes import Env, toy
-from rollout import Agent, Trajectory, World, collect, make_tokenizer
+from chat import Agent, make_tokenizer
+from rollout import Trajectory, World, collect
 from test_client import lmrl_gym, serving
 
 ROOT = Path(__file__).parent.parent
@@ -606,9 +608,9 @@ def test_the_folder_of_a_suite_names_the_player(flags, folder):
 def test_a_suite_can_be_played_in_agentgyms_format():
     """All of its environments have one, whatever --env would be."""
     flags = dict(format="agentgym", model="m")
-    assert parallel.checked(Config, flags | dict(suite="agenteval")).format == "agentgym"
+    assert runs.checked(Config, flags | dict(suite="agenteval")).format == "agentgym"
     with pytest.raises(ValueError, match="AgentGym has no textcraft_small"):
-        parallel.checked(Config, flags)
+        runs.checked(Config, flags)
 
 
 def test_a_folder_that_is_there_is_moved_aside(tmp_path, monkeypatch):

@@ -16,14 +16,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import chat
 import client
 import eval as evaluation
 import rollout
-from client import EnvError, read_completion
+from api import read_completion
+from client import EnvError
 from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
-from parallel import checked
-from rollout import FORMATS, HISTORY
+from run import checked
+from chat import FORMATS, HISTORY
 
 KEY = "sk-Top/Secret+0123456789"
 HERMES = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
@@ -166,7 +168,7 @@ def replaying(table, thoughts_apart, missed):
                 "name": call["function"]["name"],
                 "arguments": json.dumps(call["function"]["arguments"])}} for call in calls]
         elif thoughts_apart:
-            thoughts, text = rollout.split_thoughts(text)
+            thoughts, text = chat.split_thoughts(text)
             more["reasoning_content"] = thoughts or None
             finish = "length" if text is None else "stop"
         return completion(text, finish, usage, **more)
@@ -201,7 +203,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
     with monkeypatch.context() as patched:
         patched.setattr(rollout.Episode, "answer", noting)
         patched.setattr(rollout.Episode, "observe", ending)
-        patched.setattr(rollout, "broken", lambda pattern, text: text)   # an API tells no tokens
+        patched.setattr(chat, "broken", lambda pattern, text: text)   # an API tells no tokens
         rows = run(Config(**vars(cfg) | {"model": path, "device": "cpu"}))["rows"]
     expected = capsys.readouterr().out.splitlines()
     assert 0 < rows[0]["success"] < 1 and rows[0]["turns"] > 2
@@ -525,7 +527,7 @@ def test_run_tells_the_tokens(world, tmp_path, capsys):
 def test_thoughts_without_end_are_complained_about(world):
     with api(lambda *_: completion(None, "length")) as server:
         run(config(world, server, n=8, k=1))
-        assert any(rollout.CUT in body["messages"][-1]["content"] for _, body, _ in server.asked)
+        assert any(chat.CUT in body["messages"][-1]["content"] for _, body, _ in server.asked)
 
 
 # ---- many at a time ----

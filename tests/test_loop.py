@@ -18,12 +18,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM
 
+import run as runs
 import algos
 import metrics
 import parallel
 import train
 from fakes import SMALL, Env, SumsEnv, config, flags_of, save_policy, served, started, trained
-from rollout import Agent, Stats, Trajectory, Turn, World
+from chat import Agent
+from rollout import Stats, Trajectory, Turn, World
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -906,7 +908,7 @@ def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     run = started(url, cfg)
     run.step, run.skipped_in_a_row = 2, 3
     rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
-    run.notes = parallel.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
+    run.notes = runs.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
                               players=dict(random=dict(success=0.5, envs=dict(toy=0.5))),
                               warnings=[(0, "entropy", "it fell")])
     run.history = [dict(step=s, seconds=2.0 + s) for s in range(2)]
@@ -940,7 +942,7 @@ def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
 
 def test_evaluate_and_save_saves_when_due_and_at_the_end(url, model, monkeypatch):
     saved = []
-    monkeypatch.setattr(parallel, "save", lambda run: saved.append(run.step))
+    monkeypatch.setattr(runs, "save", lambda run: saved.append(run.step))
     trained(url, config(model, steps=5, save_every=2, name="due"))
     assert saved == [2, 4, 5]
 

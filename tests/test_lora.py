@@ -18,6 +18,7 @@ from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 import fakes
+import run as runs
 import lora
 import metrics
 import parallel
@@ -467,5 +468,5 @@ def test_an_adapter_is_a_model_to_eval_and_to_train(url, model, capsys):
 
 def test_defaults_of_a_chat_model_with_lora_learn_faster(model):
     given = [flags_of(model=model, **more) for more in ({}, dict(lora=8), dict(lora=8, lr=3e-6))]
-    rates = [parallel.parse_flags(train.Config, flags, "", train.preset).lr for flags in given]
+    rates = [runs.parse_flags(train.Config, flags, "", train.preset).lr for flags in given]
     assert rates == [1e-6, 1e-5, 3e-6]

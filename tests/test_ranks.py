@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from test_train import config, here, model, started, trainer_of, url  # noqa: F401  fixtures
 from torch.multiprocessing import start_processes
 
+import run as runs
 import metrics
 import parallel
 import train
@@ -276,17 +277,17 @@ def test_a_run_goes_on_with_fewer_ranks(counts, url, model):
         names = sorted(os.listdir(f"runs/fewer/step_{5 if until is None else until + 1}/trainer"))
         assert len(names) == count                      # each rank has written
     assert distance(one, stored("runs/fewer/step_5"))[0] < 1e-5
-    assert parallel.last_checkpoint("runs/fewer") == "runs/fewer/step_5"
+    assert runs.last_checkpoint("runs/fewer") == "runs/fewer/step_5"
 
 
 def test_a_full_disk_of_one_rank_ends_all_of_them(url, model):
     on_ranks(2, fails, url, settings("kl", model, name="full"))
-    assert parallel.last_checkpoint("runs/full") == "runs/full/step_0"
+    assert runs.last_checkpoint("runs/full") == "runs/full/step_0"
 
 
 def fails(url, cfg):
     run = started(url, cfg)
-    parallel.save(run)
+    runs.save(run)
     run.step, fsync = 1, os.fsync
 
     def full(file):
@@ -297,5 +298,5 @@ def fails(url, cfg):
         run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
     os.fsync = full
     with pytest.raises(OSError, match="step_1 could not be written .*No space left on device"):
-        parallel.save(run)
+        runs.save(run)
     os.fsync = fsync

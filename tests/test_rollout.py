@@ -20,14 +20,16 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+import chat
 import rollout
 from client import EnvError, ServerAway
 from engine import Engine
 from envs import textcraft_small
 from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
                    token_logprobs, twins)
-from rollout import (FORMATS, Agent, Chat, Episode, Sampler, Scheduler, Slot, Slots,
-                     Stats, Trajectory, Turn, World, make_engine, shortened, to_batch)
+from chat import FORMATS, Agent, Chat
+from rollout import (Episode, Sampler, Scheduler, Slot, Slots, Stats, Trajectory, Turn, World,
+                     make_engine, shortened, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -484,7 +486,7 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
     reply_to(episode, "Action: a0")
     episode.observe("lost", 0.0, False, {"score": 0.0, "success": False})      # horizon of 1
     assert not episode.over and episode.request is None
-    assert shown(episode).endswith(f"lost\n{rollout.ASK_LESSON};[A]")
+    assert shown(episode).endswith(f"lost\n{chat.ASK_LESSON};[A]")
     reply_to(episode, "I should say b.")
     assert episode.request == first_request                # the same task, the same luck
     episode.observe("o0")
@@ -686,7 +688,7 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     once, and the unfinished one four times."""
     who = agent(max_turn_tokens=1)
     tasks = [0, 1, 2, 3]                   # observations "task 0: go", "task 1: so go", ...
-    prompts = [len(who.chat.opening(who.start() + rollout.said("user", Toy().reset(t))))
+    prompts = [len(who.chat.opening(who.start() + chat.said("user", Toy().reset(t))))
                for t in tasks]
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
     for client in (LocalClient(), LocalClient(batched=False, connections=3)):
@@ -1327,8 +1329,8 @@ def test_compose_writes_the_plan_in_the_first_reply_only():
 
 
 @pytest.mark.parametrize("context, parts", [
-    ("full", ["Be quick.", rollout.ASK_REACT]), ("window", ["Be quick.", rollout.ASK_REACT]),
-    ("memory", ["Be quick.", rollout.ASK_REACT, rollout.ASK_NOTE])])
+    ("full", ["Be quick.", chat.ASK_REACT]), ("window", ["Be quick.", chat.ASK_REACT]),
+    ("memory", ["Be quick.", chat.ASK_REACT, chat.ASK_NOTE])])
 def test_start_asks_for_a_note_where_only_a_note_is_kept(context, parts):
     assert agent(format="react", context=context).start() == [
         {"role": "system", "content": "\n\n".join(parts)}]

@@ -27,6 +27,7 @@ from test_train import (  # noqa: F401  here, model and url are fixtures
     SMALL, config, flags_of, here, killed_in, lines_of, lines_of_all, model, started, trained,
     trainer_of, url, weights_of)
 
+import run as runs
 import metrics
 import parallel
 import train
@@ -60,7 +61,7 @@ def command(model, url, **flags):
 HOLD = """
 import sys
 import parallel
-with parallel.claimed(sys.argv[1]):
+with runs.claimed(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -72,21 +73,21 @@ def test_claimed_refuses_a_second_run_and_not_that_of_a_dead_process(tmp_path):
                           stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as it:
         assert it.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="runs/x belongs to a run that is still go.* --name"):
-            with parallel.claimed(folder):
+            with runs.claimed(folder):
                 pass
-        with parallel.claimed(folder + "2"):        # another name is free
+        with runs.claimed(folder + "2"):        # another name is free
             pass
         it.kill()
         it.wait()
         for _ in range(2):                          # and so is that of a run that ended
-            with parallel.claimed(folder):
+            with runs.claimed(folder):
                 pass
 
 
 def test_main_leaves_the_folder_of_a_living_run_alone(url, model):
     trained(url, config(model, name="x"))
     before = contents("runs")
-    with parallel.claimed("runs/x"):
+    with runs.claimed("runs/x"):
         for more in ([], ["--resume"]):
             with pytest.raises(SystemExit, match="^train.py: runs/x belongs to a run that is st"):
                 train.main(command(model, url, name="x") + more)
@@ -207,7 +208,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_is_taken(name, harm,
     assert f"runs/x/step_2/{name} is missing or not whole" in capsys.readouterr().out
     assert run.step == 1 and len(run.history) == 1
     train.train(run)                                # its step_2 takes the broken one's place
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_2"
     for step in (1, 2):
         harm(f"runs/x/step_{step}/{name}")
     with pytest.raises(ValueError, match="no whole checkpoint in runs/x; start without --resume"):
@@ -273,7 +274,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_a_whole_checkpoint(url, mo
                 r"^train.py: runs/x/step_2 could not be written \(.*File too large\); the "
                 "checkpoints before it are whole: make room and --resume$")):
             train.main(command(model, url, name="x", steps=3, save_every=1))
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_1"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_1"
     train.main(["--resume", "--name=x"])            # there is room again
     assert sorted(name for name in os.listdir("runs/x") if "step" in name) == [
         "step_1", "step_2", "step_3"]
@@ -282,10 +283,10 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_a_whole_checkpoint(url, mo
 def test_save_says_what_could_not_be_written(url, model, monkeypatch):
     """The policy's own file; a tokenizer's; what fsync finds; the last rename."""
     run = started(url, config(model, name="x"))
-    parallel.save(run)
+    runs.save(run)
     run.optimizer = None                            # no rows
     with full_disk(), pytest.raises(OSError, match="^runs/x/step_0 could not be written"):
-        parallel.save(run)
+        runs.save(run)
     for owner, name in ((type(run.worlds[0].agent.tokenizer), "save_pretrained"), (os, "fsync"),
                         (os, "replace")):
         def fails(*_, **__):
@@ -293,9 +294,9 @@ def test_save_says_what_could_not_be_written(url, model, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fails)
             with pytest.raises(OSError, match="^runs/x/step_0 could not .*No space left on device"):
-                parallel.save(run)
-        assert parallel.last_checkpoint("runs/x") == "runs/x/step_0"
-    parallel.save(run)
+                runs.save(run)
+        assert runs.last_checkpoint("runs/x") == "runs/x/step_0"
+    runs.save(run)
     assert sorted(os.listdir("runs/x")) == ["config.json", "step_0"]
 
 
@@ -314,7 +315,7 @@ def test_save_has_all_on_the_disk_before_it_gets_its_name(url, model, monkeypatc
         replace_(old, new)
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(os, "replace", renamed)
-    parallel.save(run)
+    runs.save(run)
     assert seen == [set()] and synced[-1] == os.path.realpath("runs/x")
 
 
@@ -325,17 +326,17 @@ def test_save_keeps_as_many_checkpoints_as_asked(keep, left, url, model):
     for run.step in (1, 2, 3, 4):
         if run.step == 4:
             os.remove("runs/x/step_3/trainer.json")
-        parallel.save(run)
+        runs.save(run)
     if keep == 2:
         left = [2, *left]
     assert [int(name[5:]) for name in sorted(os.listdir("runs/x")) if "step" in name] == left
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_4"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_4"
 
 
 def test_save_before_any_update_leaves_the_optimizer_as_it_is(url, model):
     """It made the moments, as if a step had been made: Adam's first step was then a smaller one."""
     run = started(url, cfg := config(model, name="x"))
-    parallel.save(run)
+    runs.save(run)
     assert not run.optimizer.state
     assert not started(url, replace(cfg, resume=True)).optimizer.state
 
@@ -345,7 +346,7 @@ def test_save_sweeps_away_what_killed_runs_left(url, model):
     for name in ("step_0.part", "step_7.part"):
         os.makedirs(f"runs/x/{name}/trainer")
         Path(f"runs/x/{name}/trainer/rows").write_text("half")
-    parallel.save(run)
+    runs.save(run)
     assert sorted(os.listdir("runs/x")) == ["config.json", "step_0"]
 
 
@@ -366,7 +367,7 @@ def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, monke
     assert end.value.code == 128 + signal.SIGTERM
     assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_2"
     train.main(["--resume", "--name=x"])
     mine, its = weights_of("runs/x/step_4"), weights_of(f"{whole.cfg.folder}/step_4")
     assert all(torch.equal(mine[k], its[k]) for k in mine) and whole.step == 4
@@ -380,7 +381,7 @@ def test_evaluate_and_save_ends_on_all_ranks_if_one_is_asked_to(url, model, monk
     assert train.evaluate_and_save(run) == "" and not os.path.exists("runs/x/step_1")
     monkeypatch.setattr(parallel, "gathered", lambda mine: [mine, mine if mine else True])
     assert train.evaluate_and_save(run) == "stop" and os.path.exists("runs/x/step_1")
-    with pytest.raises(SystemExit), parallel.ends_after_step(run):      # of another rank
+    with pytest.raises(SystemExit), runs.ends_after_step(run):      # of another rank
         pass
 
 
@@ -397,7 +398,7 @@ def test_sigterm_while_the_ranks_ask_each_other_ends_the_next_step(url, model, m
         train.main(command(model, url, name="x", steps=4))
     assert asked and end.value.code == 128 + signal.SIGTERM
     assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_2"
 
 
 # ---- no prompt fits -----------------------------------------------------------------------------
@@ -485,7 +486,7 @@ def test_a_run_without_servers_saves_what_it_learned(url, model, monkeypatch):
         gone_at(3, patch)
         with pytest.raises(SystemExit, match="^train.py: no server has answered for 60 s$"):
             train.main(command(model, url, name="x", steps=5))
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_3"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_3"
     train.main(["--resume", "--name=x"])
     mine, its = weights_of("runs/x/step_5"), weights_of(f"{whole.cfg.folder}/step_5")
     assert all(torch.equal(mine[k], its[k]) for k in mine)
@@ -665,7 +666,7 @@ def test_twenty_kills_at_random_moments_change_nothing(model):
         broken.wait()
         if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
             resume = ["--resume"]
-            reached.append(parallel.last_checkpoint("runs/broken"))
+            reached.append(runs.last_checkpoint("runs/broken"))
     assert len({*reached}) > 3                      # it went on, some steps at a time
     again = script("broken", model, "--resume", **flags)
     out = again.stdout.read()
@@ -729,7 +730,7 @@ def test_a_rank_that_dies_ends_the_others(error, model):
     out += process.stdout.read()
     assert process.wait() != 0 and "odd" in out and time.monotonic() - began < 120
     assert not living(family)
-    assert parallel.last_checkpoint("runs/x") == "runs/x/step_2"
+    assert runs.last_checkpoint("runs/x") == "runs/x/step_2"
 
 
 @pytest.mark.slow
@@ -741,7 +742,7 @@ def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
     out += process.stdout.read()
     assert process.wait() != 0
     (step,) = re.findall(r"SIGTERM: saved at step (\d+), --resume goes on from there", out)
-    assert parallel.last_checkpoint("runs/x") == f"runs/x/step_{step}"
+    assert runs.last_checkpoint("runs/x") == f"runs/x/step_{step}"
 
 
 @pytest.mark.slow

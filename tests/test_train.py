@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
 
+import run as runs
 import algos
 import curriculum
 import eval as evaluation
@@ -37,7 +38,7 @@ from agentevol import Clone, Demos, Evolve
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of
 from engine import load_policy, make_policy
-from env_server import load_env
+from envs import load_env
 from envs import maze
 from eval import model_defaults
 from fakes import (SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained,
@@ -423,11 +424,11 @@ def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, mo
     monkeypatch.setattr(parallel.dcp, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         trained(url, cfg)
-    assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_2"
+    assert runs.last_checkpoint("runs/killed") == "runs/killed/step_2"
     resumed = started(url, replace(cfg, resume=True))
     assert resumed.step == 2
     train.train(resumed)
-    assert parallel.last_checkpoint("runs/killed") == "runs/killed/step_4"
+    assert runs.last_checkpoint("runs/killed") == "runs/killed/step_4"
     assert not os.path.exists("runs/killed/step_4.part")
     assert [m["step"] for m in lines_of("runs/killed")] == [0, 1, 2, 3]
 
@@ -452,7 +453,7 @@ def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
         n_routed_experts=4, num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1,
         tie_word_embeddings=True))
     model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
-    weights = parallel.full_weights(model)
+    weights = runs.full_weights(model)
     assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].tolist() == [0, 1, 2, 3]
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
 
@@ -471,7 +472,7 @@ def test_checkpointing_brings_no_dropout(tmp_path):
 
 def test_eval_speaks_by_default_as_a_checkpoint_was_trained(url, model):
     run = started(url, config(model, max_turn_tokens=5, history="template", format="react"))
-    parallel.save(run)
+    runs.save(run)
     assert model_defaults(f"{run.cfg.folder}/step_0") == dict(
         format="react", context="full", history="template", thinking="", max_turn_tokens=5,
         max_context=run.cfg.max_context)
@@ -485,16 +486,16 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
 
 def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
     with pytest.raises(ValueError, match="no whole checkpoint in .*start without --resume"):
-        parallel.last_checkpoint(str(tmp_path))
+        runs.last_checkpoint(str(tmp_path))
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_bytes(b"abc")       # the example of FIPS 180-2
         (tmp_path / name / "trainer.json").write_text(json.dumps({"checksums": {
             "weights": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}))
     (tmp_path / "step_20" / "weights").write_bytes(b"abd")      # as long as before
-    assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_9")
+    assert runs.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_9")
     (tmp_path / "step_20" / "weights").write_bytes(b"abc")
-    assert parallel.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
+    assert runs.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
 
 
 def test_an_earlier_run_is_moved_aside(url, model):
@@ -635,7 +636,7 @@ def test_tiny_settings_of_several_environments_suit_them_all(names, settings, mo
     defaults = dict(families="", lr=0.5, clone_lr=8.0, horizons=(5, 8), width=8, form="short",
                     context="full")
     monkeypatch.setattr(parallel, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
-    assert parallel.tiny_settings(names, defaults) == settings
+    assert runs.tiny_settings(names, defaults) == settings
 
 
 def test_tiny_settings_of_several_environments_make_a_run():
@@ -963,7 +964,7 @@ def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
     monkeypatch.setattr(algos, "collapse_warnings", lambda history: (
         [("entropy", "echo trap: entropy falls")] if len(history) >= 2 else []))
     run = trained(url, config(model, steps=9, stop_on_collapse=True))
-    assert run.step == 2 and parallel.last_checkpoint(run.cfg.folder).endswith("step_2")
+    assert run.step == 2 and runs.last_checkpoint(run.cfg.folder).endswith("step_2")
     assert run.notes.warnings == [(1, "entropy", "echo trap: entropy falls")]
     out = capsys.readouterr().out
     assert "WARNING at step 1: echo trap" in out and "stopped at step 2" in out
@@ -1206,7 +1207,7 @@ def test_every_number_is_refused_out_of_its_range(kind):
             wrong.remove("-1")                                      # certainty is rewarded
         for text in wrong:
             with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
-                parallel.checked(kind, {field.name: base(text)})
+                runs.checked(kind, {field.name: base(text)})
 
 
 @pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [

@@ -32,7 +32,8 @@ import engine  # noqa: F401  before torch, which client's neighbours load: see t
 import requests
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
-from env_server import known_envs, load_env, local_server
+from env_server import local_server
+from envs import known_envs, load_env
 
 ORIGINAL = dict(babyai=158, textcraft=434, sciworld=12, maze=575, wordle=456)     # steps/s
 TARGET = dict(babyai=5 * 158, textcraft=8 * 434, sciworld=10 * 12, searchqa=200)  # else 1000

@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+import chat
 import rollout
 from engine import prepare
-from rollout import Agent, Episode, make_engine, to_batch
+from chat import Agent
+from rollout import Episode, make_engine, to_batch
 from tests.bench.engine import SHAPES, medians, race
 from tests.bench.rollout import GROUP, Words, forgetful, ours_on
 from tests.bench.update import packed
@@ -94,7 +96,7 @@ def main():
                                    ("template, nothing shared", "template", True)):
         agent = Agent(tokenizer, max_turn_tokens=THOUGHTS + WORDS, history=history,
                       max_context=PROMPT + horizon * (READ + THOUGHTS + WORDS) + 64)
-        rules = len(agent.chat.opening(agent.start() + rollout.said("user", "")))
+        rules = len(agent.chat.opening(agent.start() + chat.said("user", "")))
         client = Words("abcdefghij", (PROMPT - rules, PROMPT - rules),
                        READ - len(agent.chat.between_replies("")))
         ways[name] = lambda n, agent=agent, client=client, forgets=forgets: play(

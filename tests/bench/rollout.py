@@ -29,9 +29,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from client import EnvClient, EnvError, Reply
 from curriculum import choose_tasks
-from env_server import load_env, local_server
-from rollout import (Agent, Episode, Scheduler, Slot, World, collect, make_engine,
-                     make_tokenizer)
+from env_server import local_server
+from envs import load_env
+from chat import Agent, make_tokenizer
+from rollout import Episode, Scheduler, Slot, World, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 

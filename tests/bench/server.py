@@ -20,7 +20,8 @@ import socket
 import statistics
 import time
 
-from env_server import WIRES, Wire, load_env, local_server
+from env_server import WIRES, Wire, local_server
+from envs import load_env
 
 
 class Connection:

@@ -20,7 +20,7 @@ from transformers import (AutoModelForCausalLM, GenerationConfig, PreTrainedToke
 from transformers.utils import logging
 
 from envs import textcraft
-from rollout import ASK_REACT
+from chat import ASK_REACT
 
 ROOT = Path(__file__).parent.parent.parent
 FLAGS = ("--env textcraft --steps 2 --tasks-per-step 2 --group-size 2 --horizons 2 "

@@ -13,7 +13,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
-from envs._encyclopedia import Passage, Question, encyclopedia
+from envs.parts.knowledge import Passage, Question, encyclopedia
 
 TOP = 3                     # passages found
 MOST_WORDS = 32             # of a query; what stands behind them is not searched for

@@ -8,8 +8,8 @@ import json
 import math
 import re
 
-from envs import _tools
-from envs._grid import label, shown
+from envs.parts import tools
+from envs.parts.grid import label, shown
 
 # What a table is about; the headers of two columns of texts with their words, then of numbers with
 # least, most and decimals; a column that can be derived. The last two tables are TEST's.
@@ -40,7 +40,7 @@ the plants of the nursery|Plant: lavender, rosemary, sage, thyme, dahlia, peony,
 def tables():
     """[(about, [two headers], [their words], {header of numbers: (least, most, decimals)}, (name,
     sign, headers) of the column that can be derived)]"""
-    people, found = [f"{a} {b}" for a in _tools.FIRST[::2] for b in _tools.LAST[::7]], []
+    people, found = [f"{a} {b}" for a in tools.FIRST[::2] for b in tools.LAST[::7]], []
     for line in TABLES.replace("\n ", " ").replace("\n|", "|").split("\n"):
         about, *texts, numbers, derived = line.split("|")
         headers, words = zip(*[text.split(": ") for text in texts])
@@ -59,7 +59,7 @@ ASIDES = ("", "", "", "", "I need this before noon. ", "It is for the monthly re
 CLOSINGS = ("", "", "Leave everything else as it is.", "Thank you.", "Change nothing else, please.")
 
 
-class Task(_tools.Draw):
+class Task(tools.Draw):
     """The chances of one task and its table. header and table, rows of texts and numbers, are those
     to begin with; rows, with the header, and notes are on the sheet."""
 

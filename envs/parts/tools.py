@@ -31,7 +31,7 @@ say(...) chooses one of several wordings. Its class has a method for each tool: 
 the types of the arguments, one with a default may be left out. What it returns is written behind
 "Observation: "; `Refused(text)` is raised where the original has an error text.
 
-    class Env(_tools.Env):
+    class Env(tools.Env):
         tools = ("get_elevation", ...)              # finish and check_valid_actions are added
 
         def get_elevation(self, latitude: float, longitude: float): ...     # -> {"elevation": [..]}

@@ -1,5 +1,5 @@
 """The rules that AgentGym's clients of weather, movie, academia, todo, sheet tell, word for word; a
-protocol (see envs/_agentgym.py), from agentenv/agentenv/envs/weather.py, movie.py, academia.py,
+protocol (see agentgym.py beside it), from agentenv/agentenv/envs/weather.py, movie.py, academia.py,
 todo.py, sheet.py.
 
 An action is a tuple: its name with arguments, what it does, and the lines that follow.

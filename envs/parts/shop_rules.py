@@ -12,7 +12,7 @@ import json
 import random
 import re
 
-from envs._products import CATEGORIES, STOP, Goal, Product, Shop, price_limit, price_words
+from envs.parts.products import CATEGORIES, STOP, Goal, Product, Shop, price_limit, price_words
 
 COLORS = """alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze
     brown burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee

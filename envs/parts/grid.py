@@ -15,8 +15,8 @@ import math
 import operator
 import re
 
-from envs import _tools
-from envs._tools import Refused
+from envs.parts import tools
+from envs.parts.tools import Refused
 
 ROWS, COLUMNS, LONGEST, MOST_READS, DEEPEST = 200, 26, 200, 50_000, 60
 OPERATORS = "SUM", "AVERAGE", "COUNT", "MAX", "MIN", "MINUS", "PRODUCT"
@@ -64,8 +64,8 @@ def entry(value):
         return "" if value is None else str(value).upper()
     if type(value) is str and len(value) > LONGEST:
         raise Refused(f"APIError: [400]: Your input contains more than {LONGEST} characters")
-    found = _tools.number(value)
-    return value if found is None or abs(found) > _tools.LARGEST else found
+    found = tools.number(value)
+    return value if found is None or abs(found) > tools.LARGEST else found
 
 
 def is_formula(held):
@@ -129,7 +129,7 @@ class Evaluation:
             if sign == "/" and other == 0:
                 raise Wrong("#DIV/0!")
             total = signs[sign](total, other)
-            if not abs(total) < _tools.LARGEST:
+            if not abs(total) < tools.LARGEST:
                 raise Wrong("#NUM!")
         return total
 
@@ -151,7 +151,7 @@ class Evaluation:
                 if len(values) > 1 or type(values[0]) is str and values[0]:
                     raise Wrong("#VALUE!")
                 return values[0] or 0.0
-            if not re.fullmatch("[0-9.]+", token) or _tools.number(token) is None:
+            if not re.fullmatch("[0-9.]+", token) or tools.number(token) is None:
                 raise Wrong("#REF!" if token == "#REF!" else "#ERROR!")
             return float(token)
         finally:
@@ -203,7 +203,7 @@ def apply(name, numbers):
         total = math.prod(numbers) if numbers else 0.0
     else:
         total = {"SUM": math.fsum, "MAX": max, "MIN": min}[name](numbers or [0.0])
-    if not abs(total) < _tools.LARGEST:
+    if not abs(total) < tools.LARGEST:
         raise Wrong("#NUM!")
     return float(total)
 
@@ -306,7 +306,7 @@ class Grid:
 
 def whole(value):
     """The whole number that a value is or writes. Refused: in Python's words, as the original."""
-    found = _tools.number(value)
+    found = tools.number(value)
     if found is None or found != int(found):
         wrong = repr(str(value)[:40])
         raise Refused(f'ValueError("invalid literal for int() with base 10: {wrong}")')
@@ -340,8 +340,8 @@ def share(values, wanted):
     for i in range(height):
         for j in range(width):
             should = at(wanted, i, j)
-            number = _tools.number(should)
-            equal += _tools.same(at(values, i, j), should if number is None else number)
+            number = tools.number(should)
+            equal += tools.same(at(values, i, j), should if number is None else number)
     return equal / (height * width)
 
 

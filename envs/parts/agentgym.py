@@ -24,7 +24,8 @@ import re
 import reprlib
 from typing import NamedTuple
 
-from envs import _tool_rules, wordle
+from envs import wordle
+from envs.parts import tool_rules
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
@@ -375,7 +376,7 @@ MANNERS = {
     "searchqa": Manner(SEARCHQA, read_whole, searchqa_first, "Ok."),
     "bird": Manner(BIRD, read_block, agreed="Ok."),
     **{name: Manner(rules, read_tool, agreed="Ok.", write="Thought: {thought}\n\nAction: {action}")
-       for name, rules in _tool_rules.RULES.items()}}
+       for name, rules in tool_rules.RULES.items()}}
 
 
 def manner_of(name):
