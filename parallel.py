@@ -1,4 +1,4 @@
-"""parallel: a run: its flags and parts, its processes, their shares of the work, checkpoints.
+"""parallel: the processes of a run and their shares of the work.
 
 Under torchrun each rank (a process, with a GPU of its own) holds a shard of the weights (FSDP2),
 plays its share of the tasks and computes its share of every mini-batch. The sums over ranks are
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
@@ -46,23 +47,23 @@ def say(text):
 
 
 def start(device="auto", compute="auto"):
-    """Join the other ranks, if torchrun started some -> this process's device, "cpu" or "cuda:n".
+    """Join the other ranks, if torchrun started some -> this process's torch.device.
 
     One process that computes in bfloat16 is a group of one, in which FSDP keeps float32 weights.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(auto if device == "auto" else device)
+    cuda = device.type == "cuda"
+    if cuda:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
-    cuda = device.startswith("cuda")
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
     if cuda or "RANK" in os.environ or compute == "bfloat16":
         alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
         # minutes are too few. If a rank dies, torchrun ends the others at once.
         dist.init_process_group(backend="nccl" if cuda else "gloo", timeout=timedelta(hours=2),
-                                device_id=torch.device(device) if cuda else None, **alone)
+                                device_id=device if cuda else None, **alone)
     return device
 
 
@@ -95,29 +96,33 @@ def gathered(thing):
 # ---- models -------------------------------------------------------------------------------------
 
 def load(path, device, cfg, value_head=False, frozen=False, lora=0):
-    """A model as it is trained: float32 weights, perhaps with a critic's head; or frozen, its
-    weights in the dtype that it computes in, as they are beside adapters. Sharded where there are
-    ranks, of which one alone would only hold frozen weights twice. path: a folder or a hub id.
-    lora: the rank of new adapters, if `path` has none; 0: those of `path` are merged."""
-    auto = "bfloat16" if "cuda" in str(device) else "float32"
-    compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
-    dtype = compute if frozen or lora else torch.float32
-    sharded = dist.is_initialized() and (world() > 1 or not (frozen or lora))
-    merged = not lora and base_of(path) != path
+    """The model at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora: the rank
+    of adapters that are trained in its place, those of `path` or new ones; 0: adapters of `path`
+    are added to its weights."""
+    merged = not lora and base_of(path) != path         # in float32: 16 bit swallow small changes
     gc.collect()                        # models that were dropped before are cycles
-    # In the file's own dtype the weights stay in the file, mapped, until `shard` takes its share.
-    model = load_policy(path, "cpu" if sharded else device, torch.float32 if merged else
-                        "auto" if sharded else dtype, "torch")
+    # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
+    dtype = "auto" if dist.is_initialized() and not merged else torch.float32
+    model = load_policy(path, "cpu", dtype, "torch")
     if merged:
         merge(model)
-        model.to(dtype)
     elif lora and not adapters(model):
-        adapt(model, lora, cfg.lora_alpha, cfg.seed)
+        adapt(model, lora, cfg.lora_alpha, path, cfg.seed)
+    return as_trained(model, device, cfg, value_head, frozen)
+
+
+def as_trained(model, device, cfg, value_head=False, frozen=False):
+    """The model with float32 weights, perhaps with a critic's head; or frozen, its weights in the
+    dtype that it computes in, as they are beside adapters. Sharded where there are ranks, of which
+    one alone would only hold frozen weights twice."""
+    auto = "bfloat16" if device.type == "cuda" else "float32"
+    compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
+    dtype = compute if frozen or adapters(model) else torch.float32
+    sharded = dist.is_initialized() and (world() > 1 or not (frozen or adapters(model)))
     if value_head:
         add_value_head(model)
-    if sharded:
-        shard(model, device, dtype, compute, cfg.shard)
-    equip(model.to(device), cfg.attention, compute).eval()
+    place(model, device, dtype, compute, sharded and cfg.shard)
+    equip(model, cfg.attention, compute).eval()
     if frozen:
         model.requires_grad_(False)
     if cfg.checkpointing:
@@ -131,20 +136,22 @@ def load(path, device, cfg, value_head=False, frozen=False, lora=0):
     return model
 
 
-def shard(model, device, dtype, compute, how):
-    """FSDP2: a unit for each decoder layer, one for the rest; gradients are averaged in float32.
-    A unit at a time gets its dtype and is cut, so no rank holds more. how: see Config.shard.
+def place(model, device, dtype, compute, shard):
+    """Move a model to the device, its weights in `dtype`, a decoder layer at a time. shard: "full"
+    or "none", see run.Machine, for FSDP2, whose units are the layers and the rest, so that no rank
+    holds more; gradients are averaged in float32. False: in one piece.
     What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    mesh = replicas(dist.group.WORLD, torch.device(device).type) if how == "none" else None
+    mesh = replicas(dist.group.WORLD, device.type) if shard == "none" else None
     whole = {p for p in model.parameters() if p.requires_grad} if adapters(model) else set()
     for unit in (*model.model.layers, model):
         for weights in unit.parameters():
-            if weights in whole:
-                weights.data = weights.data.to(device)
-            elif weights.dtype != dtype:
-                weights.data = weights.data.to(device, dtype)
-        fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
+            if not isinstance(weights, DTensor):            # not cut as part of a layer
+                weights.data = weights.data.to(device, None if weights in whole else dtype)
+        if shard:
+            fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
     if hasattr(model, "padding"):
         model.padding = model.padding.to(device)
 

@@ -1,8 +1,16 @@
-"""run: a run: its flags, its parts, its folder, its checkpoints.
+"""run: what train.py, agentevol.py and eval.py share: flags, a run's parts, folder, checkpoints.
+
+    runs/<name>/
+        config.json             the flags
+        metrics.jsonl, ...      what is watched: see metrics.py
+        step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM
+            trainer/            optimizer, critic, value head: each rank's rows in a file of its own
+            trainer.json        what else the run remembers; all of it is data, no pickle is read
+
+Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
+another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
 import argparse
-import fcntl
-import hashlib
 import inspect
 import itertools
 import json
@@ -10,12 +18,10 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
 import time
-from collections import ChainMap
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -28,16 +34,169 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import AutoTokenizer
 
 import parallel
-from chat import Agent
+from chat import Agent, ContextMode, FormatName, History, Thinking
+from client import EnvError
 from curriculum import choose_tasks, shares_of
-from engine import (from_pretrained, longest_text)
+from engine import from_pretrained, longest_text
 from envs import load_env
-from envs.parts.agentgym import manner_of
 from lora import adapters, save_adapters
 from rollout import World
 
 
-# ---- a run --------------------------------------------------------------------------------------
+# ---- flags --------------------------------------------------------------------------------------
+
+# What a number may be: its type, its range in words and as a function, which NaN never passes.
+Count = Annotated[int, "1 or more", lambda x: x >= 1]
+Natural = Annotated[int, "0 or more", lambda x: x >= 0]
+Positive = Annotated[float, "above 0", lambda x: x > 0]
+NonNegative = Annotated[float, "0 or more", lambda x: x >= 0]
+Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
+
+
+@dataclass
+class Worlds:
+    # what is played
+    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
+    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
+    families: str = ""            # only these families of tasks, comma-separated; empty: all
+    env_url: str = ""             # servers, comma-separated; empty: a local one is started
+
+
+@dataclass
+class Speaks:
+    # how the agent speaks
+    format: FormatName = "act"    # form of a reply; chat models: react
+    context: ContextMode = "full"      # what stays in view
+    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
+    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
+    max_turn_tokens: Count = 24   # a longer reply is cut; chat models: 512
+    max_context: Count = 512      # tokens in view, else the episode is truncated; chat models: 8192
+
+
+@dataclass
+class Machine:
+    # on which machine
+    device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
+    attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
+    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
+    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
+    checkpointing: bool = False   # recompute activations in the backward pass
+    max_concurrent: Count = 256   # episodes in play at a time
+
+
+def parse_flags(kind, argv=None, description="", preset=None):
+    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
+
+    preset(given) -> {field: value} between the defaults and the flags. ValueError: see `checked`.
+    """
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
+    groups, comments = {}, documented(kind)
+    for f in fields(kind):
+        title, words = comments.get(f.name, ("further flags", ""))
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
+        if base is bool:
+            extra = dict(action=argparse.BooleanOptionalAction)
+        elif base is Literal:
+            extra = dict(metavar=" | ".join(get_args(f.type)))
+        elif base is tuple:
+            extra = dict(type=lambda text: tuple(map(int, text.split(","))), metavar="INT,INT,...")
+        else:
+            extra = dict(type=base, metavar=base.__name__.upper())
+        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
+        words = "; ".join([words, *getattr(f.type, "__metadata__", [])[:1]])
+        groups[title].add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
+                                   help=f"{words} ({default})".replace("%", "%%"),
+                                   default=argparse.SUPPRESS)
+    given = vars(parser.parse_args(argv))
+    return checked(kind, (preset(given) if preset else {}) | given)
+
+
+def documented(kind):
+    """{field: (title, help)} of a dataclass: the comment line above a group of fields, the comment
+    behind the field."""
+    title, found = "", {}
+    for part in kind.__mro__[-2::-1]:
+        for line in inspect.getsource(part).splitlines():
+            if heading := re.match(r"    # (.+)", line):
+                title = heading[1]
+            elif flag := re.match(r"    (\w+): .*?  # (.*)", line):
+                found[flag[1]] = title, flag[2]
+    return found
+
+
+def checked(kind, values):
+    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
+    field that it has not, or a value that is not what its field declares."""
+    unknown = values.keys() - {f.name for f in fields(kind)}
+    if unknown:
+        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
+    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
+    for f in fields(kind):
+        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
+        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
+        if base is Literal:
+            known = get_args(f.type)
+            expected, right = "one of " + ", ".join(filter(None, known)), value in known
+        elif base is tuple:
+            expected, right = "whole numbers", {*map(type, value)} <= {int}
+        else:
+            right = type(value) in (base, int if base is float else base) and fits(value)
+        if not right:
+            raise ValueError(f"{f.name}={value!r}: expected {expected}")
+    return kind(**values)
+
+
+CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
+
+
+def model_defaults(model):
+    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
+    pretrained chat model -> {field of Speaks: value}."""
+    trained, cloned = (read_json(os.path.join(model, name), {})
+                       for name in ("trainer.json", "clone.json"))
+    speaks = {f.name: cloned[f.name] for f in fields(Speaks) if f.name in cloned}
+    return trained.get("speaks") or speaks or CHAT_MODEL
+
+
+def cloned_settings(model):
+    """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
+    which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
+    settings = read_json(os.path.join(model, "clone.json"), {})
+    return {} if settings.get("model") else settings
+
+
+def tiny_settings(env, kind):
+    """What an environment asks of a tiny policy (its TINY), in flags of `kind`, and as "clone" in
+    those of agentevol.py clone. Of several environments: what the first asks for, but the longest
+    texts and horizons, and the families of all."""
+    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    settings = dict(asked[0])
+    for name in ("horizons", "max_turn_tokens", "max_context") if len(asked) > 1 else ():
+        if values := [tiny.get(name, getattr(kind, name, None)) for tiny in asked]:
+            settings[name] = max(values, key=lambda x: x[-1] if type(x) is tuple else x)
+    settings["families"] = ",".join(tiny["families"] for tiny in asked if "families" in tiny)
+    return settings
+
+
+def begun(folder, given, same):
+    """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
+    ValueError: a flag would make it another run. same: the fields that must not change."""
+    path = os.path.join(folder, "config.json")
+    was = read_json(path, {})
+    for name in same if was else ():
+        old, new = was.get(name), given.get(name, was.get(name))
+        if new != (tuple(old) if type(old) is list else old):
+            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
+                             f"{old!r}; leave it out, or start another run")
+    return was
+
+
+# ---- the parts of a run -------------------------------------------------------------------------
 
 @dataclass
 class Notes:
@@ -55,6 +214,7 @@ class Notes:
 class Run:
     """The parts of a run, and what it remembers from step to step."""
     cfg: object                   # its flags
+    folder: str
     worlds: list                  # rollout.World of each environment
     tasks: dict                   # {world: ids of its training tasks}
     eval_tasks: list              # held-out tasks: [(world, id)]
@@ -64,12 +224,11 @@ class Run:
     critic: object = None         # a transformer of its own (--critic own)
     critic_optimizer: object = None
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
+    began: float = 0.0            # when the process began, by time.perf_counter
     step: int = 0                 # the next one
-    skipped_in_a_row: int = 0     # updates that were not finite
     history: list = field(default_factory=list)       # a dict of metrics for each step
     notes: Notes = field(default_factory=Notes)       # what the final table needs
-    ending: bool = False          # SIGTERM came to this rank: see ends_after_step
-    began: float = field(default_factory=time.perf_counter)   # as if never interrupted
+    ending: bool = False          # SIGTERM came to this rank: see train.ends_after_step
 
     @property
     def device(self):
@@ -86,6 +245,26 @@ class Run:
         return sum(line["seconds"] for line in self.history)
 
 
+def open_worlds(policy, path, modules, clients, cfg):
+    """[World], how the policy of `path`, a folder or a hub id, plays each environment. Of several
+    environments none is played longer than its own HORIZON. ValueError."""
+    tokenizer = from_pretrained(AutoTokenizer, path)
+    ends = policy.generation_config.eos_token_id         # None, an id, or several
+    most = longest_text(policy.config)
+    if cfg.max_context > most:
+        parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
+    worlds = []
+    for module, client in zip(modules, clients, strict=True):
+        prompt, known = client.game(module)
+        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
+                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
+                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
+                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+        most_turns = math.inf if len(modules) == 1 else module.HORIZON
+        worlds.append(World(client, agent, most_turns, known))
+    return worlds
+
+
 def both_splits(worlds, families, n, seen=()):
     """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
@@ -100,265 +279,64 @@ def both_splits(worlds, families, n, seen=()):
     return tasks, eval_tasks
 
 
-def open_worlds(policy, path, modules, clients, cfg):
-    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
-    policy, how an API's does. Of several environments none is played longer than its own HORIZON.
-    ValueError."""
-    tokenizer = from_pretrained(AutoTokenizer, path) if policy else None
-    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
-    most = longest_text(policy.config) if policy else math.inf
-    if cfg.max_context > most:
-        parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
-    worlds = []
-    for module, client in zip(modules, clients, strict=True):
-        prompt, known = client.servers[0].game(module)
-        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
-                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
-                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
-                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
-        worlds.append(World(client, agent, math.inf if len(modules) == 1 else module.HORIZON,
-                            known))
-    return worlds
-
-
-# ---- flags: of eval.py, agentevol.py and train.py ------------------------------------------------
-
-# What a flag may be: a type, a range in words and as a function, which NaN never passes.
-Count = Annotated[int, "1 or more", lambda x: x >= 1]
-Natural = Annotated[int, "0 or more", lambda x: x >= 0]
-Seed = Annotated[int, "from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63]
-Finite = Annotated[float, "a finite number", math.isfinite]
-Positive = Annotated[float, "above 0", lambda x: 0 < x < math.inf]
-NonNegative = Annotated[float, "0 or more", lambda x: 0 <= x < math.inf]
-NoneOrAboveOne = Annotated[float, "above 1, or 0 for none", lambda x: x == 0 or 1 < x < math.inf]
-Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
-Portion = Annotated[float, "above 0, at most 1", lambda x: 0 < x <= 1]
-Limit = Annotated[float, "above 0; inf for no clipping", lambda x: x > 0]
-Device = Annotated[str, "auto, cpu, or a device that torch finds here: cuda, cuda:0, ...", lambda x:
-                   x in ("auto", "cpu") or re.fullmatch(r"cuda(:\d+)?", x) and
-                   int(x[5:] or 0) < torch.cuda.device_count()]
-Url = Annotated[str, "an address such as https://api.openai.com/v1", lambda x:
-                not x or re.match("https?://[^/]", x)]
-NewFile = Annotated[str, "a file in a folder that exists", lambda x: x and os.path.isdir(
-    os.path.dirname(x) or ".") and not os.path.isdir(x)]
-Folder = Annotated[str, "a folder, new or not, and not in a file", lambda x: x and not any(
-    map(os.path.isfile, [x, *map(str, Path(x).parents)]))]
-Vocabulary = Annotated[int, "259 or more", lambda x: x >= 259]
-Counts = Annotated[tuple, "numbers of 1 or more, comma-separated", lambda x: x and
-                   {*map(type, x)} <= {int} and min(x) > 0]
-Numbers = Annotated[tuple, "whole numbers, comma-separated", lambda x: {*map(type, x)} <= {int}]
-
-
-def parse_flags(kind, argv=None, description="", preset=None):
-    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
-
-    The comment behind a field is its help, with the range that its type declares. preset(given) ->
-    values between the defaults and the flags. All values pass `checked`: ValueError.
-    """
-    source = "".join(inspect.getsource(part) for part in kind.__mro__[-2::-1])
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
-    for f in fields(kind):
-        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
-        if base is bool:
-            extra = dict(action=argparse.BooleanOptionalAction)
-        elif base is Literal:
-            extra = dict(metavar=" | ".join(get_args(f.type)))
-        elif base is tuple:
-            extra = dict(type=whole_numbers, metavar="INT,INT,...")
-        else:
-            extra = dict(type=base, metavar=base.__name__.upper())
-        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
-        words = [comments.get(f.name, ""), *getattr(f.type, "__metadata__", [])[:1]]
-        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
-                            help=f"{'; '.join(words)} ({default})".replace("%", "%%"),
-                            default=argparse.SUPPRESS)
-    given = vars(parser.parse_args(argv))
-    return checked(kind, (preset(given) if preset else {}) | given)
-
-
-def checked(kind, values):
-    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
-    field that it has not, or a value that is not what its field declares."""
-    unknown = values.keys() - {f.name for f in fields(kind)}
-    if unknown:
-        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
-    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
-    for f in fields(kind):
-        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
-        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
-        if base is Literal:
-            if value not in get_args(f.type):
-                raise ValueError(f"{f.name}={value!r}; known: "
-                                 f"{', '.join(filter(None, get_args(f.type)))}")
-        elif type(value) not in (base, int if base is float else base) or not fits(value):
-            raise ValueError(f"{f.name}={value!r}: expected {expected}")
-    names = values.get("env", getattr(kind, "env", "")).split(",")
-    if len({*names}) < len(names):
-        raise ValueError(f"env={','.join(names)!r}: expected each environment once")
-    if values.get("format") == "agentgym" and not values.get("suite"):      # all have one
-        for name in names:
-            manner_of(name)
-    return kind(**values)
-
-
-def whole_numbers(text):
-    return tuple(map(int, text.split(",")))
-
-
-SPEAKS = "format", "context", "history", "thinking", "max_turn_tokens", "max_context"
-CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
-
-
-def model_defaults(model):
-    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
-    pretrained chat model -> {field of SPEAKS: value}."""
-    trained, cloned = (read_json(os.path.join(model, name), {})
-                       for name in ("trainer.json", "clone.json"))
-    return trained.get("speaks") or {k: cloned[k] for k in SPEAKS if k in cloned} or CHAT_MODEL
-
-
-def begun(kind, folder, given, same):
-    """{field: value} with which the run to be resumed was begun. ValueError if flags would make it
-    another run: same, the fields that must not change."""
-    path = os.path.join(folder, "config.json")
-    if not os.path.exists(path):
-        raise ValueError(f"--resume: no {path}; start without it, or give the run's own name")
-    values = vars(checked(kind, read_json(path)))
-    for name in same:
-        old, new = values[name], given.get(name, values[name])
-        if new != old:
-            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
-                             f"{old!r}; leave it out, or start another run")
-    return values
-
-
-def tiny_settings(env, defaults):
-    """What the environments ask of a tiny policy (their TINY), in train.py's flags. Of several: all
-    families, the lower learning rate, the longer horizons, of other numbers the larger, and texts
-    only if they agree. defaults: {flag: value} where an environment asks for nothing."""
-    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = {}
-    for flag in {flag for tiny in asked for flag in tiny}:
-        values = [v for v in (tiny.get(flag, defaults.get(flag)) for tiny in asked)
-                  if v not in (None, "")]
-        if flag == "families":
-            settings[flag] = ",".join(values)
-        elif type(values[0]) is not str or len({*values}) == 1:
-            best = min if flag in ("lr", "clone_lr") else max
-            settings[flag] = best(values, key=lambda v: v[-1] if type(v) is tuple else v)
-    return settings
-
-
-# ---- checkpoints --------------------------------------------------------------------------------
-# runs/<name>/step_<n>/ is an ordinary Hugging Face folder (policy and tokenizer). Beside these lie
-# trainer/ (optimizer, critic, value head: each rank's rows in a safetensors file of its own, in a
-# folder of their own, as vLLM reads all that lie beside the policy's) and trainer.json (what the
-# run remembers, each file's checksum). All is data: to read it runs no code, unlike unpickling.
-
 @contextmanager
-def ends_after_step(run):
-    """Within, SIGTERM lets the loop finish its step and save it; then the process ends."""
-    before = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
+def one_sentence(script):
+    """Within, an error that a user can mend ends the process with one sentence; at the end, however
+    it comes, this process leaves the other ranks."""
     try:
         yield
+    except (ValueError, OSError, EnvError, FloatingPointError, SafetensorError) as error:
+        sys.exit(f"{script}: {error}")
+    except dcp.CheckpointException as error:        # of the ranks that could not write or read
+        sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
+    except torch.OutOfMemoryError as error:
+        sys.exit(f"{script}: {error}\n`python recipes/plan.py` with the run's flags tells what "
+                 "each part of it needs")
     finally:
-        signal.signal(signal.SIGTERM, before)
-    if any(parallel.gathered(run.ending)):
-        parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
-        sys.exit(128 + signal.SIGTERM)
+        parallel.end()
 
 
-@contextmanager
-def claimed(folder):
-    """Within, no other process can claim this run's folder: rank 0 holds a lock, which ends with
-    its process however that ends. ValueError if another run holds it."""
-    os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
-    with open(f"{folder}.lock", "a") as file:
-        try:
-            if os.environ.get("RANK", "0") == "0":
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} belongs to a run that is still going on; wait for its end, "
-                             "or give this run another (train.py: --name, else --out)") from None
-        yield
+# ---- the folder and its files -------------------------------------------------------------------
+
+def open_folder(path, cfg, **more):
+    """Claim a run's folder, by one rank for all -> its name. It holds config.json, flags and more.
+
+    A new run gets `path`, or if that is there path-2, path-3, ...: makedirs is the lock. With
+    cfg.resume the folder that is there is gone on with."""
+    if parallel.rank():
+        return parallel.gathered(None)[0]
+    folder, others = path, (f"{path}-{n}" for n in itertools.count(2))
+    while not claimed(folder, cfg.resume):
+        folder = next(others)
+    write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)
+    if folder != path:
+        parallel.say(f"{path} is there: this run's folder is {folder}")
+    changed = [f"{f.name}={getattr(cfg, f.name)}" for f in fields(cfg)
+               if getattr(cfg, f.name) != f.default]
+    parallel.say(textwrap.fill(f"{folder}: " + (" ".join(changed) or "all flags as by default"),
+                               100, break_on_hyphens=False, subsequent_indent="    "))
+    return parallel.gathered(folder)[0]
 
 
-def keep_input(cfg, *paths):
-    """ValueError if a run's folder, which would be moved aside, is none of a run or holds what this
-    run reads."""
-    for path in filter(None, paths):
-        if not cfg.resume and f"{os.path.realpath(path)}/".startswith(
-                f"{os.path.realpath(cfg.folder)}/"):
-            raise ValueError(f"{path} lies in this run's own folder, which would be moved aside; "
-                             f"give the run another folder than {cfg.folder}")
-    config = os.path.join(cfg.folder, "config.json")
-    ours = os.path.exists(config) and "seed" in read_json(config)
-    if os.path.exists(cfg.folder) and not (cfg.resume or ours):
-        raise ValueError(f"{cfg.folder} is there, and is not the folder of a run; give another")
-
-
-def prepare_folder(cfg, **more):
-    """runs/<name>, with the config and more. An earlier run's folder is moved aside, never lost."""
-    if parallel.rank() == 0:
-        if os.path.exists(cfg.folder) and not cfg.resume:
-            number = next(n for n in itertools.count(1)
-                          if not os.path.exists(f"{cfg.folder}.old{n}"))
-            os.rename(cfg.folder, f"{cfg.folder}.old{number}")
-            parallel.say(f"{cfg.folder} was there: moved to {cfg.folder}.old{number}")
-        os.makedirs(cfg.folder, exist_ok=True)
-        write_json(os.path.join(cfg.folder, "config.json"), asdict(cfg) | more)
-    parallel.wait_for_all()
-    parallel.say(textwrap.fill(" ".join(f"{k}={v}" for k, v in asdict(cfg).items()), 100))
-
-
-def cloned_settings(model):
-    """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
-    which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
-    settings = read_json(os.path.join(model, "clone.json"), {})
-    return {} if settings.get("model") else settings
-
-
-def last_checkpoint(folder):
-    """The newest whole checkpoint of a run's folder: every file is as `save` left it, which the
-    ranks share to check. What is broken in newer ones is said. ValueError if none is whole."""
-    for step in reversed(steps_in(folder)):
-        checkpoint, broken = os.path.join(folder, f"step_{step}"), "trainer.json"
-        with suppress(OSError, ValueError, LookupError):
-            kept = read_json(os.path.join(checkpoint, broken))["checksums"]
-            found = ChainMap(*parallel.gathered(checksums(checkpoint, [*kept])))
-            broken = next((name for name in kept if found[name] != kept[name]), "")
-        if not broken:
-            return checkpoint
-        parallel.say(f"{os.path.join(checkpoint, broken)} is missing or not whole, or an older "
-                     "version made it: the checkpoint before is tried")
-    raise ValueError(f"--resume: no whole checkpoint in {folder}; start without --resume")
-
-
-def steps_in(folder):
-    """The n of each checkpoint step_<n> in a run's folder, rising."""
-    return sorted(int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step_\d+", name))
-
-
-def checksums(folder, names):
-    """{name: SHA-256 of that file, None if it is missing} of this rank's share of them."""
-    found = dict.fromkeys(names[parallel.rank()::parallel.world()])
-    for name in found:
-        with suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def claimed(folder, resume):
+    """Make a folder -> whether it is this run's own."""
+    try:
+        os.makedirs(folder, exist_ok=resume)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_json(path, missing=None):
     """The object in a JSON file; where there is no file, `missing`. ValueError: no object in it."""
     if missing is not None and not os.path.exists(path):
         return missing
-    with suppress(ValueError), open(path) as file:
-        if isinstance(content := json.load(file), dict):
-            return content
-    raise ValueError(f"{path} is not whole: no JSON object; put it back, or start anew")
+    with open(path) as file:
+        text = file.read()
+    try:
+        return {**json.loads(text)}
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
 
 
 def write_json(path, content):
@@ -367,6 +345,22 @@ def write_json(path, content):
         json.dump(content, file, indent=1)
     sync(path + ".part")
     os.replace(path + ".part", path)
+
+
+def sync(*paths):
+    """Wait until these files and folders are on the disk."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+def checkpoints(folder):
+    """The paths of a run's checkpoints, step_<n>, the newest last."""
+    found = [path for path in Path(folder).glob("step_*") if path.name[5:].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def full_weights(model):
@@ -380,18 +374,16 @@ def full_weights(model):
             if k not in tied and not k.startswith("value_head")}
 
 
-def save_clone(policy, tokenizer, folder, settings=None):
-    """A cloned policy as a Hugging Face folder, by all ranks; its settings come last: then it is
-    complete. Without settings it is still to be cloned, and is no shard."""
-    path = os.path.join(folder, "clone.json")
-    weights = full_weights(policy) if settings else None
+def save_clone(policy, tokenizer, folder, settings):
+    """Write a cloned policy as a Hugging Face folder with its settings, by all ranks: aside, on the
+    disk, then renamed."""
+    weights, aside = full_weights(policy), Path(f"{folder}.part")
     if parallel.rank() == 0:
-        with suppress(FileNotFoundError):
-            os.remove(path)
-        policy.save_pretrained(folder, state_dict=weights)
-        tokenizer.save_pretrained(folder)
-        if settings:
-            write_json(path, settings)
+        policy.save_pretrained(aside, state_dict=weights)
+        tokenizer.save_pretrained(aside)
+        write_json(str(aside / "clone.json"), settings)
+        sync(*aside.iterdir(), aside)
+        os.replace(aside, folder)
     parallel.wait_for_all()
 
 
@@ -409,73 +401,59 @@ def trainer_state(run):
 
 
 def save(run):
-    """Write the checkpoint step_<n> of the run after its last finished step: aside, on the disk,
-    then renamed, so that a killed run keeps the one before. OSError: it could not be written."""
-    folder = Path(run.cfg.folder, f"step_{run.step}")
-    aside = Path(f"{folder}.part")
+    """Write the checkpoint step_<n> of the run after its last finished step, by all ranks: aside,
+    on the disk, then renamed. The last two keep what --resume needs, all keep their weights."""
+    folder, aside = Path(run.folder, f"step_{run.step}"), Path(run.folder, "unfinished")
     weights = None if adapters(run.policy) else full_weights(run.policy)
-    for left in Path(run.cfg.folder).glob("step_*.part") if parallel.rank() == 0 else ():
-        shutil.rmtree(left)             # by a killed run
+    if parallel.rank() == 0:
+        shutil.rmtree(aside, ignore_errors=True)        # of a killed run
     parallel.wait_for_all()
-    try:
-        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
-            str(aside / "trainer"), save_distributed=True))
-        if parallel.rank() == 0:
-            if adapters(run.policy):
-                save_adapters(run.policy, aside, run.start_model)
-            else:
-                run.policy.save_pretrained(aside, state_dict=weights)
-            run.worlds[0].agent.tokenizer.save_pretrained(aside)
-            if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
-                shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-        parallel.wait_for_all()
-        names = sorted(str(x.relative_to(aside)) for x in aside.rglob("*") if x.is_file())
-        sums = dict(ChainMap(*parallel.gathered(checksums(aside, names))))
-        if parallel.rank() == 0:
-            speaks = {name: getattr(run.cfg, name) for name in SPEAKS}
-            write_json(str(aside / "trainer.json"), dict(
-                step=run.step, speaks=speaks, skipped_in_a_row=run.skipped_in_a_row,
-                seconds=time.perf_counter() - run.began, notes=asdict(run.notes),
-                history=run.history, checksums=sums))
-            sync(*aside.rglob("*"), aside)
-            shutil.rmtree(folder, ignore_errors=True)       # what --resume found broken
-            os.replace(aside, folder)
-            sync(run.cfg.folder)
-            whole = [path for n in steps_in(run.cfg.folder) if n <= run.step
-                     and (path := folder.with_name(f"step_{n}") / "trainer.json").exists()]
-            for path in whole[:-run.cfg.keep_checkpoints] if run.cfg.keep_checkpoints else ():
-                path.unlink()           # first: half a checkpoint is none
-                shutil.rmtree(path.parent, ignore_errors=True)
-    except (OSError, SafetensorError, dcp.CheckpointException) as error:
-        first, _ = [*getattr(error, "failures", {0: (error, None)}).values()][0]    # of its ranks
-        raise OSError(f"{folder} could not be written ({first}); the checkpoints before it are "
-                      "whole: make room and --resume") from error
+    dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
+        str(aside / "trainer"), save_distributed=True))
+    if parallel.rank() == 0:
+        if adapters(run.policy):
+            save_adapters(run.policy, aside)
+        else:
+            run.policy.save_pretrained(aside, state_dict=weights)
+        run.worlds[0].agent.tokenizer.save_pretrained(aside)
+        if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
+            shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
+        speaks = {f.name: getattr(run.cfg, f.name) for f in fields(Speaks)}
+        write_json(str(aside / "trainer.json"), dict(
+            step=run.step, speaks=speaks, seconds=time.perf_counter() - run.began,
+            notes=asdict(run.notes), history=run.history))
+        sync(*aside.rglob("*"), aside)
+        os.replace(aside, folder)                       # whole from here on, or not there
+        sync(run.folder)
+        for old in checkpoints(run.folder)[:-2]:
+            shutil.rmtree(old / "trainer", ignore_errors=True)
     parallel.wait_for_all()
 
 
-def sync(*paths):
-    """Wait until these files and folders are on the disk."""
-    for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        os.fsync(file)
-        os.close(file)
+def last_checkpoint(folder):
+    """The newest checkpoint in a run's folder; "" if there is none."""
+    found = checkpoints(folder)
+    return str(found[-1]) if found else ""
 
 
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
-    the like stay as the optimizers have them."""
-    reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
-    kept = reader.read_metadata().state_dict_metadata
-    for part, model, optimizer in run.trained:
-        get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
-        for name, weights in model.named_parameters():
-            if f"{part}_optimizer/{name}/step" not in kept:
-                optimizer.state.pop(weights, None)      # without a gradient so far
-    if kept:
-        dcp.load(trainer_state(run), storage_reader=reader)
+    the like stay as the optimizers have them. ValueError: a file cannot be read."""
     memory = read_json(os.path.join(folder, "trainer.json"))
+    reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+    try:
+        kept = reader.read_metadata().state_dict_metadata
+        for part, model, optimizer in run.trained:
+            get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
+            for name, weights in model.named_parameters():
+                if f"{part}_optimizer/{name}/step" not in kept:
+                    optimizer.state.pop(weights, None)      # without a gradient so far
+        if kept:
+            dcp.load(trainer_state(run), storage_reader=reader)
+    except (Exception, dcp.CheckpointException) as error:
+        raise ValueError(f"{folder}/trainer cannot be read ({type(error).__name__}); delete "
+                         f"{folder}, and --resume goes on from the checkpoint before") from error
     run.step, run.history = memory["step"], memory["history"]
-    run.skipped_in_a_row = memory["skipped_in_a_row"]
     run.began -= memory["seconds"]
     vars(run.notes).update(memory["notes"])

@@ -12,42 +12,41 @@ default. How the default differs from GRPO as published (arXiv:2402.03300):
 4. The horizon, the number of turns an episode may take, grows during training (ScalingInter-RL).
 
 A run is a function of its flags and its seed, except in sciworld, whose engine does not repeat
-itself, and to the last digit with --no-env-batched, where answers come in any order. runs/<name>/
-holds config.json, metrics.jsonl (a line a step), samples.txt (episodes as text), curve.png,
-result.json and step_<n>/ (an ordinary Hugging Face folder; --resume goes on from the last one as if
-nothing had happened: on a CPU to the last bit; a GPU does not add in the same order twice).
+itself, and on servers of the original AgentGym, whose answers come in any order. run.py says what
+lies in runs/<name>/; --resume goes on from its last checkpoint as if nothing had happened: on a CPU
+to the last bit; a GPU does not add in the same order twice.
 """
 import math
 import os
-import re
+import signal
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from types import SimpleNamespace
+from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoTokenizer
 
-import run as runs
 import algos
 import metrics
 import parallel
-import plan
 from agentevol import Clone, clone, learn, lesson, trajectories_of
-from client import EnvError, connected
-from curriculum import families_of, horizon_at, sample_tasks, shares_of, stage_after
-from engine import check_heads, check_model, from_pretrained, load_policy
+from chat import FORMATS
+from client import connected
+from curriculum import families_of, horizon_at, sample_tasks, shares_of
+from engine import check_model, from_pretrained
 from envs import open_envs
 from lora import base_of, without_adapters
 from parallel import logprobs_under
-from run import (Count, Device, Finite, Limit, Natural, NoneOrAboveOne, NonNegative, Numbers,
-                 Portion, Positive, Run, Seed, Share, both_splits, checked, cloned_settings,
-                 model_defaults, open_worlds, parse_flags, tiny_settings)
-from chat import ContextMode, FormatName, History, Thinking
 from rollout import Stats, progress, to_batch
+from run import (Count, Machine, Natural, NonNegative, Positive, Run, Share, Speaks, Worlds, begun,
+                 both_splits, checked, cloned_settings, last_checkpoint, model_defaults,
+                 one_sentence, open_folder, open_worlds, parse_flags, restore, save, tiny_settings)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -83,12 +82,8 @@ def set_learning_rate(run):
 
 
 def current_horizon(run):
-    """Turns an episode may take at this step: ScalingInter-RL, or our adaptive variant of it."""
-    cfg = run.cfg
-    if cfg.curriculum == "adaptive":
-        successes = [line["success"] for line in run.history]
-        return cfg.horizons[stage_after(successes, len(cfg.horizons))]
-    return horizon_at(run.step, cfg.horizons, cfg.switch_every)
+    """Turns an episode may take at this step (ScalingInter-RL)."""
+    return horizon_at(run.step, run.cfg.horizons, run.cfg.switch_every)
 
 
 def play_step(run, horizon):
@@ -98,7 +93,7 @@ def play_step(run, horizon):
     long as too few groups teach something.
     """
     cfg, played, stats, began = run.cfg, [], Stats(), time.perf_counter()
-    counts = shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(run.worlds))
+    counts = shares_of(cfg.tasks_per_step, [1] * len(run.worlds))
     for wave in range(4 if cfg.filter == "refill" else 1):
         seed = cfg.seed + 1_000_003 * wave
         tasks = [(world, task) for world, count in zip(run.worlds, counts)
@@ -138,17 +133,18 @@ def credit(run, batch):
     if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
     if cfg.importance_cap:
-        batch.weights = IMPORTANCE[cfg.importance](batch.old_logprobs, batch.rollout_logprobs, mask,
-                                                   cfg.importance_low, cfg.importance_cap)
+        batch.weights = algos.importance_weights(batch.old_logprobs, batch.rollout_logprobs, mask,
+                                                 cfg.importance_cap)
     if cfg.overlong_buffer:
-        limit = cfg.max_turn_tokens * cfg.horizons[-1]
-        penalty = algos.overlong_penalty(mask.sum(1), limit, cfg.overlong_buffer)
+        penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
+    if cfg.advantage == "gae":          # the episode's return on its last action token
+        batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(run, run.reference, batch)
-        if cfg.kl_in == "reward":
-            batch.token_rewards = algos.kl_penalised_rewards(
-                batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
+    if cfg.kl_coef and cfg.kl == "reward":      # paid at each token
+        batch.token_rewards = algos.kl_penalised_rewards(
+            batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
     batch.rewards = batch.token_rewards.sum(1)
     if cfg.critic != "none":
         critic = run.critic or run.policy
@@ -156,38 +152,17 @@ def credit(run, batch):
     batch.advantages = ADVANTAGES[cfg.advantage](batch, cfg).expand(mask.shape)
 
 
-def critic_advantages(b, cfg):
-    """PPO's, whitened: (B, T). Fills in b.returns, the critic's target, as well."""
-    if cfg.turn_level:      # rewards stay at the ends of their turns
-        advantages, b.returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask,
-                                               b.turn_ids, cfg.gamma, cfg.lam, cfg.turn_gamma)
-    else:                   # the episode's return on its last action token
-        at_end = b.rewards[:, None] * last_action(b.response_mask)
-        advantages, b.returns = algos.gae(at_end, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    return algos.masked_whiten(advantages, b.response_mask)
-
-
-ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episode share one
-    "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
-    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
-    "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
-    "gae": critic_advantages,
-    "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
-        b.token_rewards, b.response_mask, cfg.gamma),
-    "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
-        b.rewards, cfg.group_size, b.response_mask),
-    "gigpo": lambda b, cfg: algos.gigpo_advantages(
-        b.token_rewards, b.response_mask, b.turn_ids,
-        b.observation_hashes, cfg.group_size, cfg.turn_gamma),
-    "mt_grpo": lambda b, cfg: algos.mt_grpo_advantages(
-        b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size),
-}
-
-
 def last_action(mask):
     """(B, T): 1 at each row's last action token, 0 elsewhere."""
     later = mask.long().flip(1).cumsum(1).flip(1)
     return (mask & (later == 1)).float()
+
+
+def longest_episode(cfg):
+    """The most tokens that a policy can sample in an episode. The form `reflect` has tries of a
+    whole horizon each, and a lesson between them."""
+    tries = FORMATS[cfg.format].tries
+    return cfg.max_turn_tokens * (tries * cfg.horizons[-1] + tries - 1)
 
 
 # ---- the update ---------------------------------------------------------------------------------
@@ -222,7 +197,7 @@ def update(run, batch):
     the ranks: the weights are those of the whole mini-batch, and its parts are summed.
     """
     cfg, sums, norms = run.cfg, Counter(), []
-    for epoch in range(cfg.epochs * cfg.reuse):
+    for epoch in range(cfg.epochs):
         shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
             mini = batch.rows(rows.to(run.device))
@@ -255,19 +230,17 @@ def part_loss(run, part):
         *where, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
-    if cfg.kl_coef and cfg.kl_in == "loss":
+    if cfg.kl_coef and cfg.kl != "reward":
         penalty = algos.kl_k2 if cfg.kl == "k2" else algos.kl_k3
         loss = loss + cfg.kl_coef * penalty(logprobs, part.ref_logprobs[mask])
     total = ((loss - cfg.entropy_coef * entropy) * part.weights[mask]).sum()
-    if run.step < cfg.critic_warmup:
-        total = total * 0
     value_loss = total.new_zeros(())
     if cfg.critic != "none":
         values = (run.critic or run.policy).action_values(*where)
         losses = algos.clipped_value_loss(values, part.values[mask], part.returns[mask],
-                                          cfg.value_clip)
+                                          VALUE_CLIP)
         value_loss = (losses * part.value_weights[mask]).sum()
-        total = total + (1.0 if run.critic else cfg.value_coef) * value_loss
+        total = total + (1.0 if run.critic else VALUE_COEF) * value_loss
     sums = part_figures(logprobs, old, advantages, rows, cfg)
     mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())
     return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach(),
@@ -286,32 +259,10 @@ def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
                 clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
 
 
-SURROGATES = {      # (A,) each -> the loss of each token; rows: which trajectory it is of
-    "token": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.clipped_surrogate(
-        logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high, cfg.dual_clip or None),
-    "sequence": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.gspo_surrogate(
-        logprobs, old_logprobs, advantages, rows, cfg.clip_low, cfg.clip_high),
-}
-WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the loss: (B, T)
-    "token": lambda mask, cfg: algos.token_weights(mask),
-    "sequence": lambda mask, cfg: algos.sequence_weights(mask),
-    "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
-    "constant": lambda mask, cfg: algos.constant_weights(
-        mask, cfg.max_turn_tokens * cfg.horizons[-1]),
-}
-IMPORTANCE = {"cap": algos.importance_weights, "mask": algos.masked_importance_weights,
-              "sequence_mask": algos.sequence_masked_importance_weights}
-Advantage, Surrogate = (
-    Annotated[str, f"{', '.join(table)}, or what you added", table.__contains__]
-    for table in (ADVANTAGES, SURROGATES))
-Name = Annotated[str, "a folder's name without /", lambda x: re.fullmatch(r"(?!\.+$)[^/]*", x)]
-
-
 def optimizer_step(run, loss):
     """Clip the gradients and step -> the policy's gradient norm before clipping.
 
-    A loss or gradient that is not finite changes nothing and gives NaN; five in a row end the run:
-    FloatingPointError.
+    A loss or gradient that is not finite changes nothing and gives NaN: the log counts it.
     """
     for _, model, _ in run.trained:
         parallel.average_gradients(model)
@@ -323,11 +274,6 @@ def optimizer_step(run, loss):
         if finite:
             optimizer.step()
         optimizer.zero_grad()
-    run.skipped_in_a_row = 0 if finite else run.skipped_in_a_row + 1
-    if run.skipped_in_a_row == 5:
-        raise FloatingPointError(
-            f"step {run.step}: five updates in a row were not finite and have been skipped; lower "
-            "--lr, or go back to a checkpoint: the last good one is in the run's folder")
     return norms[0].item() if finite else math.nan
 
 
@@ -341,38 +287,45 @@ def sampled_entropy(trajectories):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """After a step, if due: evaluate, save; -> "stop" if the run is to end."""
+    """After a step, if due: evaluate, save; -> "stop" if SIGTERM asked for the end."""
     cfg, last = run.cfg, run.step == run.cfg.steps
     if cfg.eval_every and run.step % cfg.eval_every == 0 and not last:
         held = metrics.held_out(run, temperature=1.0)
         run.notes.curve.append((run.step, held["success"], held["envs"]))
         parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
-    collapse = [signal for step, signal, _ in run.notes.warnings if step == run.step - 1]
     ending = any(parallel.gathered(run.ending))     # SIGTERM to one rank: then all of them end.
     # One that arrives while they ask each other stays in run.ending, for the next step.
-    stop = cfg.stop_on_collapse and collapse
-    if run.step % cfg.save_every == 0 or last or stop or ending:
-        runs.save(run)
-    if stop:
-        parallel.say(f"stopped at step {run.step}: --stop-on-collapse, {', '.join(collapse)}")
-    return "stop" if stop or ending else ""
+    if run.step % cfg.save_every == 0 or last or ending:
+        save(run)
+    return "stop" if ending else ""
+
+
+@contextmanager
+def ends_after_step(run):
+    """Within, SIGTERM lets the loop finish its step and save it; then the process ends."""
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if any(parallel.gathered(run.ending)):
+        parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
+        sys.exit(128 + signal.SIGTERM)
 
 
 # ---- setting up ---------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients):
-    """Everything before the first step -> Run. Under torchrun every rank holds a shard."""
-    device, families = parallel.start(cfg.device, cfg.compute), families_of(modules, cfg.families)
-    if cfg.model:
-        plan.check(cfg, device)
-    last = runs.last_checkpoint(cfg.folder) if cfg.resume else ""
-    if not (cfg.resume or cfg.model):   # nothing is left to be refused
-        runs.prepare_folder(cfg)
-    start_model = cfg.model or cloned(cfg, device)
+def setup(cfg, modules, clients, began):
+    """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
+    the process began."""
+    device = parallel.start(cfg.device, cfg.compute)
+    folder = open_folder(cfg.path, cfg)
+    last = last_checkpoint(folder)
+    start_model = cfg.model or cloned(cfg, folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
-    run = Run(cfg, worlds, *both_splits(worlds, families, cfg.eval_tasks), start_model, policy,
-              adamw(policy, cfg.lr))
+    splits = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks)
+    run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
     if cfg.lora:
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
@@ -381,9 +334,7 @@ def setup(cfg, modules, clients):
         run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
     if last:
-        runs.restore(run, last)
-    if cfg.resume or cfg.model:         # not before: what is refused above leaves the folder alone
-        runs.prepare_folder(cfg)
+        restore(run, last)
     metrics.describe(run)
     return run
 
@@ -394,25 +345,25 @@ def adamw(model, lr):
                              fused=model.device.type == "cuda")    # without temporary tensors
 
 
-def cloned(cfg, device):
-    """The folder of this run's tiny policy; the experts are cloned if that was not done yet."""
-    out = os.path.join(cfg.folder, "clone")
-    if not parallel.gathered(cloned_settings(out))[0]:      # rank 0's word
-        given = vars(cfg) | {name.removeprefix("clone_"): x for name, x in vars(cfg).items()
-                             if name.startswith("clone_")}        # clone_steps, not RL's steps
+def cloned(cfg, folder, device):
+    """The folder of this run's tiny policy; it is cloned from experts if that was not done yet."""
+    out = os.path.join(folder, "clone")
+    if not any(parallel.gathered(os.path.exists(out))):
         parallel.say(f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
-        clone(Clone(horizon=cfg.horizons[-1], **{f.name: given[f.name] for f in fields(Clone)
-                                                 if f.name in given}), out, device)
+        shared = {f.name: getattr(cfg, f.name) for base in (Worlds, Speaks, Machine)
+                  for f in fields(base)}
+        clone(Clone(seed=cfg.seed, horizon=cfg.horizons[-1],
+                    **shared | tiny_settings(cfg.env, Config).get("clone", {})), out, device)
     return out
 
 
-def continue_cloning(folder, seconds):
+def continue_cloning(folder, seconds, device):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    cfg = checked(Clone, runs.cloned_settings(folder))
+    cfg = checked(Clone, cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None),
                                    from_pretrained(AutoTokenizer, folder), cfg)
-    policy = load_policy(folder)
+    policy = parallel.load(folder, device, cfg)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
           seconds)
     return policy.eval()
@@ -435,222 +386,202 @@ ALGOS = {
     "mt_grpo": dict(advantage="mt_grpo", weights="sequence", filter="none", clip_high=0.2),
     "gspo": dict(advantage="grpo", surrogate="sequence", weights="sequence",
                  clip_low=3e-4, clip_high=4e-4),
-    "starpo": PPO | dict(kl_coef=0.001, kl_in="reward", entropy_coef=0.001),
+    "starpo": PPO | dict(kl_coef=0.001, kl="reward", entropy_coef=0.001),
     "starpo_s": PPO | dict(filter="uncertain", keep=0.25, clip_high=0.28, entropy_coef=0.001,
                            mini_batches=1),   # the kept quarter is one of StarPO's mini-batches
 }
 
 
+def turn_level_advantages(b, cfg):
+    """Bi-level GAE, whitened: (B, T). Fills in b.returns, the critic's target, as well."""
+    advantages, b.returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask, b.turn_ids,
+                                           cfg.gamma, cfg.lam, TURN_GAMMA)
+    return algos.masked_whiten(advantages, b.response_mask)
+
+
+def token_level_advantages(b, cfg):
+    """PPO's, likewise."""
+    advantages, b.returns = algos.gae(b.token_rewards, b.values, b.response_mask, cfg.gamma,
+                                      cfg.lam)
+    return algos.masked_whiten(advantages, b.response_mask)
+
+
+TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
+VALUE_CLIP = 0.5        # values move at most so far from the old ones
+VALUE_COEF = 0.5        # weight of the value loss where the trunk is shared
+ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episode share one
+    "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
+    "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
+    "gae": token_level_advantages,
+    "turn_gae": turn_level_advantages,      # rewards stay at the ends of their turns
+    "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
+        b.token_rewards, b.response_mask, cfg.gamma),
+    "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
+        b.rewards, cfg.group_size, b.response_mask),
+    "gigpo": lambda b, cfg: algos.gigpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids,
+        b.observation_hashes, cfg.group_size, TURN_GAMMA),
+    "mt_grpo": lambda b, cfg: algos.mt_grpo_advantages(
+        b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size),
+}
+SURROGATES = {      # (A,) each -> the loss of each token; rows: which trajectory it is of
+    "token": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.clipped_surrogate(
+        logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high),
+    "sequence": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.gspo_surrogate(
+        logprobs, old_logprobs, advantages, rows, cfg.clip_low, cfg.clip_high),
+}
+WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the loss: (B, T)
+    "token": lambda mask, cfg: algos.token_weights(mask),
+    "sequence": lambda mask, cfg: algos.sequence_weights(mask),
+    "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
+    "constant": lambda mask, cfg: algos.constant_weights(mask, longest_episode(cfg)),
+}
+TABLES = dict(algo=ALGOS, advantage=ADVANTAGES, surrogate=SURROGATES, weights=WEIGHTS)
+
+
 # ---- flags --------------------------------------------------------------------------------------
 
 @dataclass
-class Config:
+class Config(Machine, Speaks, Worlds):
     # what is learned, and from what
-    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    shares: Numbers = ()          # of several environments in a step's tasks; empty: equal
-    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
-    families: str = ""            # only these families of tasks, comma-separated; empty: all
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
-    env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    env_workers: Count = 1        # processes of the local server
-    env_batched: bool = True      # many episodes a request; no: one each, for slow environments
-    env_patience: NonNegative = 60.0    # seconds without any server before the run stops
-    algo: str = "grpo"            # a preset of the fields from `advantage` on: see ALGOS
-    name: Name = ""               # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
-    seed: Seed = 0                # of everything random in the run
+    algo: str = "grpo"            # a preset of the learning rule: see ALGOS in train.py
+    name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
+    seed: Natural = 0             # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
-    device: Device = "auto"       # auto: cuda if there is one
-    attention: Literal["auto", "flash2", "flash4", "varlen", "torch"] = "auto"  # auto: the fastest
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
-    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA
     lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
-    plan: bool = False            # print how much memory the run needs, as an estimate, and end
-    plan_gpus: Natural = 0        # plan for so many GPUs; 0: for the processes of torchrun
-    plan_gb: NonNegative = 0.0    # plan for GPUs of so many GB (10^9 bytes); 0: for this machine
 
     # one step
     steps: Count = 80             # steps of RL: play, then learn
     tasks_per_step: Count = 32    # groups played in a step
     group_size: Count = 8         # trajectories per task, G
+    temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
     mini_batches: Count = 4       # optimizer steps per pass over a step's trajectories
     epochs: Count = 1             # passes over a step's trajectories
     lr: Positive = 6e-4           # initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5
     lr_end: Share = 0.2           # final learning rate, as a share of lr
-    max_grad_norm: Limit = 1.0    # a longer gradient is clipped to this norm
-    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
-    checkpointing: bool = False   # recompute activations in the backward pass
-    max_concurrent: Count = 256   # episodes in play at a time
+    max_grad_norm: Positive = 1.0      # a longer gradient is clipped to this norm; inf: none is
 
     # how long an episode may be: ScalingInter-RL
-    horizons: Numbers = (6, 10)   # turns; rises through these
-    switch_every: Numbers = (20,)     # steps per horizon, or the steps of the switches
-    curriculum: Literal["scaling", "adaptive"] = "scaling"  # adaptive: advance when success is flat
-
-    # how the agent speaks
-    format: FormatName = "act"                # form of a reply; chat models: react
-    context: ContextMode = "full"             # what stays in view
-    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
-    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
-    max_turn_tokens: Count = 24   # a longer reply is cut; chat models: 512
-    max_context: Count = 512      # tokens in view, else the episode is truncated; chat models: 8192
-    temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
+    horizons: tuple = (6, 10)     # turns; rises through these
+    switch_every: tuple = (20,)   # steps per horizon, or the steps of the switches
 
     # the learning rule: set by --algo, each also by its own flag
-    advantage: Advantage = "grpo"             # how it is estimated
-    surrogate: Surrogate = "token"            # token, or sequence (GSPO)
-    weights: Literal["token", "sequence", "sequence_sum", "constant"] = "sequence"  # of the loss
+    advantage: str = "grpo"       # how it is estimated: see ADVANTAGES in train.py
+    surrogate: str = "token"      # token, or sequence (GSPO)
+    weights: str = "sequence"     # of tokens in the loss: token, sequence, sequence_sum, constant
     filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
-    keep: Portion = 0.25          # share of groups (uncertain) or of summed std (top_p) to keep
-    clip_low: Portion = 0.2       # the ratio is clipped below 1 - clip_low
-    clip_high: Limit = 0.28       # the ratio is clipped above 1 + clip_high
-    dual_clip: NoneOrAboveOne = 0.0   # bound of the loss where the advantage is negative
+    keep: Share = 0.25            # share of groups (uncertain) or of summed std (top_p) to keep
+    clip_low: Share = 0.2         # the ratio is clipped below 1 - clip_low
+    clip_high: Positive = 0.28    # the ratio is clipped above 1 + clip_high
     kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
-    kl_in: Literal["loss", "reward"] = "loss"               # where the KL penalty goes
-    kl: Literal["k2", "k3"] = "k3"            # the estimator in the loss; in the reward it is k1
-    entropy_coef: Finite = 0.0    # bonus for entropy, per nat
+    kl: Literal["k2", "k3", "reward"] = "k3"    # its estimator in the loss, or k1 in the reward
+    entropy_coef: float = 0.0     # bonus for entropy, per nat
     gamma: Share = 1.0            # discount per action token
     lam: Share = 1.0              # GAE's lambda
-    turn_gamma: Share = 0.95      # discount per turn (turn_gae, gigpo)
-    turn_level: bool = False      # PPO: rewards stay at their turns' ends, bi-level GAE
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
     critic_lr: Positive = 1e-3    # constant learning rate of a critic of its own
-    critic_warmup: Natural = 0    # first steps without a policy loss
-    value_clip: Limit = 0.5       # values move at most so far from the old ones
-    value_coef: NonNegative = 0.5  # weight of the value loss where the trunk is shared
-    reuse: Count = 1              # Online-k: updates made from the same trajectories
-    importance_cap: NonNegative = 0.0  # > 0: tokens weigh rho = pi_old / pi_sampler; 0: off
-    importance: Literal["cap", "mask", "sequence_mask"] = "cap"  # rho outside: clipped, or made 0
-    importance_low: Share = 0.0   # the least rho that is neither clipped nor made 0
+    importance_cap: NonNegative = 0.0  # > 0: tokens weigh min(pi_old / pi_sampler, cap); 0: off
     overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
 
-    # what is watched
+    # what is watched and kept
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
     eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
     save_every: Count = 20        # steps between checkpoints
-    keep_checkpoints: Natural = 0     # the last so many are kept; 0: all
-    sample_every: Count = 10      # steps between episodes in samples.txt
-    probe_every: Natural = 20     # steps between probes: do thoughts depend on prompts? 0: none
-    stop_on_collapse: bool = False   # save and end at the first warning
     control: bool = False         # afterwards spend RL's seconds on more cloning, as a comparison
 
-    # the tiny policy, when there is no model yet
-    clone_steps: Count = 800      # optimizer steps of cloning
-    clone_n: Count = 8000         # demonstrations of each env, as far as there are training tasks
-    clone_skill: Share = 0.6      # the imitated player takes the expert's action this often
-    clone_lr: Positive = 4e-3     # learning rate of cloning at its peak
-    clone_width: Count = 64       # hidden size
-    clone_layers: Count = 2       # decoder layers
-    clone_heads: Count = 4        # attention heads
-
     @property
-    def folder(self):
+    def path(self):
         return os.path.join("runs", self.name or
                             f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
 
 
-def check(cfg):
-    """Refuse in one sentence, before anything is loaded, what cannot work. ValueError."""
-    if cfg.model:
-        check_model(cfg.model)
-    else:
-        check_heads(cfg.clone_width, cfg.clone_heads)
-    if cfg.lora and (not cfg.model or base_of(cfg.model) != cfg.model):
-        raise ValueError(f"--lora {cfg.lora}, --model {cfg.model!r}: expected a model that lasts, "
-                         "as a base for adapters to name; of a folder with adapters lora.py makes "
-                         "one: python lora.py FOLDER OUT")
-    horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
-    names = cfg.env.split(",")
-    if len(cfg.shares) not in (0, len(names)):
-        raise ValueError(f"env={cfg.env}, shares={cfg.shares}: expected as many shares, or "
-                         "none for equal ones")
-    shares_of(cfg.tasks_per_step, cfg.shares or [1] * len(names))
-    shares_of(cfg.eval_tasks or len(names), [1] * len(names))
-    alone = cfg.filter == "none" and cfg.advantage in ("gae", "reinforce_pp")
-    if cfg.group_size < 2 and not alone:
-        raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
-                         f"{cfg.filter}: both compare the members of a group; use 2 or more")
-    if (cfg.advantage == "gae") != (cfg.critic != "none") or \
-            cfg.turn_level and cfg.advantage != "gae":
-        raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}, turn_level="
-                         f"{cfg.turn_level}: gae needs a critic (own or shared), which nothing "
-                         "else uses, and turn_level is a form of gae")
-    if (cfg.importance != "cap" or cfg.importance_low) and cfg.importance_low >= cfg.importance_cap:
-        raise ValueError(f"importance={cfg.importance}, importance_low={cfg.importance_low}: give "
-                         f"--importance-cap, and above that; it is {cfg.importance_cap}, 0 is off")
-    for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
-                         ("overlong_buffer", cfg.max_turn_tokens * cfg.horizons[-1])):
-        if getattr(cfg, name) > tokens:
-            raise ValueError(f"{name}={getattr(cfg, name)}: expected at most {tokens}, as many as "
-                             "max_context, max_turn_tokens and horizons leave")
-    if cfg.control and (cfg.model and not cloned_settings(cfg.model) or "RANK" in os.environ):
-        raise ValueError("--control clones on, in one process, a policy that our cloning made; "
-                         f"{cfg.model or 'this run'} is not that: leave it out")
-    runs.keep_input(cfg, cfg.model, cfg.model and base_of(cfg.model))
+# Flags that change nothing unless another one says so: where each counts.
+COUNTS = dict(
+    keep=lambda c: c.filter in ("uncertain", "top_p"),
+    kl=lambda c: c.kl_coef > 0,
+    lam=lambda c: c.critic != "none",
+    gamma=lambda c: c.critic != "none" or c.advantage == "reinforce_pp",
+    critic_lr=lambda c: c.critic == "own",
+    lora_alpha=lambda c: c.lora > 0,
+    switch_every=lambda c: len(c.horizons) > 1,
+)
+# What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
+# and "after" in the final table would measure two different things.
+SAME_ON_RESUME = ("env", "data", "families", "model", "algo", "seed", "horizons", "lora",
+                  "lora_alpha", "advantage", "surrogate", "critic", "eval_tasks",
+                  *(f.name for f in fields(Speaks)))
 
 
 def preset(given):
     """What --algo, the model, --env and --resume set where no flag says otherwise. ValueError."""
-    algo, model = given.get("algo", Config.algo), given.get("model", "")
-    if algo not in ALGOS:
-        raise ValueError(f"algo={algo!r}; known: {', '.join(ALGOS)}")
-    values = dict(ALGOS[algo])
+    model, cfg = given.get("model", ""), Config(**given)
+    values = dict(TABLES["algo"].get(cfg.algo, {}))
     if not model or cloned_settings(model):     # a tiny policy gets what the environment asks for
-        values |= tiny_settings(given.get("env", Config.env),
-                                {f.name: f.default for f in fields(Config)})
+        values |= tiny_settings(cfg.env, Config)
+        values.pop("clone", None)
     if model:
         values |= model_defaults(model) | ({} if cloned_settings(model) else dict(
-            lr=1e-5 if given.get("lora") else 1e-6))    # "LoRA Without Regret" (2025): ten times
-    if given.get("resume"):
-        values = runs.begun(Config, Config(**given).folder, given, SAME_ON_RESUME)
-    if given.keys() & {"kl", "kl_in"} and not (values | given).get("kl_coef", Config.kl_coef):
-        raise ValueError("--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef as well, "
-                         "and the starting policy is kept as reference")
+            lr=1e-5 if cfg.lora else 1e-6))     # "LoRA Without Regret" (2025): ten times
+    if cfg.resume:
+        values = values | begun(cfg.path, given, SAME_ON_RESUME)
+    rule = SimpleNamespace(**vars(cfg) | values | given)
+    for name in given:
+        if name in COUNTS and not COUNTS[name](rule):
+            raise ValueError(f"--{name.replace('_', '-')} changes nothing under the rule that was "
+                             "chosen; leave it out, or see --help for what it belongs to")
     return values
 
 
-# What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
-# and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "data", "shares", "families", "model", "algo", "seed", "horizons",
-                  "format", "context", "history", "thinking", "max_turn_tokens", "max_context",
-                  "advantage", "surrogate", "turn_level", "critic", "eval_tasks",
-                  *(name for name in vars(Config) if re.match("clone_|lora", name)))
+def check(cfg):
+    """Refuse in one sentence, before anything is loaded, what would fail late or without a word.
+    ValueError."""
+    for name, table in TABLES.items():
+        if getattr(cfg, name) not in table:
+            raise ValueError(f"{name}={getattr(cfg, name)!r}; known: {', '.join(table)}")
+    if cfg.model:
+        check_model(base_of(cfg.model))
+    horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
+    alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
+    if cfg.group_size < 2 and not alone:
+        raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
+                         f"{cfg.filter}: both compare the members of a group; use 2 or more")
+    if (cfg.advantage in ("gae", "turn_gae")) != (cfg.critic != "none"):
+        raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}: gae and turn_gae need a "
+                         "critic (own or shared), which nothing else uses")
+    for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
+                         ("overlong_buffer", longest_episode(cfg))):
+        if getattr(cfg, name) > tokens:
+            raise ValueError(f"{name}={getattr(cfg, name)}: expected at most {tokens}, as many as "
+                             "max_context, max_turn_tokens and horizons leave")
+    if cfg.control:
+        settings = cloned_settings(cfg.model) if cfg.model else vars(cfg)
+        same = all(settings.get(x) == getattr(cfg, x) for x in ("env", "data", "families"))
+        if not same or "RANK" in os.environ:
+            raise ValueError("--control clones on, in one process, a policy that our cloning made "
+                             f"of these tasks; {cfg.model or 'this run'} is not that: leave it out")
 
 
-def main(argv=None):
+def main(argv=None, kind=Config):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
-    try:
-        cfg = parse_flags(Config, argv, __doc__, preset)
+    began = time.perf_counter()
+    with one_sentence("train.py"):
+        cfg = parse_flags(kind, argv, __doc__, preset)
         check(cfg)
-        if cfg.plan or cfg.plan_gpus or cfg.plan_gb:
-            return plan.check(cfg, parallel.start(cfg.device), parallel.say)
         modules = open_envs(cfg.env, cfg.data)
-        with runs.claimed(cfg.folder), connected(      # under torchrun: servers for each rank
-                cfg.env_url, modules, cfg.env_workers, cfg.env_batched,
-                cfg.env_patience) as clients:
-            run = setup(cfg, modules, clients)
-            try:
-                if not run.notes.before:
-                    began = time.perf_counter()
-                    run.notes.before = metrics.sampled_and_greedy(run)
-                    minutes = metrics.expected_minutes(run, time.perf_counter() - began)
-                    parallel.say(f"RL takes about {minutes:.1f} minutes")
-                with runs.ends_after_step(run):
-                    train(run)
-                run.notes.after = metrics.sampled_and_greedy(run)
-            except EnvError:     # of all ranks alike: see play_tasks; --resume goes on from here
-                if run.step:
-                    runs.save(run)
-                raise
+        with connected(cfg.env_url, modules) as clients:    # under torchrun: servers for each rank
+            run = setup(cfg, modules, clients, began)
+            run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
+            with ends_after_step(run):
+                train(run)
+            run.notes.after = metrics.sampled_and_greedy(run)
             metrics.report(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                policy = continue_cloning(run.start_model, run.rl_seconds)
+                policy = continue_cloning(run.start_model, run.rl_seconds, run.device)
                 run.notes.control = metrics.sampled_and_greedy(run, policy)
                 metrics.report(run)
-    except (ValueError, OSError, EnvError, FloatingPointError) as error:
-        sys.exit(f"train.py: {error}")
-    finally:
-        parallel.end()
 
 
 if __name__ == "__main__":
