@@ -23,6 +23,7 @@ FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
 EVOLVE = f"--steps {STEPS} --learn-steps {LEARN} --explore 400 --eval-tasks 256"
 LARGE = f"--iterations 0 --n 8000 --steps {STEPS + M * LEARN} --eval-tasks 256"
 TOGETHER = ("textcraft_small", "frozenlake", "sokoban")
+QUICK = " --steps 5 --learn-steps 5 --explore 4 --eval-tasks 4 --iterations 1"
 
 
 def run(folder, name, flags):
@@ -46,10 +47,10 @@ def shown(values):
     return f"{100 * mean:.1f} ± {100 * error:.1f}"
 
 
-def base(play, seeds):
+def base(play, seeds, few):
     yield "| environment | demonstrations | BC-base | BC-base, same steps | AgentEvol | " \
           "BC-large | random | expert |"
-    for env, n in FEW.items():
+    for env, n in few.items():
         evolved = play([(f"{env}-{seed}", f"--env {env} --n {n} --seed {seed} --iterations {M} "
                          f"--control {EVOLVE}") for seed in seeds])
         large = play([(f"{env}-large-{seed}", f"--env {env} --seed {seed} {LARGE}")
@@ -61,21 +62,21 @@ def base(play, seeds):
         yield f"| {env} | {n} | {' | '.join(row)} |"
 
 
-def samples(play, seeds):
+def samples(play, seeds, few):
     env = "textcraft_small"
     yield "| K | BC-base | " + " | ".join(f"M = {m}" for m in range(1, 7)) + " |"
-    for k in ("1", "2", "4", "4,1,1", "1 --adaptive", "2 --adaptive", "1 --failures 0.3"):
-        runs = play([(f"{env}-k{k.replace(' --', '-').replace(',', '_')}-{seed}",
-                      f"--env {env} --n {FEW[env]} --seed {seed} --iterations 6 --samples {k} "
+    for k in ("1", "2", "4", "4,1,1"):
+        runs = play([(f"{env}-k{k.replace(',', '_')}-{seed}",
+                      f"--env {env} --n {few[env]} --seed {seed} --iterations 6 --samples {k} "
                       f"{EVOLVE}") for seed in seeds])
         row = [shown([r["before"]["sampled"] for r, _ in runs])]
         row += [shown([lines[m]["held_out"] for _, lines in runs]) for m in range(6)]
         yield f"| {k} | {' | '.join(row)} |"
 
 
-def leave_out(play, seeds):
+def leave_out(play, seeds, few):
     yield "| environment | BC-base of all three | AgentEvol without it | AgentEvol with it |"
-    n, envs = FEW["textcraft_small"], ",".join(TOGETHER)
+    n, envs = few["textcraft_small"], ",".join(TOGETHER)
     flags = f"--env {envs} --n {n} --iterations {M} {EVOLVE.replace('256', '600')}"
     every = play([(f"all-{seed}", f"{flags} --seed {seed}") for seed in seeds])
     for env in TOGETHER:
@@ -93,12 +94,15 @@ def main():
     parser.add_argument("--seeds", default="10,11,12")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", default="runs/agentevol")
+    parser.add_argument("--quick", action="store_true", help="one small world, to try this file")
     args = parser.parse_args()
     os.makedirs(args.folder, exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         def play(runs):
-            return list(pool.map(lambda named: run(args.folder, *named), runs))
-        for line in globals()[args.table](play, args.seeds.split(",")):
+            more = QUICK * args.quick
+            return list(pool.map(lambda named: run(args.folder, named[0], named[1] + more), runs))
+        few = {"textcraft_small": 8} if args.quick else FEW
+        for line in globals()[args.table](play, args.seeds.split(","), few):
             print(line, flush=True)
 
 

@@ -19,8 +19,8 @@ from transformers import (AutoModelForCausalLM, GenerationConfig, PreTrainedToke
                           Qwen2Config, Qwen3Config)
 from transformers.utils import logging
 
-from envs import textcraft
 from chat import ASK_REACT
+from envs import textcraft
 
 ROOT = Path(__file__).parent.parent.parent
 FLAGS = ("--env textcraft --steps 2 --tasks-per-step 2 --group-size 2 --horizons 2 "
@@ -33,6 +33,7 @@ SHAPES = {
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128)),
 }
+QUICK = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 WORDS = 151_643             # of the tokenizer, then come the added tokens
 ADDED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>",
          "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>",
@@ -63,7 +64,7 @@ def make_tokenizer(template, qwen3):
         chat_template=template, clean_up_tokenization_spaces=False)
 
 
-def save_model(name, folder):
+def save_model(name, folder, smaller):
     """The folder of a model of this shape, as save_pretrained writes it."""
     family, config, sizes = SHAPES[name]
     logging.disable_progress_bar()
@@ -74,7 +75,7 @@ def save_model(name, folder):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(
         vocab_size=151_936, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=32768,
-        bos_token_id=WORDS, eos_token_id=WORDS + 2, **sizes), dtype=torch.bfloat16)
+        bos_token_id=WORDS, eos_token_id=WORDS + 2, **sizes | smaller), dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(     # Qwen's: two tokens end a reply
         bos_token_id=WORDS, eos_token_id=[WORDS + 2, WORDS], pad_token_id=WORDS, do_sample=True,
         temperature=0.7, top_p=0.8, top_k=20)
@@ -105,10 +106,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=SHAPES, help="one of them")
     parser.add_argument("--show", action="store_true", help="what train.py printed, too")
+    parser.add_argument("--quick", action="store_true", help="two narrow layers, to try this file")
     args, more = parser.parse_known_args()
     for name in [args.only] if args.only else SHAPES:
         with tempfile.TemporaryDirectory() as where:
-            count = save_model(name, f"{where}/model")
+            count = save_model(name, f"{where}/model", QUICK if args.quick else {})
             seconds, peak, lines, figures = run(f"{where}/model", where, more)
         warned = [line for line in lines if "warn" in line.lower() and "WARNING at" not in line]
         print(f"{name}: {count / 1e6:.0f}M weights, {seconds:.0f} s in all, "

@@ -3,9 +3,10 @@
     python -m tests.bench.worlds --seed 7 --jobs 1              runs train.py in every world
     python -m tests.bench.worlds --seed 7 --only maze "frozenlake, reflect"
 
-Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY.
-It prints a row for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with
-the random player and the expert. Minutes are of CPU time, those of the environment's server
+Each run is `python train.py --env NAME --seed SEED`, with the settings of the environment's TINY;
+two begin from a clone that `python agentevol.py clone` made with other settings. It prints a row
+for each, in %, and draws docs/worlds.png: held-out success over steps of RL, with the random player
+and the expert. Minutes are of CPU time, those of the environment's server
 included, so that other work on the machine does not count: one core needs as many, two fewer.
 What is in --folder already is not run again.
 """
@@ -21,30 +22,45 @@ WORLDS = {      # title -> flags of train.py
     **{name: f"--env {name}" for name in (
         "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
         "alfworld", "bandit", "webshop_small", "webshop", "academia")},
-    "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 72 "
-                              "--max-context 1024 --clone-steps 450 --steps 40 --tasks-per-step 16",
-    "frozenlake, reflect": "--env frozenlake --format reflect --max-turn-tokens 48 "
-                           "--max-context 1280 --clone-steps 350 --steps 24 --tasks-per-step 16",
+    "textcraft_small, think": "--env textcraft_small --steps 40 --tasks-per-step 16",
+    "frozenlake, reflect": "--env frozenlake --steps 24 --tasks-per-step 16",
 }
+CLONES = {      # title -> flags of agentevol.py clone, where train.py's own clone will not do
+    "textcraft_small, think": "--env textcraft_small --format think --max-turn-tokens 72 "
+                              "--max-context 1024 --horizon 10 --steps 450",
+    "frozenlake, reflect": "--env frozenlake --format reflect --max-turn-tokens 48 "
+                           "--max-context 1280 --horizon 10 --steps 350",
+}
+QUICK = " --steps 1 --tasks-per-step 2 --eval-tasks 4"
 
 
-def run(folder, title, seed):
+def run(folder, title, seed, more):
     """train.py with the flags of this title, unless that is done -> its result.json, with the
     minutes of CPU time."""
     name = f"{folder}-{title.replace(', ', '-')}-{seed}"
     path, spent = (os.path.join("runs", name, x) for x in ("result.json", "cpu_minutes.json"))
     if not os.path.exists(spent):
-        with open(os.path.join("runs", f"{name}.log"), "w") as log:
-            process = subprocess.Popen([
-                sys.executable, "train.py", *shlex.split(WORLDS[title]), "--seed", str(seed),
-                "--name", name], stdout=log, stderr=log)
-            _, status, usage = os.wait4(process.pid, 0)     # its own time, and its children's
-        if status:
-            raise SystemExit(f"{title}: train.py failed, see runs/{name}.log")
+        flags, minutes = f"{WORLDS[title]}{more} --name {name}", 0.0
+        if title in CLONES:
+            out = os.path.join("runs", f"{name}-clone")
+            minutes += spend(name, f"agentevol.py clone {CLONES[title]} --out {out}", seed)
+            flags += f" --model {out}"
+        minutes += spend(name, f"train.py {flags}", seed)
         with open(spent, "w") as file:
-            json.dump((usage.ru_utime + usage.ru_stime) / 60, file)
+            json.dump(minutes, file)
     with open(path) as file, open(spent) as minutes:
         return json.load(file) | dict(minutes=json.load(minutes))
+
+
+def spend(name, command, seed):
+    """Run this command -> its minutes of CPU time."""
+    with open(os.path.join("runs", f"{name}.log"), "a") as log:
+        process = subprocess.Popen([sys.executable, *shlex.split(command), "--seed", str(seed)],
+                                   stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)     # its own time, and its children's
+    if status:
+        raise SystemExit(f"{command} failed, see runs/{name}.log")
+    return (usage.ru_utime + usage.ru_stime) / 60
 
 
 def row(title, result):
@@ -80,6 +96,7 @@ def main():
                         help="of these: " + "; ".join(WORLDS))
     parser.add_argument("--folder", default="worlds", help="the runs are runs/FOLDER-...")
     parser.add_argument("--picture", default="docs/worlds.png")
+    parser.add_argument("--quick", action="store_true", help="one step of RL, to try this file")
     args = parser.parse_args()
     os.makedirs("runs", exist_ok=True)
     results = {}
@@ -87,7 +104,7 @@ def main():
     print("|---|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(args.jobs) as pool:
         for title, result in zip(args.only, pool.map(
-                lambda title: run(args.folder, title, args.seed), args.only)):
+                lambda title: run(args.folder, title, args.seed, QUICK * args.quick), args.only)):
             results[title] = result
             print(row(title, result), flush=True)
     draw(args.picture, results)

@@ -1,0 +1,44 @@
+"""pytest -m slow tests/test_bench.py: every bench runs to its end at its smallest size.
+
+What they print is judged by hand; here they only must not break when the code changes.
+"""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALLEST = {        # bench -> its flags; gpu is tested by test_bench_gpu.py
+    "agentevol": "base --seeds 1 --quick --folder {tmp}/evolved",
+    "babyai": "1",
+    "engine": "--quick",
+    "envs": "bandit maze --quick",
+    "history": "--quick",
+    "outage": "--quick",
+    "rollout": "--quick --shapes S --rounds 1",
+    "server": "--quick",
+    "shapes": "--only Qwen2.5-0.5B --quick",
+    "update": "--quick --parts update --shapes S --rounds 1",
+    "worlds": "--only bandit --quick --folder quick --picture {tmp}/worlds.png",
+}
+
+
+def test_no_bench_is_left_out():
+    benches = {path.stem for path in (ROOT / "tests" / "bench").glob("[!_]*.py")}
+    assert benches == SMALLEST.keys() | {"gpu"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_bench_runs_at_its_smallest_size(name, tmp_path):
+    flags = SMALLEST[name].format(tmp=tmp_path).split()
+    done = subprocess.run([sys.executable, "-m", f"tests.bench.{name}", *flags], cwd=ROOT,
+                          capture_output=True, text=True, timeout=600,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for left in [*(ROOT / "runs").glob("quick-*")]:         # of worlds
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
