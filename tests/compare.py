@@ -53,10 +53,9 @@ CLONE = """agentevol.py clone --out policy --env frozenlake --families= --n 400 
     --layers 2 --heads 4 --seed 0 """
 TRAIN = """train.py --env frozenlake --families= --model ../../old/clone/policy --name run --seed 1
     --device cpu --attention torch --steps 5 --tasks-per-step 6 --group-size 4 --epochs 1 --lr 2e-3
-    --lr-end 0.2 --critic-lr 1e-3 --max-grad-norm 0.1 --micro-tokens 8192 --no-checkpointing
-    --max-concurrent 256 --horizons 3,5 --switch-every 2 --curriculum scaling --format act
-    --context full --max-turn-tokens 16 --max-context 512 --temperature 1 --eval-every 0
-    --eval-tasks 8 --save-every 1 --sample-every 10 --probe-every 2 --no-control """
+    --lr-end 0.2 --max-grad-norm 0.1 --micro-tokens 8192 --no-checkpointing --max-concurrent 256
+    --horizons 3,5 --switch-every 2 --format act --context full --max-turn-tokens 16
+    --max-context 512 --temperature 1 --eval-every 0 --eval-tasks 8 --save-every 1 --no-control """
 TALK = TRAIN + "--max-turn-tokens 32 --tasks-per-step 3 --model ../../old/"
 EVAL = """eval.py --env frozenlake --families= --split test --n 40 --k 2 --horizon 6 --format act
     --context full --max-turn-tokens 16 --max-context 512 --temperature 1 --max-concurrent 256
@@ -70,9 +69,9 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     **{algo: TRAIN + f"--algo {algo}" for algo in (
         "grpo", "dr_grpo", "rloo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "gigpo",
         "mt_grpo", "gspo", "starpo", "starpo_s")},
-    "kl_k2": TRAIN + "--kl-coef 0.1 --kl-in loss --kl k2",
-    "kl_k3": TRAIN + "--kl-coef 0.1 --kl-in loss --kl k3",
-    "kl_reward": TRAIN + "--algo reinforce_pp --kl-coef 0.1 --kl-in reward",
+    "kl_k2": TRAIN + "--kl-coef 0.1 --kl k2",
+    "kl_k3": TRAIN + "--kl-coef 0.1 --kl k3",
+    "kl_reward": TRAIN + "--algo reinforce_pp --kl-coef 0.1 --kl reward",
     "filter_none": TRAIN + "--filter none",             # "varied" is in grpo
     "filter_refill": TRAIN + "--filter refill",
     "filter_uncertain": TRAIN + "--filter uncertain --keep 0.5",
@@ -84,21 +83,14 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "plan": TALK + "clone_plan/policy --format plan --context window",
     "reflect": TALK + "clone_plan/policy --format reflect",
     "sokoban": TALK + "clone_sokoban/policy --env sokoban",
-    "adaptive": TRAIN + """--curriculum adaptive --filter none --steps 34 --tasks-per-step 1
-        --group-size 2 --save-every 8 --probe-every 0""",       # a stage lasts 30 steps or more
     "importance_cap": TRAIN + "--importance-cap 2",
     "overlong": TRAIN + "--overlong-buffer 78",
-    "dual_clip": TRAIN + "--algo rloo --dual-clip 1.05",
-    "turn_level": TRAIN + "--algo ppo --turn-level",
+    "turn_gae": TRAIN + "--algo ppo --advantage turn_gae",
     "critic_shared": TRAIN + "--algo ppo --critic shared",
-    "critic_warmup": TRAIN + "--algo ppo --critic-warmup 2",
-    "reuse": TRAIN + "--reuse 2 --epochs 2",
+    "epochs": TRAIN + "--epochs 3",
     "micro_tokens": TRAIN + "--micro-tokens 300 --max-concurrent 5",
     "checkpointing": TRAIN + "--checkpointing",
-    "workers": TRAIN + "--env-workers 2",
-    "several": TRAIN + "--env frozenlake,bandit --shares 2,1 --filter none",
-    "unbatched": TRAIN + """--no-env-batched --filter none --tasks-per-step 2
-        --max-concurrent 1""",      # the answers to several would come in the order of the clock
+    "several": TRAIN + "--env frozenlake,bandit --filter none",
     "temperature": TRAIN + "--temperature 0.7",
     "resume": TRAIN + "--algo ppo",                     # and once more from step_2
     "ranks": TRAIN + "--algo ppo --filter varied --kl-coef 0.1 --micro-tokens 500",   # two, by gloo
@@ -106,6 +98,8 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     **{f"env_{env}": EVAL + f"--policy random --env {env}" for env in (
         "alfworld", "bandit", "maze", "sokoban", "textcraft", "textcraft_small", "wordle")},
 }
+# What a checkout of 2026-11 and before calls some flags.
+FORMER = {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"}
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
@@ -122,7 +116,11 @@ def enter(checkout, folder):
 
 def play(name):
     """Run a case in a folder of its own -> "", or the last line of its error."""
-    script, *flags = CASES[name].split()
+    case, checkout = CASES[name], Path(sys.path[0])
+    for now, then in FORMER.items():
+        if "kl_in:" in (checkout / "train.py").read_text():
+            case = case.replace(now, then)
+    script, *flags = case.split()
     script, side = os.path.join(sys.path[0], script), Path.cwd()
     os.mkdir(name)
     os.chdir(name)
