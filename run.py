@@ -21,7 +21,7 @@ import shutil
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -305,9 +305,10 @@ def open_folder(path, cfg, **more):
     cfg.resume the folder that is there is gone on with."""
     if parallel.rank():
         return parallel.gathered(None)[0]
-    folder, others = path, (f"{path}-{n}" for n in itertools.count(2))
-    while not claimed(folder, cfg.resume):
-        folder = next(others)
+    for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
+        with suppress(FileExistsError):
+            os.makedirs(folder, exist_ok=cfg.resume)
+            break
     write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)
     if folder != path:
         parallel.say(f"{path} is there: this run's folder is {folder}")
@@ -318,25 +319,15 @@ def open_folder(path, cfg, **more):
     return parallel.gathered(folder)[0]
 
 
-def claimed(folder, resume):
-    """Make a folder -> whether it is this run's own."""
-    try:
-        os.makedirs(folder, exist_ok=resume)
-    except FileExistsError:
-        return False
-    return True
-
-
 def read_json(path, missing=None):
     """The object in a JSON file; where there is no file, `missing`. ValueError: no object in it."""
     if missing is not None and not os.path.exists(path):
         return missing
     with open(path) as file:
-        text = file.read()
-    try:
-        return {**json.loads(text)}
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
+        try:
+            return dict(json.load(file))
+        except (ValueError, TypeError):
+            raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
 
 
 def write_json(path, content):
@@ -353,6 +344,23 @@ def sync(*paths):
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
         os.close(file)
+
+
+@contextmanager
+def written_whole(folder):
+    """Within, all ranks write a folder aside, at the path that is given. Then it is on the disk,
+    and gets its name: a killed run leaves no half of it."""
+    aside = Path(f"{folder}.part")
+    if parallel.rank() == 0:
+        shutil.rmtree(aside, ignore_errors=True)        # of a killed run
+    parallel.wait_for_all()
+    yield aside
+    parallel.wait_for_all()
+    if parallel.rank() == 0:
+        sync(*aside.rglob("*"), aside)
+        os.replace(aside, folder)
+        sync(aside.parent)
+    parallel.wait_for_all()
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
@@ -375,16 +383,13 @@ def full_weights(model):
 
 
 def save_clone(policy, tokenizer, folder, settings):
-    """Write a cloned policy as a Hugging Face folder with its settings, by all ranks: aside, on the
-    disk, then renamed."""
-    weights, aside = full_weights(policy), Path(f"{folder}.part")
-    if parallel.rank() == 0:
-        policy.save_pretrained(aside, state_dict=weights)
-        tokenizer.save_pretrained(aside)
-        write_json(str(aside / "clone.json"), settings)
-        sync(*aside.iterdir(), aside)
-        os.replace(aside, folder)
-    parallel.wait_for_all()
+    """Write a cloned policy as a Hugging Face folder with its settings, by all ranks."""
+    weights = full_weights(policy)
+    with written_whole(folder) as aside:
+        if parallel.rank() == 0:
+            policy.save_pretrained(aside, state_dict=weights)
+            tokenizer.save_pretrained(aside)
+            write_json(str(aside / "clone.json"), settings)
 
 
 def trainer_state(run):
@@ -401,33 +406,27 @@ def trainer_state(run):
 
 
 def save(run):
-    """Write the checkpoint step_<n> of the run after its last finished step, by all ranks: aside,
-    on the disk, then renamed. The last two keep what --resume needs, all keep their weights."""
-    folder, aside = Path(run.folder, f"step_{run.step}"), Path(run.folder, "unfinished")
+    """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
+    two keep what --resume needs, all keep their weights."""
     weights = None if adapters(run.policy) else full_weights(run.policy)
+    with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
+        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
+            str(aside / "trainer"), save_distributed=True))
+        if parallel.rank() == 0:
+            if adapters(run.policy):
+                save_adapters(run.policy, aside)
+            else:
+                run.policy.save_pretrained(aside, state_dict=weights)
+            run.worlds[0].agent.tokenizer.save_pretrained(aside)
+            if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
+                shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
+            speaks = {f.name: getattr(run.cfg, f.name) for f in fields(Speaks)}
+            write_json(str(aside / "trainer.json"), dict(
+                step=run.step, speaks=speaks, seconds=time.perf_counter() - run.began,
+                notes=asdict(run.notes), history=run.history))
     if parallel.rank() == 0:
-        shutil.rmtree(aside, ignore_errors=True)        # of a killed run
-    parallel.wait_for_all()
-    dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
-        str(aside / "trainer"), save_distributed=True))
-    if parallel.rank() == 0:
-        if adapters(run.policy):
-            save_adapters(run.policy, aside)
-        else:
-            run.policy.save_pretrained(aside, state_dict=weights)
-        run.worlds[0].agent.tokenizer.save_pretrained(aside)
-        if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
-            shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-        speaks = {f.name: getattr(run.cfg, f.name) for f in fields(Speaks)}
-        write_json(str(aside / "trainer.json"), dict(
-            step=run.step, speaks=speaks, seconds=time.perf_counter() - run.began,
-            notes=asdict(run.notes), history=run.history))
-        sync(*aside.rglob("*"), aside)
-        os.replace(aside, folder)                       # whole from here on, or not there
-        sync(run.folder)
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
-    parallel.wait_for_all()
 
 
 def last_checkpoint(folder):

@@ -392,17 +392,9 @@ ALGOS = {
 }
 
 
-def turn_level_advantages(b, cfg):
-    """Bi-level GAE, whitened: (B, T). Fills in b.returns, the critic's target, as well."""
-    advantages, b.returns = algos.turn_gae(b.token_rewards, b.values, b.response_mask, b.turn_ids,
-                                           cfg.gamma, cfg.lam, TURN_GAMMA)
-    return algos.masked_whiten(advantages, b.response_mask)
-
-
-def token_level_advantages(b, cfg):
-    """PPO's, likewise."""
-    advantages, b.returns = algos.gae(b.token_rewards, b.values, b.response_mask, cfg.gamma,
-                                      cfg.lam)
+def critic_advantages(b, advantages, returns):
+    """Whitened advantages of a critic: (B, T). Fills in b.returns, its target, as well."""
+    b.returns = returns
     return algos.masked_whiten(advantages, b.response_mask)
 
 
@@ -413,8 +405,10 @@ ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episo
     "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
     "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
     "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
-    "gae": token_level_advantages,
-    "turn_gae": turn_level_advantages,      # rewards stay at the ends of their turns
+    "gae": lambda b, cfg: critic_advantages(b, *algos.gae(
+        b.token_rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)),
+    "turn_gae": lambda b, cfg: critic_advantages(b, *algos.turn_gae(
+        b.token_rewards, b.values, b.response_mask, b.turn_ids, cfg.gamma, cfg.lam, TURN_GAMMA)),
     "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
         b.token_rewards, b.response_mask, cfg.gamma),
     "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
