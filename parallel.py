@@ -55,7 +55,11 @@ def start(device="auto", compute="auto"):
     device = torch.device(auto if device == "auto" else device)
     cuda = device.type == "cuda"
     if cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+        number = device.index or int(os.environ.get("LOCAL_RANK", 0))
+        found = torch.cuda.device_count()
+        if number >= found:
+            raise ValueError(f"device={device}: torch finds {found} GPUs here")
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
     if cuda or "RANK" in os.environ or compute == "bfloat16":
