@@ -21,7 +21,6 @@ prompts, observations and padding; turn_ids is the turn of each action token. Co
 4. Means, stds and denominators are those of the whole batch that is given, never of a micro-batch.
 """
 import math
-import statistics
 
 import torch
 
@@ -412,83 +411,3 @@ def retrieval_accuracy(scores, own):
     Columns that tie share the point: thoughts that ignore the prompt score exactly chance."""
     best = scores == scores.amax(1, keepdim=True)
     return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()
-
-
-def collapse_warnings(history, window=5):
-    """Early signs of an Echo Trap or of template collapse: [(signal, sentence)], mostly empty.
-
-    history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
-    distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
-    (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
-    and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
-    if len(history) < 2 * window:
-        return []
-    success = moving_mean(history, "success", window)
-    falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
-    solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
-    rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
-    signals = echo_trap_signals(history, window, solved, falling, rising)
-    if not solved:
-        signals += template_collapse_signals(history, window)
-    return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                     f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
-                     "with the largest in-group reward std.")
-            for signal, past, now, seen, meaning in signals if seen]
-
-
-def echo_trap_signals(history, window, solved, falling, rising):
-    """Rows (signal, past, now, seen, meaning). Echo Trap (arXiv:2504.20073): reward std
-    falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
-    What was not measured is NaN, and no comparison with NaN is true."""
-    success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
-        ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
-    # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
-    room = [math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1])]
-    expected = std[0] * (min(1, room[1] / room[0]) if success[-1] > success[0] else 1)
-    before, low, last = entropy[-1 - window], min(entropy[:-window]), entropy[-1]
-    usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
-    norm = mean_of(history[-window:], "grad_norm")
-    stuck = not solved and not rising
-    return [
-        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
-         "echo trap: all tries at a task earn the same, noise is left to learn from"),
-        ("entropy", before, last, stuck and last < 0.5 * before,
-         "echo trap: entropy leaves its smooth decay downwards"),
-        ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
-         "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
-        ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
-         "the policy forgets how actions are written"),
-        ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
-         "echo trap: the texts repeat themselves"),
-        ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
-         "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
-        ("response_length", length[0], length[-1],
-         falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
-         "echo trap: the answers shrink or swell")]
-
-
-def template_collapse_signals(history, window):
-    """Rows as above. Template collapse (arXiv:2604.06268): varied texts that forget the prompt."""
-    first, last = mean_of(history[:window], "entropy"), mean_of(history[-window:], "entropy")
-    rows, collapsed = [], last < 0.5 * first   # then the texts are not varied: an Echo Trap
-    for signal in ("mutual_information", "retrieval_accuracy"):
-        probes = [row for row in history if row.get(signal) is not None]
-        if len(probes) >= 4 and not collapsed:
-            past, now = mean_of(probes[:2], signal), mean_of(probes[-2:], signal)
-            chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
-            rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
-                         "template collapse: entropy stands, but the thoughts hardly depend on "
-                         "the prompt any more"))
-    return rows
-
-
-def moving_mean(history, name, window):
-    """mean_of a column over every `window` successive steps, the earliest first."""
-    return [mean_of(history[i:i + window], name) for i in range(len(history) - window + 1)]
-
-
-def mean_of(rows, name, mean=statistics.fmean):
-    """Mean of the finite numbers in a column; NaN where there are none."""
-    values = [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
-    return mean(values) if values else math.nan

@@ -23,52 +23,44 @@ import textwrap
 import time
 from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
-from api import Api
+from api import Api, collect_by_api
+from chat import Agent
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
-from engine import load_policy
 from envs import folders_of, known_envs, open_env
 from envs.parts.suites import SUITES, suite_tasks
-from metrics import builtin_rate, mean_and_error, play_builtin
-from run import (CHAT_MODEL, Count, Device, Natural, NonNegative, Seed, Url, claimed, keep_input,
-                 model_defaults, open_worlds, parse_flags, prepare_folder, read_json, write_json)
-from chat import HISTORY, Agent, ContextMode, FormatName, History, Thinking
+from lora import load_policy
+from metrics import as_json, builtin_rate, mean_and_error, play_builtin
 from rollout import World, collect, progress
+from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
+                 model_defaults, one_sentence, open_folder, open_worlds, parse_flags, write_json)
 
 
 @dataclass
-class Config:
-    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/parts/
-    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
+class Config(Plays, Speaks, Worlds):
+    # who plays
     model: str = ""               # folder or hub id of a policy
     policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
-    api_base: Url = ""            # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
+    api_base: str = ""            # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
     api_model: str = ""           # the model's name there
     concurrency: Count = 16       # episodes at a time that the API plays
+    device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
+    attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
+    temperature: NonNegative = 1.0     # 0: greedy
+    seed: Natural = 0             # of the policy's samples and the random player
+
+    # which tasks, and where they are kept
+    suite: Literal[("", *SUITES)] = ""  # AgentGym's tasks and turns instead, see envs/parts/
     split: Literal["train", "test"] = "test"  # which tasks
-    families: str = ""            # comma-separated; empty: all
     n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
     k: Count = 1                  # samples of each task
     horizon: Natural = 0          # most turns; 0: the environment's own, which limits several's
-    temperature: NonNegative = 1.0     # 0: greedy
-    format: FormatName = "act"    # form of a reply; chat models: react
-    context: ContextMode = "full"      # what stays in view
-    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
-    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
-    max_turn_tokens: Count = 32   # a longer reply is cut (chat models: 512)
-    max_context: Count = 1024     # tokens in view (chat models: 8192)
-    max_concurrent: Count = 256   # episodes at a time
-    env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    device: Device = "auto"       # auto: cuda if there is one
-    attention: Literal["auto", "flash2", "flash4", "varlen", "torch"] = "auto"  # auto: the fastest
-    seed: Seed = 0                # of the policy's samples and the random player
     out: str = ""                 # also keep it all in this folder; of a suite: runs/SUITE-PLAYER
     resume: bool = False          # continue the evaluation that this folder holds
     list: bool = False            # only say which environments there are
@@ -78,10 +70,9 @@ class Config:
         return self.policy or self.model or self.api_model
 
     @property
-    def folder(self):
+    def path(self):
         name = "-".join(os.path.normpath(self.player).split(os.sep)[-2:])
-        return os.path.normpath(self.out) if self.out else \
-            self.suite and os.path.join("runs", f"{self.suite}-{name}")
+        return self.out or self.suite and os.path.join("runs", f"{self.suite}-{name}")
 
 
 # ---- which tasks --------------------------------------------------------------------------------
@@ -127,28 +118,28 @@ def listing():
 # ---- playing ------------------------------------------------------------------------------------
 
 def load(cfg):
-    """The policy of cfg.model, None of an API; how it speaks is said."""
+    """The policy of cfg.model, None of an API or a built-in player."""
+    if not cfg.model:
+        return None
     auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = auto if cfg.device == "auto" else cfg.device
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    history = "kept by the API" if cfg.api_base else f"{cfg.history}: {HISTORY[cfg.history]}"
-    print(f"format {cfg.format}, context {cfg.context} of {cfg.max_context} tokens, replies of at "
-          f"most {cfg.max_turn_tokens}; history {history}", file=sys.stderr)
-    return load_policy(cfg.model, device, dtype, cfg.attention).eval() if cfg.model else None
+    device = torch.device(auto if cfg.device == "auto" else cfg.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return load_policy(cfg.model, device, dtype, cfg.attention).eval()
 
 
-def play(cfg, policy, tasks, plays):
+def play(cfg, policy, tasks, folder, plays):
     """Play the tasks [(World, id)] of which `plays` has none, and add their plays (see `play_of`)
     to it and to the folder, a task as soon as its k episodes are played. EnvError: no task could be
     played, or the servers are gone; a failure of some tasks leaves these out."""
     have, api = {(p["env"], p["task_id"]) for p in plays}, Api(cfg) if cfg.api_base else None
     left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in have]
     random.Random(cfg.seed).shuffle(left)       # all environments are played at once
+    of_tasks = [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left
 
     def keep(new):
         plays.extend(new)
-        if cfg.folder:
-            with open(os.path.join(cfg.folder, "trajectories.jsonl"), "a") as file:
+        if folder:
+            with open(os.path.join(folder, "trajectories.jsonl"), "a") as file:
                 file.write("".join(json.dumps(play) + "\n" for play in new))
 
     def finished(episodes):
@@ -158,15 +149,17 @@ def play(cfg, policy, tasks, plays):
               for member, e in enumerate(episodes)])
 
     if cfg.policy:
-        for world, task in progress([tasks[i] for i in left], f"{cfg.policy} player"):
+        for world, task in progress(of_tasks[0], f"{cfg.policy} player"):
             with suppress(RuntimeError):        # of the engine: the task counts as dropped
                 keep([play_of(*play_builtin(
                     world.module, cfg.policy, task, world.most_turns, (cfg.seed, member),
                     member or None), member) for member in range(cfg.k)])
         return
     try:
-        collect(policy, [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left, api,
-                cfg.max_concurrent, finished=finished)
+        if api and left:
+            collect_by_api(api, *of_tasks, finished)
+        else:
+            collect(policy, *of_tasks, max_concurrent=cfg.max_concurrent, finished=finished)
     except EnvError as error:
         if isinstance(error, ServersGone) or not plays:
             raise
@@ -176,35 +169,20 @@ def play_of(t, conversation, member, tokens=None):
     """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's or a built-in
     player's messages; member: which of its task's k; tokens: {"completion": sampled}, what an API
     told, or None."""
-    valid = [turn.valid for turn in t.turns]        # None: the server does not say
+    valid = [turn.valid for turn in t.turns if turn.valid is not None]      # else nobody says
     return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
-                reward=t.reward, turns=len(valid), valid=None if None in valid else sum(valid),
+                reward=t.reward, turns=len(t.turns), valid=sum(valid) if valid else None,
                 tokens=tokens or {}, conversation=conversation)
 
 
-def start_folder(cfg, digest):
-    """Make the folder, with the config and the digest of the list of tasks -> the plays of whole
-    tasks that --resume finds there. ValueError: they were played with other settings."""
-    path, now = os.path.join(cfg.folder, "config.json"), asdict(cfg) | {"tasks": digest}
-    if cfg.resume:
-        if not os.path.exists(path):
-            raise ValueError(f"--resume: there is no {path}; start without it")
-        was = read_json(path)
-        for name in sorted({*now} - {"out", "resume", "concurrency", "max_concurrent", "env_url",
-                                    "list"}):
-            if was.get(name) != now[name]:
-                raise ValueError(f"--resume: {cfg.folder} was begun with {name}={was.get(name)!r}, "
-                                 f"not {now[name]!r}; give the same, or another --out")
-    prepare_folder(cfg, tasks=digest)
-    with open(os.path.join(cfg.folder, "trajectories.jsonl"), "a+b") as file:
+def kept_plays(folder, k):
+    """The plays of whole tasks in an evaluation's folder, which --resume does not play again."""
+    with open(os.path.join(folder, "trajectories.jsonl"), "a+b") as file:
         file.seek(0)
         lines = file.read().split(b"\n")[:-1]           # behind the last newline: torn
-        del lines[len(lines) // cfg.k * cfg.k:]         # the k of a task are written together
+        del lines[len(lines) // k * k:]                 # the k of a task are written together
         file.truncate(sum(len(line) + 1 for line in lines))
-    try:
-        return list(map(json.loads, lines))
-    except ValueError as error:
-        raise ValueError(f"{file.name}: a line is broken: {error}; start anew") from None
+    return [*map(json.loads, lines)]
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -283,38 +261,13 @@ def table(rows, k):
     return re.sub(r"\bnan%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
-def draw(path, rows):
-    """Success by environment with error bars, the random player and the expert beside it."""
-    from matplotlib.figure import Figure
-    count = sum(row["row"] == "all" for row in rows)
-    figure = Figure((7, 1.4 + 0.35 * count), dpi=120, layout="tight")
-    axes = figure.subplots()
-    for kind, mark in (("all", "oC0"), ("random player", "vC3"), ("expert player", "DC2")):
-        own = [row for row in rows if row["row"] == kind]
-        axes.errorbar([row["success"] for row in own], [row["env"] for row in own], fmt=mark,
-                      xerr=[row["stderr"] for row in own], label=kind.replace("all", "policy"))
-    axes.set(xlabel="success", xlim=(-0.02, 1.04))
-    axes.invert_yaxis()
-    axes.legend(fontsize=8)
-    figure.savefig(path)
-
-
 def check(cfg):
     """ValueError: flags that do not go together."""
     if bool(cfg.api_base) != bool(cfg.api_model) or \
             [cfg.policy, cfg.model, cfg.api_model].count("") != 2:
         raise ValueError("give --model FOLDER_OR_ID, or --policy random or expert, or --api-base "
                          "URL and --api-model NAME")
-    idle = dict.fromkeys(("device", "attention", "history", "max_concurrent"), "with an API") \
-        if cfg.api_base else {"concurrency": "without an API"}
-    if cfg.suite:
-        idle |= dict.fromkeys(("env", "n", "horizon", "families", "split"), "with --suite")
-    for name, why in idle.items():
-        if getattr(cfg, name) != getattr(Config, name):
-            raise ValueError(f"--{name.replace('_', '-')} has no effect {why}; leave it out")
-    if cfg.folder:
-        keep_input(cfg, cfg.model)
-    if cfg.resume and not cfg.folder:
+    if cfg.resume and not cfg.path:
         raise ValueError("--resume: give --out FOLDER, where the evaluation was begun")
 
 
@@ -323,12 +276,10 @@ def run(cfg):
     cannot be played."""
     check(cfg)
     began, (modules, asked, missing) = time.perf_counter(), envs_asked_for(cfg)
-    families, policy = families_of(modules, cfg.families), None if cfg.policy else load(cfg)
-    with claimed(cfg.folder) if cfg.folder else nullcontext(), \
-            nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
+    families, policy, notes, tasks = families_of(modules, cfg.families), load(cfg), [], []
+    with nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg) if clients else \
             [World(None, Agent(None, module=module)) for module in modules]
-        tasks, notes = [], []
         for world, own in zip(worlds, families):
             name, (n, world.most_turns) = world.module.NAME, asked[world.module.NAME]
             ids = suite_tasks(world.module, n, world.known) if cfg.suite else \
@@ -338,8 +289,11 @@ def run(cfg):
                 notes.append(f"{name}: {len(ids)} tasks, all there are of the {n} asked for")
         lines = "".join(f"{world.module.NAME} {task}\n" for world, task in tasks)
         digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
-        plays = start_folder(cfg, digest) if cfg.folder else []
-        play(cfg, policy, tasks, plays)
+        if cfg.resume:
+            begun(cfg.path, dict(tasks=digest), ["tasks"])
+        folder = open_folder(cfg.path, cfg, tasks=digest) if cfg.path else ""
+        plays = kept_plays(folder, cfg.k) if folder else []
+        play(cfg, policy, tasks, folder, plays)
     if not plays:
         raise EnvError("; ".join([f"{cfg.suite or cfg.env}: no task could be played",
                                   *(f"{env}: {why}" for env, why in missing.items())]))
@@ -351,10 +305,9 @@ def run(cfg):
           "final score reaches the environment's threshold; score: the environment's own, at the "
           "end", *notes, table(rows, cfg.k), sep="\n")
     results = dict(tasks=digest, rows=rows, notes=notes, seconds=time.perf_counter() - began)
-    results = json.loads(json.dumps(results), parse_constant=lambda _: None)    # null for nan
-    if cfg.folder:
-        write_json(os.path.join(cfg.folder, "results.json"), results)
-        draw(os.path.join(cfg.folder, "success.png"), rows)
+    results = json.loads(as_json(results))
+    if folder:
+        write_json(os.path.join(folder, "results.json"), results)
     return results
 
 
@@ -376,14 +329,24 @@ def notes_on(cfg, plays, dropped):
 
 # ---- flags --------------------------------------------------------------------------------------
 
+MAY_CHANGE = {"out", "resume", "concurrency", "list"} | {f.name for f in fields(Plays)}
+
+
+def preset(given):
+    """What flags leave open: how a model speaks; what an evaluation to be resumed was begun with.
+    ValueError."""
+    speaks = model_defaults(given["model"]) if given.get("model") else \
+        CHAT_MODEL if given.get("api_base") else {}
+    if not given.get("resume"):
+        return speaks
+    was = begun(Config(**given).path, given, {f.name for f in fields(Config)} - MAY_CHANGE)
+    return speaks | {name: x for name, x in was.items() if name != "tasks"}
+
+
 def main():
-    try:
-        cfg = parse_flags(Config, description=__doc__, preset=lambda given: (
-            model_defaults(given["model"]) if given.get("model") else
-            CHAT_MODEL if given.get("api_base") else {}))
+    with one_sentence("eval.py"):
+        cfg = parse_flags(Config, description=__doc__, preset=preset)
         print(listing()) if cfg.list else run(cfg)
-    except (ValueError, EnvError, FloatingPointError) as error:
-        sys.exit(f"eval.py: {error}")
 
 
 if __name__ == "__main__":

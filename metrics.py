@@ -1,14 +1,15 @@
-"""metrics: what is watched: the step's figures, the probe, the log line, the final table, pictures.
+"""metrics: what is watched: a step's figures, the log line, warnings, the final table, the curve.
 
 train.py calls `record` after each step, agentevol.py `record_iteration`, both `report` at the end;
-nothing here changes what is learned. docs/metrics.md says of each of train.py's figures what it is
-and when it is healthy.
+nothing here changes what is learned. docs/metrics.md says of each figure what it is and when it is
+healthy.
 """
 import functools
 import json
 import math
 import os
 import random
+import statistics
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -16,13 +17,12 @@ from dataclasses import asdict
 
 import torch
 
-import run as runs
 import algos
 import parallel
+from chat import assistant, said
 from curriculum import choose_tasks
-from engine import kv_shape, machine_rates
-from chat import HISTORY, assistant, said
 from rollout import Trajectory, to_batch
+from run import write_json
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
@@ -99,19 +99,14 @@ def players(run):
 # ---- held-out tasks -----------------------------------------------------------------------------
 
 def held_out(run, temperature, policy=None):
-    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "unseen",
-    "unseen_n", "envs"}: unseen, of the tasks whose goal no training task has; envs, the success in
-    each environment. Every evaluation of a run draws the same random numbers."""
+    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "envs"}: envs,
+    the success in each environment. Every evaluation of a run draws the same random numbers."""
     heated = {world: world.at_temperature(temperature) for world in run.worlds}
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
     success, error = mean_and_error([t.success for t in played])
-    new = {world.module.NAME: getattr(world.module, "unseen_goal", lambda task_id: False)
-           for world in run.worlds}
-    unseen = [t.success for t in played if new[t.env](t.task_id)]
-    return dict(success=success, stderr=error, n=len(played), unseen=mean_and_error(unseen)[0],
-                unseen_n=len(unseen), envs=by_env(played, "success"))
+    return dict(success=success, stderr=error, n=len(played), envs=by_env(played, "success"))
 
 
 def by_env(played, name):
@@ -127,32 +122,23 @@ def sampled_and_greedy(run, policy=None):
     return dict(sampled=sampled, greedy=greedy)
 
 
-def expected_minutes(run, seconds):
-    """Minutes of RL with its evaluations, guessed from the seconds of the first two; learning from
-    an episode takes half as long again as playing it, as measured on the default run."""
-    cfg = run.cfg
-    evaluations = 2 + (cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 2
-    episodes = 1.5 * cfg.steps * cfg.tasks_per_step * cfg.group_size
-    return seconds * (evaluations / 2 + episodes / (2 * len(run.eval_tasks))) / 60
-
-
 # ---- one step -----------------------------------------------------------------------------------
 
-rates = functools.cache(machine_rates)      # measured when the first step is recorded
-
-
 def record(run, horizon, played, batch, stats, figures, seconds):
-    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings."""
+    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. Together
+    with evaluations come the probe and two episodes as text."""
     cfg = run.cfg
     line = measure(run, horizon, played, batch, stats, figures, seconds)
-    if cfg.probe_every and run.step % cfg.probe_every == 0:
+    due = cfg.eval_every and run.step % cfg.eval_every == 0
+    if due:
         line |= probe(run, played)
     remember(run, line)
     parallel.say(log_line(line))
-    if run.step % cfg.sample_every == 0:
+    if due:
         write_samples(run, played)
-        parallel.say(where_time_went(run, line))
-    for signal, sentence in algos.collapse_warnings(run.history):
+    if run.step == 0:
+        parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
+    for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.notes.warnings}:
             run.notes.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence}")
@@ -169,24 +155,27 @@ def record_iteration(run, explored, kept, stats, held, seconds):
     remember(run, line)
     write_samples(run, explored)
     parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
-                 f"{line['success']:.0%} | kept {len(kept)}"
-                 f"{'' if kept else ': no success among them'} | held out "
-                 f"{held['success']:.1%} ± {held['stderr']:.1%} | {seconds:.0f} s | dropped "
-                 f"{stats.dropped}")
+                 f"{line['success']:.0%} | kept {len(kept)} | held out {held['success']:.1%} ± "
+                 f"{held['stderr']:.1%} | {seconds:.0f} s" + f" | dropped {stats.dropped}" *
+                 (stats.dropped > 0))
 
 
 def remember(run, line):
     """Add a line of metrics to run.history and to metrics.jsonl, there with null for not finite."""
     run.history.append(line)
-    numbers = {k: v if math.isfinite(v) else None for k, v in line.items()}
-    append(run, "metrics.jsonl", json.dumps(numbers) + "\n")
+    append(run, "metrics.jsonl", as_json(line) + "\n")
+
+
+def as_json(value):
+    """JSON text of a value, with null for numbers that are not finite: JSON has none."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=None)
 
 
 def append(run, name, text):
     """Add text to a file of the run's folder. What a killed run wrote after its last checkpoint is
     played again, so it is cut off."""
     if parallel.rank() == 0:
-        with open(os.path.join(run.cfg.folder, name), "a") as file:
+        with open(os.path.join(run.folder, name), "a") as file:
             file.truncate(min(file.tell(), run.notes.written.get(name, 0)))
             file.write(text)
             run.notes.written[name] = file.tell()
@@ -217,79 +206,54 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         trajectories=len(played), trained=len(batch.rewards) if batch else 0,
         dropped=stats.dropped, **asdict(figures), **kl_to_start(batch),
         pages=stats.pages, preempted=stats.preempted,
-        **speeds(run, played, batch, stats, seconds),
+        **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
            for env, value in by_env(played, name).items()})
 
 
-def speeds(run, played, batch, stats, seconds):
-    """Seconds (of a phase: mean over the ranks), tokens/s of all ranks, and shares of what the
-    machine can do (`machine_rates`).
-
-    decode_bandwidth_share: bytes read, (weights once a decode step + keys and values of all cached
-    tokens), over seconds of decoding and sampling, over the rate of a large copy.
-    update_flop_share: FLOP, 6 per weight (frozen: 4) and trained token + 6 * layers * width *
-    length^2 of each row for causal attention, over seconds, over the rate of a large matrix product
-    """
-    config, number_bytes = run.policy.config, run.policy.compute_dtype.itemsize
-    weights = sum(p.numel() for p in run.policy.parameters())
-    trained = sum(p.numel() for p in run.policy.parameters() if p.requires_grad)
-    layers, kv_heads, head_dim = kv_shape(config)
-    flops, bandwidth = rates(run.device, run.policy.compute_dtype)
+def speeds(played, batch, stats, seconds, passes):
+    """Seconds (of a phase: mean over the ranks) and tokens/s of all ranks. passes: of the update
+    over the batch."""
     updating = seconds - stats.seconds["rollout"]
-    read = number_bytes * (stats.tokens["decode_steps"] * weights
-                           + stats.tokens["decode_read"] * 2 * layers * kv_heads * head_dim)
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
-    decoding = stats.seconds["decode"] + stats.seconds["sampling"]
     figures = dict(
         {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
          for phase in ("prefill", "decode", "sampling", "environment")},
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
-        tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
-        rollout_tokens=forwarded,
-        decode_bandwidth_share=read / max(decoding, 1e-9) / bandwidth,
+        tokens_per_second=sum(len(t.token_ids) for t in played) / seconds, rollout_tokens=forwarded,
         rollout_tokens_per_second=forwarded / stats.seconds["rollout"])
     if batch:
-        lengths, passes = (batch.token_ids >= 0).sum(1).double(), run.cfg.epochs * run.cfg.reuse
-        flop = passes * ((4 * weights + 2 * trained) * lengths.sum()
-                         + 6 * layers * config.hidden_size * (lengths ** 2).sum()).item()
-        figures |= dict(update_flop_share=flop / parallel.world() / updating / flops,
-                        update_tokens_per_second=passes * lengths.sum().item() / updating)
+        trained = passes * int((batch.token_ids >= 0).sum())
+        figures["update_tokens_per_second"] = trained / updating
     return figures
+
+
+def minutes(run, played, stats, seconds):
+    """Minutes from the beginning of the process to the end of all steps, as after the first step:
+    every step takes as long, an evaluation as long as playing its episodes took there."""
+    cfg, so_far = run.cfg, time.perf_counter() - run.began
+    evaluation = stats.seconds["rollout"] * len(run.eval_tasks) / len(played)
+    evaluations = 2 + ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
+    return (so_far + (cfg.steps - 1) * seconds + evaluations * evaluation) / 60
 
 
 def describe(run):
     """Say what is trained where."""
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
-    parallel.say(f"{run.cfg.folder}: {size:.2f}M parameters on {run.device} x {parallel.world()}, "
-                 f"attention {policy.kernel} ({policy.kernel_reason})"
-                 + f", going on at step {run.step}" * (run.step > 0)
-                 + f"\nhistory {run.cfg.history}: {HISTORY[run.cfg.history]}")
+    parallel.say(f"{size:.2f}M parameters on {run.device} x {parallel.world()}, attention "
+                 f"{policy.kernel} ({policy.kernel_reason})"
+                 + f", going on at step {run.step}" * (run.step > 0))
 
 
 def log_line(m):
-    """The line of metrics `m` as one aligned line of text, for a person."""
-    valid = "-" if math.isnan(m["valid"]) else f"{m['valid']:.0%}"
-    return (f"step {m['step']:4d} | horizon {m['horizon']:2d} | reward {m['reward']:5.2f} | "
-            f"success {m['success']:4.0%} (random {m['random']:.0%}) | std {m['reward_std']:.2f} | "
-            f"turns {m['turns']:4.1f} | valid {valid:>4} | entropy {m['entropy']:.2f} | "
-            f"kl {m['kl']:.4f} | mismatch {m['mismatch']:.0e} | clipped {m['clipped']:3.0%} | "
-            f"grad {m['grad_norm']:5.2f} | {m['tokens_per_second']:6.0f} tok/s | "
-            f"dropped {m['dropped']}" + f" | skipped {m['skipped']}" * (m["skipped"] > 0)
-            + f" | masked {m['masked']:.0%}" * (m["masked"] > 0)
-            + f" | cut in thoughts {m['cut_thoughts']:.0%}" * (m["cut_thoughts"] > 0))
-
-
-def where_time_went(run, m):
-    """Shares of the step's seconds, and speeds beside what this machine can do, as text."""
-    flops, bandwidth = rates(run.device, run.policy.compute_dtype)
-    shares = "  ".join(f"{phase} {m[f'seconds_{phase}'] / m['seconds']:.0%}" for phase in
-                       ("prefill", "decode", "sampling", "environment", "update"))
-    return (f"     time: {shares} | {m['pages']} pages | rollout "
-            f"{m['rollout_tokens_per_second']:.0f} tok/s, decode at "
-            f"{m['decode_bandwidth_share']:.0%} of {bandwidth / 1e9:.0f} GB/s | update "
-            f"{m.get('update_tokens_per_second', 0):.0f} tok/s, at "
-            f"{m.get('update_flop_share', 0):.0%} of {flops / 1e9:.0f} GFLOP/s")
+    """The line of metrics `m` for a person: what is rare stands in a second line."""
+    rare = [f"{name} {m[name]:{form}}" for name, form in (
+        ("dropped", "d"), ("skipped", "d"), ("preempted", "d"), ("masked", ".0%"),
+        ("cut_thoughts", ".0%")) if m[name] > 0]
+    return (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
+            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) | "
+            f"entropy {m['entropy']:.2f} | kl {m['kl']:.3f} | {m['tokens_per_second']:.0f} tok/s"
+            + f"\n          {', '.join(rare)}" * bool(rare))
 
 
 def write_samples(run, trajectories):
@@ -361,15 +325,10 @@ def report(run):
                              ("after", f"after {cfg.algo}", notes.after),
                              ("control", "control: more cloning instead", notes.control)):
         if rate:
-            s, g = rate["sampled"], rate["greedy"]
-            result[key] = dict(sampled=s["success"], greedy=g["success"], stderr=s["stderr"],
-                               n=s["n"], envs=s["envs"])
-            lines.append(row(title, s, f"{g['success']:.1%}"))
-            if s["unseen_n"]:
-                result.setdefault("unseen_goals", {})[key] = dict(
-                    sampled=s["unseen"], greedy=g["unseen"], n=s["unseen_n"])
-                lines[-1] += (f"   goals never trained on{local}: T=1 {s['unseen']:.1%}, greedy "
-                              f"{g['unseen']:.1%} (n {s['unseen_n']})")
+            sampled, greedy = rate["sampled"], rate["greedy"]["success"]
+            result[key] = dict(sampled=sampled["success"], greedy=greedy, n=sampled["n"],
+                               stderr=sampled["stderr"], envs=sampled["envs"])
+            lines.append(row(title, sampled, f"{greedy:.1%}"))
     for who, rate in players(run).items():
         result[who] = rate["success"]
         lines.append(row(f"{who} player{local}", rate))
@@ -378,16 +337,17 @@ def report(run):
                        *(point for point in notes.curve if point[0] < run.step),
                        (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
-        runs.write_json(os.path.join(cfg.folder, "result.json"), result)
+        write_json(os.path.join(run.folder, "result.json"), json.loads(as_json(result)))
         draw(run, result)
-    parallel.say("\n".join([*lines, f"{cfg.folder}: result.json, metrics.jsonl, samples.txt, "
+    parallel.say("\n".join([*lines, f"{run.folder}: result.json, metrics.jsonl, samples.txt, "
                                     f"curve.png, step_{run.step}/"]))
 
 
 def row(title, rate, greedy=""):
     """A row of the table, with the success in each environment if there are several."""
     envs = ", ".join(f"{env} {success:.1%}" for env, success in rate["envs"].items())
-    return (f"{title:32} {rate['success']:7.1%} {rate['stderr']:6.1%} {greedy:>7} {rate['n']:4d}"
+    error = f"{rate['stderr']:.1%}" if math.isfinite(rate["stderr"]) else "-"
+    return (f"{title:32} {rate['success']:7.1%} {error:>6} {greedy:>7} {rate['n']:4d}"
             + f"   {envs}" * (len(rate["envs"]) > 1))
 
 
@@ -395,12 +355,11 @@ def draw(run, result):
     """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
     from matplotlib.figure import Figure
     cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
-    axes = figure.subplots()
+    axes, before, after = figure.subplots(), result["before"], result["after"]
     steps = [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
               label="training tasks")
-    before, after, curve = result["before"], result["after"], result["curve"]
-    evaluated, successes, by_envs = zip(*curve)
+    evaluated, successes, by_envs = zip(*result["curve"])
     axes.plot(evaluated, successes, "o-", color="C0", lw=2, label="held-out tasks, T=1")
     for i, env in enumerate(after["envs"]) if len(run.worlds) > 1 else ():
         axes.plot(evaluated, [envs.get(env) for envs in by_envs], f"C{4 + i}", lw=1, label=env)
@@ -409,11 +368,92 @@ def draw(run, result):
     if "control" in result:
         axes.axhline(result["control"]["sampled"], color="C1", ls="--",
                      label="control: more cloning instead, T=1")
-    axes.plot(steps, [line["random"] for line in run.history], color="C3", ls=":",
-              label="random player")
+    axes.plot(steps, [line["random"] for line in run.history], "C3:", label="random player")
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
     axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(os.path.join(cfg.folder, "curve.png"))
+    figure.savefig(os.path.join(run.folder, "curve.png"))
+
+
+# ---- the panel: signs that a run is about to collapse -------------------------------------------
+
+def collapse_warnings(history, window=5):
+    """Early signs of an Echo Trap or of template collapse: [(signal, sentence)], mostly empty.
+
+    history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
+    distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
+    (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
+    Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
+    and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
+    if len(history) < 2 * window:
+        return []
+    success = moving_mean(history, "success", window)
+    falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
+    solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
+    rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
+    signals = echo_trap_signals(history, window, solved, falling, rising)
+    if not solved:
+        signals += template_collapse_signals(history, window)
+    return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
+                     f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
+                     "with the largest in-group reward std.")
+            for signal, past, now, seen, meaning in signals if seen]
+
+
+def echo_trap_signals(history, window, solved, falling, rising):
+    """Rows (signal, past, now, seen, meaning). Echo Trap (arXiv:2504.20073): reward std
+    falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
+    What was not measured is NaN, and no comparison with NaN is true."""
+    success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
+        ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
+    # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
+    room = [math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1])]
+    expected = std[0] * (min(1, room[1] / room[0]) if success[-1] > success[0] else 1)
+    before, low, last = entropy[-1 - window], min(entropy[:-window]), entropy[-1]
+    usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
+    norm = mean_of(history[-window:], "grad_norm")
+    stuck = not solved and not rising
+    return [
+        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
+         "echo trap: all tries at a task earn the same, noise is left to learn from"),
+        ("entropy", before, last, stuck and last < 0.5 * before,
+         "echo trap: entropy leaves its smooth decay downwards"),
+        ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
+         "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
+        ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
+         "the policy forgets how actions are written"),
+        ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
+         "echo trap: the texts repeat themselves"),
+        ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
+         "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
+        ("response_length", length[0], length[-1],
+         falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
+         "echo trap: the answers shrink or swell")]
+
+
+def template_collapse_signals(history, window):
+    """Rows as above. Template collapse (arXiv:2604.06268): varied texts that forget the prompt."""
+    first, last = mean_of(history[:window], "entropy"), mean_of(history[-window:], "entropy")
+    rows, collapsed = [], last < 0.5 * first   # then the texts are not varied: an Echo Trap
+    for signal in ("mutual_information", "retrieval_accuracy"):
+        probes = [row for row in history if row.get(signal) is not None]
+        if len(probes) >= 4 and not collapsed:
+            past, now = mean_of(probes[:2], signal), mean_of(probes[-2:], signal)
+            chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
+            rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
+                         "template collapse: entropy stands, but the thoughts hardly depend on "
+                         "the prompt any more"))
+    return rows
+
+
+def moving_mean(history, name, window):
+    """mean_of a column over every `window` successive steps, the earliest first."""
+    return [mean_of(history[i:i + window], name) for i in range(len(history) - window + 1)]
+
+
+def mean_of(rows, name, mean=statistics.fmean):
+    """Mean of the finite numbers in a column; NaN where there are none."""
+    values = [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+    return mean(values) if values else math.nan

@@ -59,7 +59,13 @@ class Worlds:
     env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
     data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
     families: str = ""            # only these families of tasks, comma-separated; empty: all
+
+
+@dataclass
+class Plays:
+    # by which servers
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
+    max_concurrent: Count = 256   # episodes in play at a time
 
 
 @dataclass
@@ -82,7 +88,6 @@ class Machine:
     shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
     micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
     checkpointing: bool = False   # recompute activations in the backward pass
-    max_concurrent: Count = 256   # episodes in play at a time
 
 
 def parse_flags(kind, argv=None, description="", preset=None):
@@ -177,7 +182,8 @@ def tiny_settings(env, kind):
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
     settings = dict(asked[0])
     for name in ("horizons", "max_turn_tokens", "max_context") if len(asked) > 1 else ():
-        if values := [tiny.get(name, getattr(kind, name, None)) for tiny in asked]:
+        values = [tiny.get(name, getattr(kind, name, None)) for tiny in asked]
+        if values := [x for x in values if x is not None]:
             settings[name] = max(values, key=lambda x: x[-1] if type(x) is tuple else x)
     settings["families"] = ",".join(tiny["families"] for tiny in asked if "families" in tiny)
     return settings
@@ -298,25 +304,32 @@ def one_sentence(script):
 
 # ---- the folder and its files -------------------------------------------------------------------
 
-def open_folder(path, cfg, **more):
-    """Claim a run's folder, by one rank for all -> its name. It holds config.json, flags and more.
-
-    A new run gets `path`, or if that is there path-2, path-3, ...: makedirs is the lock. With
-    cfg.resume the folder that is there is gone on with."""
+def new_folder(path):
+    """Make a folder, by one rank for all -> its name: `path` or, if that is there, path-2, path-3,
+    ...: makedirs is the lock, and nothing is ever overwritten."""
     if parallel.rank():
         return parallel.gathered(None)[0]
     for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
         with suppress(FileExistsError):
-            os.makedirs(folder, exist_ok=cfg.resume)
+            os.makedirs(folder)
             break
-    write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)
     if folder != path:
-        parallel.say(f"{path} is there: this run's folder is {folder}")
+        parallel.say(f"{path} is there: the folder of this run is {folder}")
+    return parallel.gathered(folder)[0]
+
+
+def open_folder(path, cfg, **more):
+    """The folder of a run, a new one or with cfg.resume the one that is there -> its name. It gets
+    config.json, with the flags and more."""
+    folder = path if cfg.resume else new_folder(path)
+    if parallel.rank() == 0:
+        os.makedirs(folder, exist_ok=True)
+        write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)
     changed = [f"{f.name}={getattr(cfg, f.name)}" for f in fields(cfg)
                if getattr(cfg, f.name) != f.default]
-    parallel.say(textwrap.fill(f"{folder}: " + (" ".join(changed) or "all flags as by default"),
-                               100, break_on_hyphens=False, subsequent_indent="    "))
-    return parallel.gathered(folder)[0]
+    parallel.say(textwrap.fill(f"{folder}: " + " ".join(changed), 100, subsequent_indent="    ",
+                               break_on_hyphens=False))
+    return folder
 
 
 def read_json(path, missing=None):

@@ -44,8 +44,8 @@ from envs import open_envs
 from lora import base_of, without_adapters
 from parallel import logprobs_under
 from rollout import Stats, progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Positive, Run, Share, Speaks, Worlds, begun,
-                 both_splits, checked, cloned_settings, last_checkpoint, model_defaults,
+from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
+                 begun, both_splits, checked, cloned_settings, last_checkpoint, model_defaults,
                  one_sentence, open_folder, open_worlds, parse_flags, restore, save, tiny_settings)
 
 
@@ -437,7 +437,7 @@ TABLES = dict(algo=ALGOS, advantage=ADVANTAGES, surrogate=SURROGATES, weights=WE
 # ---- flags --------------------------------------------------------------------------------------
 
 @dataclass
-class Config(Machine, Speaks, Worlds):
+class Config(Machine, Speaks, Plays, Worlds):
     # what is learned, and from what
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     algo: str = "grpo"            # a preset of the learning rule: see ALGOS in train.py
