@@ -5,7 +5,7 @@
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
     python eval.py --env wordle --api-base https://api.openai.com/v1 --api-model NAME    any API's
     python eval.py --suite agenteval --model runs/NAME/step_80        AgentGym's 1,160 tasks
-    python eval.py --list                              every environment, and what it lacks here
+    python -m envs                                     every environment, and what it lacks here
 
 prints success and score with n and standard error, by environment and family of tasks, beside the
 random player and the expert on the very same tasks. Success: the final score reaches the
@@ -18,12 +18,10 @@ import math
 import os
 import random
 import re
-import sys
-import textwrap
 import time
 from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -34,9 +32,10 @@ from chat import Agent
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from envs import folders_of, known_envs, open_env
+from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, suite_tasks
 from lora import load_policy
-from metrics import as_json, builtin_rate, mean_and_error, play_builtin
+from metrics import as_json
 from rollout import World, collect, progress
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
                  model_defaults, one_sentence, open_folder, open_worlds, parse_flags, write_json)
@@ -63,7 +62,6 @@ class Config(Plays, Speaks, Worlds):
     horizon: Natural = 0          # most turns; 0: the environment's own, which limits several's
     out: str = ""                 # also keep it all in this folder; of a suite: runs/SUITE-PLAYER
     resume: bool = False          # continue the evaluation that this folder holds
-    list: bool = False            # only say which environments there are
 
     @property
     def player(self):
@@ -94,25 +92,6 @@ def envs_asked_for(cfg):
         turns = cfg.horizon or module.HORIZON
         asked[module.NAME] = cfg.n, min(turns, module.HORIZON) if len(modules) > 1 else turns
     return modules, asked, missing
-
-
-def listing():
-    """Every environment as text: tasks, horizon, engine, families, what it lacks here."""
-    lines = []
-    for name in known_envs():
-        lacks = "nothing"
-        try:
-            open_env(name)
-        except (ValueError, ImportError) as error:
-            lacks = str(error)
-        if module := sys.modules.get(f"envs.{name}"):       # else it lacks what its file imports
-            program = getattr(module, "ENGINE", "our own")
-            lines.append(f"{name}: {len(module.TRAIN)} train and {len(module.TEST)} test tasks, "
-                         f"horizon {module.HORIZON}, engine: {program}")
-            lines += textwrap.wrap(", ".join(module.FAMILIES), 96, initial_indent="    ",
-                                   subsequent_indent="    ", break_on_hyphens=False)
-        lines.append(f"    missing here: {lacks}" if module else f"{name}: missing here: {lacks}")
-    return "\n".join(lines)
 
 
 # ---- playing ------------------------------------------------------------------------------------
@@ -151,9 +130,9 @@ def play(cfg, policy, tasks, folder, plays):
     if cfg.policy:
         for world, task in progress(of_tasks[0], f"{cfg.policy} player"):
             with suppress(RuntimeError):        # of the engine: the task counts as dropped
-                keep([play_of(*play_builtin(
-                    world.module, cfg.policy, task, world.most_turns, (cfg.seed, member),
-                    member or None), member) for member in range(cfg.k)])
+                keep([play_builtin(world.module, cfg.policy, task, world.most_turns,
+                                   (cfg.seed, member), member or None)
+                      | dict(member=member, tokens={}) for member in range(cfg.k)])
         return
     try:
         if api and left:
@@ -165,14 +144,13 @@ def play(cfg, policy, tasks, folder, plays):
             raise
 
 
-def play_of(t, conversation, member, tokens=None):
-    """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's or a built-in
-    player's messages; member: which of its task's k; tokens: {"completion": sampled}, what an API
-    told, or None."""
+def play_of(t, conversation, member, tokens):
+    """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's messages;
+    member: which of its task's k; tokens: {"completion": sampled}, or what an API told."""
     valid = [turn.valid for turn in t.turns if turn.valid is not None]      # else nobody says
     return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
                 reward=t.reward, turns=len(t.turns), valid=sum(valid) if valid else None,
-                tokens=tokens or {}, conversation=conversation)
+                tokens=tokens, conversation=conversation)
 
 
 def kept_plays(folder, k):
@@ -329,7 +307,7 @@ def notes_on(cfg, plays, dropped):
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "resume", "concurrency", "list"} | {f.name for f in fields(Plays)}
+MAY_CHANGE = {"out", "resume", "concurrency"} | {f.name for f in fields(Plays)}
 
 
 def preset(given):
@@ -346,7 +324,7 @@ def preset(given):
 def main():
     with one_sentence("eval.py"):
         cfg = parse_flags(Config, description=__doc__, preset=preset)
-        print(listing()) if cfg.list else run(cfg)
+        run(cfg)
 
 
 if __name__ == "__main__":

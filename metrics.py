@@ -8,19 +8,17 @@ import functools
 import json
 import math
 import os
-import random
 import statistics
 import time
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import asdict
 
 import torch
 
 import algos
 import parallel
-from chat import assistant, said
 from curriculum import choose_tasks
+from envs.parts.players import builtin_rate, mean_and_error
 from rollout import Trajectory, to_batch
 from run import write_json
 
@@ -28,44 +26,6 @@ EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out
 
 
 # ---- players to compare with --------------------------------------------------------------------
-
-def mean_and_error(values):
-    """Mean, and its standard error sqrt(var / n) with Bessel's correction; nan where undefined."""
-    n = len(values)
-    mean = sum(values) / n if n else math.nan
-    if n < 2:
-        return mean, math.nan
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
-
-
-def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
-    """One episode of the "random" or the "expert" player -> (Trajectory without tokens, messages).
-    seed: of the random player's actions; stream: of the environment's luck, see envs.Base.reset."""
-    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    messages = said("user", env.reset(task_id, stream))
-    played = Trajectory(task_id, env=module.NAME)
-    while not played.done and len(played.turns) < horizon:
-        action = env.expert()[1] if player == "expert" else env.random_action(rng)
-        observation, reward, played.done, info = env.step(action)
-        played.add_action([], [])
-        played.turns[-1].reward, played.turns[-1].valid = float(reward), info.get("valid", True)
-        played.success, played.score = bool(info["success"]), float(info["score"])
-        messages += [assistant(action), *said("user", observation)]
-    env.close()
-    return played, messages
-
-
-def builtin_rate(module, player, tasks, horizon, seed=0):
-    """-> (success rate, standard error): exact where the environment can be solved, else played."""
-    if hasattr(module, "exact_success"):
-        rates = [module.exact_success(t, player, horizon) for t in tasks]
-        return sum(rates) / len(rates), 0.0
-    successes = []
-    for task in tasks:
-        with suppress(RuntimeError):        # of the engine: a task that it refuses is left out
-            successes.append(play_builtin(module, player, task, horizon, seed)[0].success)
-    return mean_and_error(successes)
-
 
 @functools.cache
 def random_rate(module, known, horizon):
