@@ -1,6 +1,6 @@
 """chat: all that knows text: messages to ids by a template, reply formats, a tiny tokenizer.
 
-    messages --Chat.opening--> ids of a context --the policy--> ids of a reply --Agent.read--> action
+    messages --Chat.opening--> ids of a context --policy--> ids of a reply --Agent.read--> action
 
 `Agent` says how a policy speaks in an environment: rollout.py's `Episode` asks it for the messages
 that the policy is shown and for the action that a reply means.

@@ -4,9 +4,8 @@
     python env_server.py maze wordle --port 9000   answers at .../maze and .../wordle
     with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
 
-A session is one Env object under an integer id, in one process: --workers N starts N of them, on
-successive ports. The verbs of the original, in textcraft's words (others have other words, see
-envs/parts/wires.py; `info` and all below /close are our additions):
+A session is one Env object under an integer id. The verbs of the original, in textcraft's words
+(others have other words: envs/parts/wires.py; `info` and all below /close are ours):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -15,25 +14,25 @@ envs/parts/wires.py; `info` and all below /close are our additions):
     GET  /observation?id=0                         -> "Got 1 log"
     POST /close  {"id": 0}                         -> true; false if there was nothing to close
 
-Many at once, answered in order. A good answer has the same five keys in every environment:
+Many at once, answered in order, in the same words in every environment. This is what our own client
+speaks:
 
-    POST /resets {"items": [{"data_idx": 7}, {"id": 0, "data_idx": 9}]}    no id: a new session
-    POST /steps  {"items": [{"id": 1, "action": "get 1 log", "turn": 0}, {"id": 99, "action": ""}]}
+    POST /resets {"items": [{"task": 7}, {"id": 0, "task": 9, "stream": 5}]}    no id: a new one
+    POST /steps  {"items": [{"id": 1, "action": "get 1 log"}, {"id": 99, "action": ""}]}
               -> {"items": [{"id": 1, "observation": "Got 1 log", "reward": 0, "done": false,
                              "info": {"success": false, "valid": true, "score": 0}},
                             {"error": "The id 99 is not valid.", "status": 404}]}
     POST /closes {"ids": [0, 1]} -> {"items": [true, true]}
     GET  /health -> {"server": "nanoAgentGym", "environments": ["textcraft"], "sessions": 1, ...}
 
-All optional: `turn`, the number of this episode's steps whose answers the client has seen: a step
-sent again because its answer got lost does not act twice. `episode`, a number for a reset and its
-steps, keeps a late step out of the next episode. `stream` seeds a reset's luck: envs/__init__.py.
+`stream` seeds a reset's luck: envs/__init__.py. A step acts when it is sent: one whose answer got
+lost must not be sent again; its episode is played again from the reset.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
-(finished, not reset, wrong turn), 410 closed or expired, 500 the environment broke (until its next
-reset), 503 too many sessions or bytes. In both: 404 no such path, 422 a wrong field (with FastAPI's
-"detail"), 403 to 415 HttpRequest.refusal.
+(finished, not reset), 500 the environment broke (until its next reset), 503 too many sessions or
+bytes. In both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403 to 415
+HttpRequest.refusal.
 """
 import argparse
 import contextlib
@@ -42,7 +41,6 @@ import math
 import os
 import re
 import signal
-import socket
 import socketserver
 import subprocess
 import sys
@@ -54,49 +52,24 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import folders_of, known_envs, open_env
-from envs.parts.wires import WIRES, Wire
+from envs.parts import wires
+from envs.parts.wires import Refused, field_of
 
-MAX_BODY = 2**20            # bytes of a request
+MAX_BODY = 2**23            # bytes of a request: MAX_ITEMS long actions
 MAX_REPLY = 2**22           # bytes after which no further item of a request is executed
 MAX_ITEMS = 256             # of a request, and so the most sessions that it opens
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
 
 
-# ---- Environments and their sessions ----
-
-LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
-
-
-def shaped(shape, session):
-    """The session's last answer in the shape that the environment's own clients expect."""
-    answer, values = session.answer, {}
-    words = {**answer, "env_idx": session.id, "null": None, "deleted": False, "truncated": False,
-             "state": answer["observation"], "terminated": answer["done"],
-             "score": answer["info"]["score"]}
-    for word in shape.strip("{[]}").split():
-        value = words[word] if word in words else getattr(session.env, word)
-        values[word] = value() if callable(value) else value
-    if shape[0] == "{":
-        return values
-    return list(values.values()) if shape[0] == "[" else values[shape]
-
-
-class Refused(Exception):
-    """A request that gets no ordinary answer: its status, one sentence, FastAPI's "detail"."""
-
-    def __init__(self, status, sentence, detail=None):
-        super().__init__(sentence)
-        self.status, self.detail = status, detail
-
+# ---- Sessions ----
 
 class Session:
     """One Env, made when first needed, and where its episode stands."""
 
-    def __init__(self, session_id, client):
-        self.id, self.client, self.env, self.lock = session_id, client, None, threading.Lock()
-        self.turns = self.episode = None    # steps of this episode (None: none began); its number
-        self.broken = ""        # why it cannot step until its next reset
+    def __init__(self, session_id):
+        self.id, self.env, self.lock = session_id, None, threading.Lock()
+        self.started, self.broken = False, ""       # why it cannot step until its next reset
         self.used = time.monotonic()
         self.keep("")
 
@@ -107,10 +80,28 @@ class Session:
                        "done": bool(done), "info": info}
         return self.answer
 
+    def reset(self, env_class, task_id, stream=None):
+        """Begin an episode of this task -> its first answer."""
+        self.started = False            # even if this fails, the episode before it is over
+        self.env = self.env or env_class()
+        observation = self.env.reset(task_id, stream)
+        self.started, self.broken = True, ""
+        return self.keep(observation)
+
+    def step(self, action):
+        """Execute the action -> the answer."""
+        self.check_started()
+        if self.answer["done"]:
+            raise Refused(409, f"The task with environment {self.id} has finished.")
+        observation, reward, done, info = self.env.step(action)
+        if not math.isfinite(reward) or not math.isfinite(info["score"]):
+            raise ArithmeticError(f"reward {reward}, score {info['score']}")
+        return self.keep(observation, reward, done, info)
+
     def check_started(self):
         if self.broken:
             raise Refused(500, self.broken)
-        if self.turns is None:
+        if not self.started:
             raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
 
     def close_env(self):
@@ -128,7 +119,7 @@ class Service:
 
     def __init__(self, name, max_sessions=MAX_SESSIONS, idle_seconds=IDLE_SECONDS):
         self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
-        self.module, self.wire = open_env(name), WIRES.get(name, Wire())
+        self.module, self.wire = open_env(name), wires.wire_of(name)
         self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
@@ -137,29 +128,24 @@ class Service:
         """The session of this id, or the sentence why there is none."""
         if session := self.sessions.get(session_id):
             return session
-        if 0 <= session_id < self.next_id:
-            raise Refused(410, f"The id {session_id} is not valid any more: it was closed, or "
-                               f"expired after {self.idle_seconds:g} s without a request.")
-        raise Refused(404, f"The id {session_id} is not valid.")
+        raise Refused(404, f"The id {session_id} is not valid: it was never opened, or closed, or "
+                           f"expired after {self.idle_seconds:g} s without a request.")
 
-    def open(self, client):
-        """A new session. One client, that is one address, may hold three times what is left."""
+    def open(self):
         with self.lock:
-            clients = [session.client for session in list(self.sessions.values())]
-            if clients.count(client) >= 3 * (self.max_sessions - len(clients)):
-                raise Refused(503, f"{self.name}: {len(clients)} sessions are open, "
-                    f"{clients.count(client)} of them yours; close some or raise --max-sessions")
-            session = self.sessions[self.next_id] = Session(self.next_id, client)
+            if len(self.sessions) >= self.max_sessions:
+                raise Refused(503, f"{self.name}: {self.max_sessions} sessions are open; close "
+                                   "some or raise --max-sessions")
+            session = self.sessions[self.next_id] = Session(self.next_id)
             self.next_id += 1
             return session
 
     @contextlib.contextmanager
-    def hold(self, body, client=None):
-        """The session that the body names, locked; for a client, if it names none, a new one that
-        is gone again when its first request fails. A ValueError of the environment refuses the
-        request; any other exception breaks the session, and no other session."""
-        session_id = field_of(body, self.wire.id_key, int, required=client is None)
-        session = self.open(client) if session_id is None else self.find(session_id)
+    def hold(self, session_id=None):
+        """The session of this id, locked; without one a new one that is gone again when its first
+        request fails. A ValueError of the environment refuses the request; any other exception
+        breaks the session, and no other session."""
+        session = self.open() if session_id is None else self.find(session_id)
         try:
             with session.lock:
                 try:
@@ -195,88 +181,23 @@ class Service:
                 self.close(session.id)
 
 
-# ---- One function per verb: (service, body, address of the client) -> JSON value ----
+# ---- Many episodes in a request: (service, body) -> JSON value ----
 
-def field_of(body, key, kind, required=True):
-    """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
-    value = body.get(key) if isinstance(body, dict) else body
-    if isinstance(body, dict) and (type(value) is kind or value is None and not required):
-        return value
-    problem, words = ("missing", "Field required") if value is None else \
-        (f"{kind.__name__}_type", f"Input should be {kind.__name__}")
-    raise Refused(422, f"body.{key}: {words}",
-                  [{"type": problem, "loc": ["body", key], "msg": words}])
+def reset_item(service, item):
+    with service.hold(field_of(item, "id", int, required=False)) as session:
+        return session.reset(service.module.Env, field_of(item, "task", int), item.get("stream"))
 
 
-def start_episode(service, session, body):
-    """Reset the session to the task that the body names; -> its first answer."""
-    session.turns = None        # even if this fails, the episode before it is over
-    session.episode = field_of(body, "episode", int, required=False)
-    task_id = field_of(body, service.wire.task_key, int, service.wire.task_required)
-    task_id = service.module.TRAIN[0] if task_id is None else task_id
-    session.env = session.env or service.module.Env()
-    if service.wire.task_wraps:
-        task_id %= 1 + max(service.module.TRAIN[-1], service.module.TEST[-1])
-    observation = session.env.reset(task_id, body.get("stream"))
-    session.turns, session.broken = 0, ""
-    return session.keep(observation)
+def step_item(service, item):
+    action = field_of(item, "action", str)
+    with service.hold(field_of(item, "id", int)) as session:
+        return session.step(action)
 
 
-def play_turn(service, session, body):
-    """Execute the body's action, unless `turn` says that this was done before; -> the answer."""
-    action = field_of(body, "action", str)
-    turn, episode = (field_of(body, key, int, required=False) for key in ("turn", "episode"))
-    session.check_started()
-    if episode not in (None, session.episode):
-        raise Refused(409, f"Id {session.id} is in episode {session.episode}, not {episode}.")
-    if turn == session.turns - 1 >= 0:
-        return session.answer           # that step was executed, and its answer got lost
-    if turn not in (None, session.turns):
-        raise Refused(409, f"Id {session.id} is at turn {session.turns}, not {turn}.")
-    if session.answer["done"]:
-        raise Refused(409, f"The task with environment {session.id} has finished.")
-    observation, reward, done, info = session.env.step(action)
-    if not math.isfinite(reward) or not math.isfinite(info["score"]):
-        raise ArithmeticError(f"reward {reward}, score {info['score']}")
-    session.turns += 1
-    return session.keep(observation, reward, done, info)
-
-
-def create(service, body, client):
-    with service.hold({}, client) as session:
-        if "observation" in service.wire.create:
-            train = service.module.TRAIN
-            start_episode(service, session, {service.wire.task_key: train[session.id % len(train)]})
-        return shaped(service.wire.create, session)
-
-
-def reset(service, body, client):
-    """The original's clients join sciworld's task and room, alfworld's room and commands."""
-    with service.hold(body) as session:
-        start_episode(service, session, body)
-        reply = shaped(service.wire.reset, session)
-        if "task_description" in service.wire.reset:
-            room = reply["observation"].removeprefix(reply["task_description"])
-            reply |= {"observation": room.lstrip(), "reward": reply["score"]}   # as the original
-        if "available_actions" in service.wire.reset:
-            reply["observation"] = reply["observation"].partition("\nAVAILABLE ACTIONS: ")[0]
-        return reply
-
-
-def step(service, body, client):
-    with service.hold(body) as session:
-        play_turn(service, session, body)
-        return {**shaped(service.wire.step, session), "info": session.answer["info"]}
-
-
-def close(service, body, client):
-    return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
-
-
-def for_each(act, service, body, client):
+def for_each(act, service, body):
     """Answers in the order of the items. They are executed in that order, too, or side by side in
     threads where the engine frees Python's lock and no two are of one session."""
-    items, sizes, key = field_of(body, "items", list), [], service.wire.id_key
+    items, sizes = field_of(body, "items", list), []
     if len(items) > MAX_ITEMS:
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
 
@@ -285,50 +206,29 @@ def for_each(act, service, body, client):
         try:
             if sum(sizes) > MAX_REPLY:
                 raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-            with service.hold(item, client if act is start_episode else None) as session:
-                answer = act(service, session, item)
+            answer = act(service, item)
         except Refused as refusal:
             answer = {"error": str(refusal), "status": refusal.status}
         sizes.append(len(encode(answer)))
         return answer
-    ids = [str(item[key]) for item in items if isinstance(item, dict) and key in item]
+    ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
     side_by_side = service.pool and len(ids) == len(set(ids))
     return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}
 
 
-def closes(service, body, client):
+def closes(service, body):
     return {"items": [type(session_id) is int and service.close(session_id)
                       for session_id in field_of(body, "ids", list)]}
 
 
-def look(service, path, query):
-    """GET: whether the server lives, and what a session shows."""
-    key = service.wire.id_key
-    if path == "":
-        return f"This is environment {service.name}." if key == "id" else "ok"
-    if path == "list_envs":
-        return list(service.sessions)
-    shape = (LOOK | service.wire.look).get(path)
-    if shape is None:
-        raise Refused(404, f"there is no GET /{service.name}/{path}", "Not Found")
-    if shape.isupper():
-        return list(getattr(service.module, shape))
-    number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
-    with service.hold({key: int(number[1])} if number else {}) as session:
-        if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
-            session.check_started()
-        session.env = session.env or service.module.Env()
-        return shaped(shape, session)
-
-
 # ---- HTTP ----
 
-VERBS = dict(create=create, reset=reset, step=step, close=close, closes=closes,
-             resets=partial(for_each, start_episode), steps=partial(for_each, play_turn))
+VERBS = dict(wires.VERBS, closes=closes, resets=partial(for_each, reset_item),
+             steps=partial(for_each, step_item))
 encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
 
 
-def respond(services, method, target, body, client=""):
+def respond(services, method, target, body):
     """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
     path, _, query = target.partition("?")
     name, _, verb = path.strip("/").partition("/")
@@ -344,13 +244,13 @@ def respond(services, method, target, body, client=""):
             raise Refused(404, f"there is no {method} {path}; the environments here: "
                                f"{', '.join(services)}", "Not Found")
         if method == "GET":
-            return 200, encode(look(service, verb, query))
+            return 200, encode(wires.look(service, verb, query))
         try:
             body = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError) as problem:
             raise Refused(422, f"the body is not JSON: {problem}", [
                 {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
-        return 200, encode(VERBS[verb](service, body, client))
+        return 200, encode(VERBS[verb](service, body))
     except Refused as refusal:
         if refusal.detail:      # what FastAPI itself answers has its status in both dialects
             return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
@@ -377,23 +277,20 @@ class HttpRequest(BaseHTTPRequestHandler):
             while left > 0 and (piece := self.rfile.read1(2**16)):
                 left -= len(piece)
         elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
-            self.server.quiet_since[self.connection] = math.inf
-            self.reply(*respond(self.server.services, self.command, self.path, body,
-                                self.client_address[0]))
+            self.reply(*respond(self.server.services, self.command, self.path, body))
 
     do_GET = do_POST
 
     def reply(self, status, text):
         """Send this JSON text, in one packet with its head."""
-        self.server.quiet_since[self.connection] = time.monotonic()
         closing = "Connection: close\r\n" if self.close_connection else ""
         self.wfile.write(f"HTTP/1.1 {status} {self.responses[status][0]}\r\n{closing}"
                          "Content-Type: application/json\r\n"     # the encoder writes ASCII
                          f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
     def refusal(self, size):
-        """(status, sentence) if this is not to be answered. A web page may not act here: it tells
-        its Origin, sends no JSON unasked, and has its own name in Host (DNS rebinding)."""
+        """(status, sentence) if this is not to be answered. A web page may not act here: it sends
+        no JSON unasked, and has its own name in Host (DNS rebinding)."""
         host = ",".join(self.headers.get_all("Host", ["localhost"])).lower()
         if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
                 or not re.fullmatch("[0-9]{1,18}", size)):
@@ -402,8 +299,6 @@ class HttpRequest(BaseHTTPRequestHandler):
             return 413, f"a body of {size} bytes; {MAX_BODY} are the most"
         if not re.fullmatch(f"({self.server.names})(:[0-9]*)?", host):
             return 403, f"Host is {host!r}; use the server's IP address, or start it with --host"
-        if self.headers.get("Origin", f"http://{host}") != f"http://{host}":
-            return 403, f"Origin is {self.headers['Origin']!r}; web pages may not use this server"
         if int(size) and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
 
@@ -420,8 +315,6 @@ class HttpServer(ThreadingHTTPServer):
         self.services = {name: Service(name, **limits) for name in names}
         self.names = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + (
             "[^.:]+" if host in ("", "0.0.0.0") else re.escape(host.lower()))   # no page has "gpu7"
-        self.quiet_since = {}       # connection: when its last request was answered; inf: at work
-        self.most = min(1024, os.sysconf("SC_OPEN_MAX") * 3 // 4)   # connections; files open too
         try:
             super().__init__((host, port), HttpRequest)
         except (OSError, OverflowError) as problem:
@@ -432,20 +325,6 @@ class HttpServer(ThreadingHTTPServer):
         """Called twice a second, and after each new connection."""
         for service in self.services.values():
             service.close_idle()
-
-    def process_request(self, connection, address):
-        """A thread for it. Of too many, the one that is quiet for longest is cut, and its thread
-        reads the end; while all others are being answered, that is the new one."""
-        self.quiet_since[connection] = time.monotonic()
-        if len(self.quiet_since) > self.most:
-            self.shutdown_request(min(self.quiet_since, key=self.quiet_since.get))
-        super().process_request(connection, address)
-
-    def shutdown_request(self, connection):
-        self.quiet_since.pop(connection, None)
-        with contextlib.suppress(OSError):      # the client was first
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
 
     def server_close(self):
         super().server_close()
@@ -498,44 +377,30 @@ def main():
     parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(known_envs()))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one")
-    parser.add_argument("--workers", type=int, default=1, help="processes, on successive ports")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
     parser.add_argument("--data", default="", metavar="[NAME=]FOLDER", help="yours, to play with")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.workers < 1 or args.max_sessions < 1 or not args.idle_seconds > 0:      # NaN too
-        parser.error("--workers and --max-sessions are 1 or more, --idle-seconds above 0")
-    limits = {"max_sessions": args.max_sessions, "idle_seconds": args.idle_seconds}
-
-    def on_signal(then):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, then)
-    on_signal(lambda *_: (on_signal(signal.SIG_IGN), sys.exit(0)))   # a second changes nothing
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     if args.child:
         threading.Thread(target=end_with_parent, daemon=True).start()
     stdout = open(os.dup(1), "w")       # gets our one line; engines that print do so on stderr
     os.dup2(2, 1)
-    with contextlib.ExitStack() as stack:
-        try:
-            for name, folder in folders_of(args.names, args.data).items():
-                open_env(name, folder)
-            if args.workers > 1:
-                urls = stack.enter_context(
-                    local_server(args.names, args.workers, args.host, args.port, **limits))
-                serve = threading.Event().wait
-            else:
-                server = stack.enter_context(
-                    HttpServer(args.names, args.host, args.port, **limits))
-                urls = [f"http://{args.host}:{server.server_address[1]}"]
-                serve = server.serve_forever
-        except (ValueError, ImportError) as reason:
-            on_signal(signal.SIG_IGN)
-            print(reason, file=stdout if args.child else sys.stderr, flush=True)
-            sys.exit(2)
-        addresses = [f"{url}/{name}" for url in urls for name in args.names]
+    try:
+        for name, folder in folders_of(args.names, args.data).items():
+            open_env(name, folder)
+        server = HttpServer(args.names, args.host, args.port, max_sessions=args.max_sessions,
+                            idle_seconds=args.idle_seconds)
+    except (ValueError, ImportError) as reason:
+        print(reason, file=stdout if args.child else sys.stderr, flush=True)
+        sys.exit(2)
+    with server:
+        port = server.server_address[1]
+        addresses = [f"http://{args.host}:{port}/{name}" for name in args.names]
         print(", ".join(args.names), "on", " ".join(addresses), file=stdout, flush=True)
-        serve()
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=Fa
              alora_invocation_tokens=None, layer_replication=None, init_lora_weights=True)
 
 
-def adapt(model, rank, alpha, seed=0):
+def adapt(model, rank, alpha, base, seed=0):
     """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
     MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
     1 / sqrt(in), as in PEFT, and does not depend on the device."""

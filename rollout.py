@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
-from client import EnvClient, EnvError, ServerAway
+from client import EnvClient, EnvError
 from engine import PAGE_SIZES, Engine, Sequence, forward, kv_shape, layout_for, sample
 
 
@@ -507,10 +507,10 @@ class Scheduler:
 
     def fail(self, slot, error):
         """The environment failed, after the client's own attempts: play the episode again, in a new
-        session; after `retries` failures (20, if its server went away) give its group up."""
+        session; after `retries` failures (100, if its server is away) give its group up."""
         self.stats.failures.append(error)
         slot.failures += 1
-        if slot.failures > (20 if isinstance(error, ServerAway) else self.retries):
+        if slot.failures > (100 if error.away else self.retries):
             self.lost.add(slot.group)
         self.release(slot)
         slot.session, old = None, slot.episode

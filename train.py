@@ -134,7 +134,7 @@ def credit(run, batch):
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
     if cfg.importance_cap:
         batch.weights = algos.importance_weights(batch.old_logprobs, batch.rollout_logprobs, mask,
-                                                 cfg.importance_cap)
+                                                 0.0, cfg.importance_cap)
     if cfg.overlong_buffer:
         penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)

@@ -1,7 +1,13 @@
-"""What each original server of AgentGym calls its things: env_server.py speaks so, client.py too.
+"""The words of AgentGym's servers, which differ between environments, in both directions.
 
+    request_of("maze", "reset", {"id": 3, "task": 7})      our item -> what their server is sent
+    item_of("maze", "reset", ...)                          what it answered -> our item
+    shaped("{id observation}", session)                    our session -> what their client expects
+
+client.py and env_server.py speak one wire among themselves, and call these functions beside it.
 Rows of environments that are not here yet are there for their original servers.
 """
+import re
 from dataclasses import dataclass, field
 
 
@@ -49,3 +55,167 @@ WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
     "searchqa": Wire(**B, task_key="id", reset="prompted", look={"observation": "prompted"}),
     "weather": TOOL, "movie": TOOL, "academia": TOOL, "sheet": TOOL, "todo": TOOL,
 }
+RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # only the originals
+
+
+def wire_of(name):
+    return WIRES.get(name, Wire())
+
+
+# ---- our client on an original server -----------------------------------------------------------
+
+def addresses_of(root, name):
+    """{where the original greets: where it plays}: most do both at the root."""
+    return {f"{root}/{name}/": f"{root}/{name}",
+            f"{root}/": f"{root}/{name}" if name in ("maze", "wordle") else root}
+
+
+def create_of(name):
+    """The body of /create."""
+    return {"id": 0} if wire_of(name).id_key == "env_idx" else {}
+
+
+def id_of(name, made):
+    """The id in what /create answered. LookupError, TypeError: there is none."""
+    wire = wire_of(name)
+    return made if wire.create == wire.id_key else made[wire.id_key]
+
+
+def request_of(name, verb, item):
+    """Our item {"id", "task" or "action"} -> the body of /reset or /step."""
+    wire = wire_of(name)
+    if verb == "step":
+        return {wire.id_key: item["id"], "action": item["action"]}
+    return {wire.id_key: item["id"], wire.task_key: item["task"]} | RESET_ALSO.get(name, {})
+
+
+def item_of(name, verb, number, answer, success):
+    """What the original answered for its session `number` -> our item {"id", "observation",
+    "reward", "done", "info"}. success: the score that counts as one, which it never says.
+    LookupError, TypeError: it is no such answer."""
+    wire = wire_of(name)
+    form = wire.reset if verb == "reset" else wire.step
+    if form[0] == "[":
+        answer = answer[0]
+    if form[0] != "{":
+        answer = {"observation": answer}
+    observation = answer["state" if "state" in form else "observation"]
+    if verb == "reset":
+        if "task_description" in form:
+            observation = "\n".join([answer["task_description"], observation])
+        if "available_actions" in form:
+            actions = ",".join(answer["available_actions"])
+            observation = "\nAVAILABLE ACTIONS: ".join([observation, actions])
+        answer = {"reward": 0, "done": False} | answer      # not every reset has them
+    done = answer["terminated" if "terminated" in form else "done"]
+    score = answer["score" if "score" in form else "reward"]
+    won = score >= success
+    return dict(id=answer.get(wire.id_key, number), observation=observation,
+                reward=answer.get("reward"),
+                done=True if done is False and won else done,       # or babyai pays twice
+                info=dict(success=won, valid=None, score=score))
+
+
+# ---- an original client on our server -----------------------------------------------------------
+
+LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
+
+
+def shaped(shape, session):
+    """The session's last answer in the shape that the environment's own clients expect."""
+    answer, values = session.answer, {}
+    words = {**answer, "env_idx": session.id, "null": None, "deleted": False, "truncated": False,
+             "state": answer["observation"], "terminated": answer["done"],
+             "score": answer["info"]["score"]}
+    for word in shape.strip("{[]}").split():
+        value = words[word] if word in words else getattr(session.env, word)
+        values[word] = value() if callable(value) else value
+    if shape[0] == "{":
+        return values
+    return list(values.values()) if shape[0] == "[" else values[shape]
+
+
+def reset_shaped(wire, session):
+    """The answer to /reset. The original's clients join sciworld's task and room, alfworld's room
+    and commands; ours come joined."""
+    reply = shaped(wire.reset, session)
+    if "task_description" in wire.reset:
+        room = reply["observation"].removeprefix(reply["task_description"])
+        reply |= {"observation": room.lstrip(), "reward": reply["score"]}       # as the original
+    if "available_actions" in wire.reset:
+        reply["observation"] = reply["observation"].partition("\nAVAILABLE ACTIONS: ")[0]
+    return reply
+
+
+class Refused(Exception):
+    """A request that gets no ordinary answer: its status, one sentence, FastAPI's "detail"."""
+
+    def __init__(self, status, sentence, detail=None):
+        super().__init__(sentence)
+        self.status, self.detail = status, detail
+
+
+def field_of(body, key, kind, required=True):
+    """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
+    value = body.get(key) if isinstance(body, dict) else body
+    if isinstance(body, dict) and (type(value) is kind or value is None and not required):
+        return value
+    problem, words = ("missing", "Field required") if value is None else \
+        (f"{kind.__name__}_type", f"Input should be {kind.__name__}")
+    raise Refused(422, f"body.{key}: {words}",
+                  [{"type": problem, "loc": ["body", key], "msg": words}])
+
+
+# A verb: (env_server.Service, body of the request) -> JSON value.
+
+def create(service, body):
+    with service.hold() as session:
+        if "observation" in service.wire.create:
+            train = service.module.TRAIN
+            session.reset(service.module.Env, train[session.id % len(train)])
+        return shaped(service.wire.create, session)
+
+
+def reset(service, body):
+    wire, module = service.wire, service.module
+    task_id = field_of(body, wire.task_key, int, wire.task_required)
+    task_id = module.TRAIN[0] if task_id is None else task_id
+    if wire.task_wraps:
+        task_id %= 1 + max(module.TRAIN[-1], module.TEST[-1])
+    with service.hold(field_of(body, wire.id_key, int)) as session:
+        session.reset(module.Env, task_id, body.get("stream"))
+        return reset_shaped(wire, session)
+
+
+def step(service, body):
+    action = field_of(body, "action", str)
+    with service.hold(field_of(body, service.wire.id_key, int)) as session:
+        session.step(action)
+        return shaped(service.wire.step, session) | {"info": session.answer["info"]}
+
+
+def close(service, body):
+    return service.close(field_of(body, service.wire.id_key, int)) and service.wire.closed
+
+
+def look(service, path, query):
+    """GET: whether the server lives, and what a session shows."""
+    key = service.wire.id_key
+    if path == "":
+        return f"This is environment {service.name}." if key == "id" else "ok"
+    if path == "list_envs":
+        return list(service.sessions)
+    shape = (LOOK | service.wire.look).get(path)
+    if shape is None:
+        raise Refused(404, f"there is no GET /{service.name}/{path}", "Not Found")
+    if shape.isupper():
+        return list(getattr(service.module, shape))
+    number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
+    with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
+        if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
+            session.check_started()
+        session.env = session.env or service.module.Env()
+        return shaped(shape, session)
+
+
+VERBS = dict(create=create, reset=reset, step=step, close=close)
