@@ -35,7 +35,7 @@ from engine import check_model, from_pretrained, make_policy
 from envs import demonstrations, load_env, open_envs
 from envs.parts.agentgym import (SET_SIZES, Manner, read_trajectories, threshold,
                                  write_trajectories)
-from lora import base_of
+from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
                  begun, both_splits, cloned_settings, last_checkpoint, model_defaults, new_folder,
@@ -197,7 +197,7 @@ def clone(cfg, out, device, say=parallel.say, demos=None):
     together -> what was imitated, as Trajectories. ValueError."""
     demos = lesson(cfg, say) if demos is None else demos
     if cfg.model:
-        tokenizer = from_pretrained(AutoTokenizer, cfg.model)
+        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
     else:                       # a tiny policy
         tokenizer = tokenizer_of(demos, cfg)

@@ -18,7 +18,6 @@ D head size, S page size in tokens, P pages, V vocabulary.
 import heapq
 import math
 import os
-import timeit
 import types
 from collections import Counter
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
-from lora import base_of, load_adapters
-
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
@@ -46,7 +43,7 @@ ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
-PAGE_SIZES = dict(torch=32, flash2=256, varlen=256, flash4=128)      # in tokens; what each asks for
+PAGE_SIZES = dict(torch=32, flash2=256, varlen=256)      # in tokens; what each asks for
 FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `equip`
 
 
@@ -54,8 +51,8 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 
 def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-    path: a folder, perhaps of adapters (lora.py), or a hub id. attention: "auto" | "flash2" |
-    "flash4" | "varlen" | "torch". dtype: of the weights; compute_dtype: see `equip`.
+    path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch". dtype: of the
+    weights; compute_dtype: see `equip`.
     ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
@@ -63,25 +60,17 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
-    base = base_of(path)
-    if base != path:
-        load_adapters(model, path)
-    equip(model.to(device), attention, compute_dtype)
-    if not os.path.isdir(base) or any(x.startswith("tokenizer") for x in os.listdir(base)):
-        never_sample_padding(model, path)
-    return model
-
-
-def check_heads(width, heads):
-    """ValueError if `make_policy` cannot cut this width into so many heads."""
-    if heads > 1 and heads % 2 or width % (2 * heads):
-        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
-                         "and a width that is a multiple of twice that number")
+    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
+        never_sample_padding(model, from_pretrained(AutoTokenizer, path))
+    return equip(model.to(device), attention, compute_dtype)
 
 
 def make_policy(vocabulary, width, layers, heads, seed):
     """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
-    puts Qwen's own way of splitting words in place of the saved one.)"""
+    puts Qwen's own way of splitting words in place of the saved one.) ValueError."""
+    if heads > 1 and heads % 2 or width % (2 * heads):
+        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
+                         "and a width that is a multiple of twice that number")
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
@@ -90,21 +79,21 @@ def make_policy(vocabulary, width, layers, heads, seed):
     return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
-def never_sample_padding(model, path):
-    """Ids that the tokenizer at `path` lacks, as many vocabularies are padded, get the probability
-    0, in the sampler as in the trainer. ValueError: a tokenizer with ids beyond the embeddings."""
+def never_sample_padding(model, tokenizer):
+    """Ids behind the tokenizer's last one, as many vocabularies are padded, get the probability 0,
+    in the sampler as in the trainer. ValueError: a tokenizer with ids beyond the embeddings."""
     rows = len(model.get_input_embeddings().weight)
-    known = {*from_pretrained(AutoTokenizer, path).get_vocab().values()}
-    if max(known) >= rows:
-        raise ValueError(f"{path}: its tokenizer has token ids up to {max(known)}, its model "
-                         f"embeddings up to {rows - 1}; give it its own tokenizer")
-    model.padding = torch.tensor(sorted({*range(rows)} - known), device=model.device)
+    model.known_ids = 1 + max(tokenizer.get_vocab().values())
+    if model.known_ids > rows:
+        raise ValueError(f"{tokenizer.name_or_path}: its tokenizer has token ids up to "
+                         f"{model.known_ids - 1}, its model embeddings up to {rows - 1}; give it "
+                         "its own tokenizer")
 
 
 def without_padding(model, logits):
     """logits (..., V), changed in place: the probability 0 for ids that stand for no text."""
-    padding = getattr(model, "padding", ())
-    return logits.index_fill_(-1, padding, NEVER) if len(padding) else logits
+    logits[..., getattr(model, "known_ids", logits.shape[-1]):] = NEVER
+    return logits
 
 
 def longest_text(config):
@@ -116,10 +105,7 @@ def longest_text(config):
 
 
 def from_pretrained(auto, path, **more):
-    """What transformers finds at `path`: data only, neither pickles nor code. ValueError.
-    A folder of adapters has a tokenizer at most; the rest, and else that too, is its base's."""
-    if auto is not AutoTokenizer or not os.path.isfile(f"{path}/tokenizer_config.json"):
-        path = base_of(path)
+    """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
@@ -128,7 +114,6 @@ def from_pretrained(auto, path, **more):
 
 def check_model(path):
     """ValueError, before any weight is loaded: no model at `path`, or one that cannot run here."""
-    path = base_of(path)
     if str(path)[0] in "./~" and not os.path.isdir(path):
         raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
     if os.path.isdir(path) and not any(x.endswith(".safetensors") for x in os.listdir(path)):
@@ -199,8 +184,8 @@ def add_value_head(model):
 
 
 def choose_kernel(attention, device, dtype):
-    """-> (kernel, why). All but "torch" need a GPU and 16 bit: flash2, flash4 (two packages) and
-    varlen (torch's own copy of the first). ValueError: the one asked for cannot run here."""
+    """-> (kernel, why). All but "torch" need a GPU and 16 bit: flash2 (the package flash-attn) and
+    varlen (torch's own copy of it). ValueError: the one asked for cannot run here."""
     wanted = dict(auto=("flash2", "varlen"), torch=()).get(attention, (attention,))
     reasons = []
     if wanted and (device.type != "cuda" or dtype == torch.float32):
@@ -352,22 +337,17 @@ class Decode:
         self.table, self.lengths, self.views = table, starts + 1, {}
 
     def view(self, window, groups):
-        """Runs (pages, W, bias) and readers for `walk_pages`, without pages before a window."""
+        """Runs (pages, W, bias) and readers for `walk_pages`. Windows are rare: their pages are
+        gathered, as in a prefill."""
+        if window:
+            past = Extend(np.ones(len(self.table), int), self.memory, self.table, self.lengths - 1)
+            return past, past.view(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
         # row n: the bias of a page in which n tokens are written: 0 at these, NEVER at the others
         unwritten = self.memory.keys.new_full((S + 1, S), NEVER).triu()
-        begins = np.arange(self.table.shape[1]) * S
-        first = (self.lengths - (window or self.lengths)).clip(0)      # token each row sees
-        table = np.where(begins <= first[:, None] - S, -1, self.table)
-        begin = np.zeros(table.max() + 2, int)             # of each page; -1, no page, is the last
-        begin[table] = begins
         runs, readers = [], []
-        for chosen, rows, written in page_runs(table, self.lengths, S):
+        for chosen, rows, written in page_runs(self.table, self.lengths, S):
             bias = unwritten[torch.from_numpy(written.repeat(KH)).to(device)][:, None]
-            if first.any():                # a bias for each reader, as windows begin anywhere
-                before = (np.append(first, 0)[rows] - begin[chosen][:, None]).clip(0, S)  # (P, W)
-                before = torch.from_numpy(before.repeat(KH, 0).repeat(groups, 1)).to(device)
-                bias = torch.where(unwritten[before] == 0, NEVER, bias)
             if not isinstance(chosen, slice):
                 chosen = torch.from_numpy(chosen).to(device)
             runs.append((chosen, rows.shape[1], bias))
@@ -375,6 +355,8 @@ class Decode:
         return runs, torch.from_numpy(np.concatenate(readers)).to(device)
 
     def attend(self, layer, query, key, value, scale, runs, readers):
+        if isinstance(runs, Extend):
+            return runs.attend(layer, query, key, value, scale, *readers)
         runs = [(*self.memory.choose(layer, chosen), *rest) for chosen, *rest in runs]
         return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs, readers,
                           scale).view(query.shape)
@@ -469,23 +451,16 @@ class Flash:
         if self.kernel == "flash2":
             return function(query, key, value, *lengths, softmax_scale=scale, causal=True,
                             window_size=window, block_table=self.table)
-        if self.kernel == "varlen":       # several splits leave rows of paged sequences unwritten
-            return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
-                            window_size=window, seqused_k=self.seq_lens, block_table=self.table)
-        return function(query, key, value, cu_seqlens_q=self.cu_seqlens, seqused_k=self.seq_lens,
-                        cu_seqlens_k=None if self.seq_lens is not None else self.cu_seqlens_k,
-                        max_seqlen_q=self.longest, max_seqlen_k=self.longest_k, causal=True,
-                        page_table=self.table, softmax_scale=scale,
-                        window_size=window if window[0] >= 0 else (None, None))[0]  # of (out, lse)
+        # varlen: several splits leave rows of paged sequences unwritten
+        return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
+                        window_size=window, seqused_k=self.seq_lens, block_table=self.table)
 
 
 def flash_function(kernel):
-    """Attention over sequences of varying length, in pages or not: flash-attn's, version 2 or 4, or
-    torch's copy of 2, which reads pages since 2.13. ImportError where it is missing."""
+    """Attention over sequences of varying length, in pages or not: flash-attn's, or torch's copy of
+    it, which reads pages since 2.13. ImportError where it is missing."""
     if kernel == "flash2":
         from flash_attn import flash_attn_varlen_func as function
-    elif kernel == "flash4":
-        from flash_attn.cute import flash_attn_varlen_func as function
     else:
         from torch.nn.attention.varlen import varlen_attn as function
     return function
@@ -785,19 +760,6 @@ def sample(logits, uniforms, temperature):
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
     logprobs = scaled.gather(1, ids).float() - top.float() + best.log()
     return ids[:, 0], logprobs[:, 0]
-
-
-def machine_rates(device, dtype):
-    """(FLOP/s of a large matrix product, bytes/s read and written by a large copy), measured now:
-    the peaks with which a run's own figures are compared."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-    def seconds(work):                          # of four runs, the first warms up
-        return min(timeit.repeat(lambda: (work(), synchronize()), number=1, repeat=4))
-    n, length = (8192, 2**30) if device.type == "cuda" else (768, 2**24)
-    a, memory = torch.rand(n, n, device=device).to(dtype), torch.zeros(length, device=device)
-    copy = torch.empty_like(memory)
-    return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
 # ---- the training forward: methods of the model, see `equip` ----------------------------------

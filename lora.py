@@ -1,23 +1,23 @@
 """lora: low-rank adapters (LoRA, arXiv:2106.09685) in PEFT's file format.
 
     python train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft --lora 16
-    python lora.py runs/NAME/step_80 OUT      the adapters added to their base: an ordinary folder
 
 A linear layer of the decoder computes y = W x + (alpha / r) B A x. W (out, in) is frozen, in the
 dtype of the computations; A (r, in) and B (out, r) are float32 and all that is trained. B begins
-as 0, so the first policy is the base, as is a later one while its adapters are off.
+as 0, so the first policy is the base, as is a later one while its adapters are off. A folder of
+adapters stands for the model that they make of their base: wherever a model's path is asked for,
+it may be given. recipes/merge_lora.py makes an ordinary folder of it.
 """
 import json
 import os
-import shutil
-import sys
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+
+import engine
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
@@ -27,9 +27,9 @@ PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=Fa
 def adapt(model, rank, alpha, base, seed=0):
     """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
     MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
-    1 / sqrt(in), as in PEFT, and does not depend on the device."""
+    1 / sqrt(in), as in PEFT, and does not depend on the device. base: the model's path."""
     model.requires_grad_(False)
-    model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, on=True)
+    model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, base=base, on=True)
     generator = torch.Generator().manual_seed(seed)
 
     def add(linear, inputs, output):            # a forward hook
@@ -74,16 +74,25 @@ def merge(model):
     model.requires_grad_(True)
 
 
-def save_adapters(model, folder, base):
-    """Write `folder` as PEFT does. base: the path of the frozen model, a folder or a hub id."""
+def save_adapters(model, folder):
+    """Write `folder` as PEFT does."""
     names = {name.split(".")[-3] for name in adapters(model)}
-    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base,
+    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=model.lora.base,
                   r=model.lora.rank, lora_alpha=model.lora.alpha, target_modules=sorted(names))
     os.makedirs(folder, exist_ok=True)
     save_file({name: p.detach().cpu() for name, p in adapters(model).items()},
               os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     with open(os.path.join(folder, CONFIG), "w") as file:
         json.dump(config, file, indent=1)
+
+
+def load_policy(path, *more):
+    """`engine.load_policy`, for which a folder of adapters is a model, too: the base with them."""
+    base = base_of(path)
+    model = engine.load_policy(base, *more)
+    if base != path:
+        load_adapters(model, path)
+    return model
 
 
 def load_adapters(model, folder):
@@ -95,7 +104,8 @@ def load_adapters(model, folder):
         raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
     with open(os.path.join(folder, CONFIG)) as file:
         config = PLAIN | json.load(file)
-    adapt(model, config.get("r", 1), config.get("lora_alpha", 1))   # B of layers not in it stays 0
+    adapt(model, config.get("r", 1), config.get("lora_alpha", 1), base_of(folder))
+    # B of layers that are not in the folder stays 0
     own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
     odd |= {k for k, x in found.items() if k not in own or x.shape != own[k].shape}
     if odd:
@@ -119,21 +129,6 @@ def base_of(path):
     return base
 
 
-def main():
-    """Write OUT, an ordinary Hugging Face folder in float32, from FOLDER with adapters."""
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    folder, out = sys.argv[1:]
-    try:
-        model = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=torch.float32)
-        load_adapters(model, folder)
-        shutil.copytree(folder, out, ignore=shutil.ignore_patterns(
-            "adapter_*", "trainer", "*.safetensors"))
-    except (OSError, ValueError) as error:
-        sys.exit(f"lora.py: {error}")
-    merge(model)
-    model.save_pretrained(out)
-
-
-if __name__ == "__main__":
-    main()
+def tokenizer_path(path):
+    """Where the tokenizer of a model lies: PEFT leaves it with the base, we with the adapters."""
+    return path if os.path.isfile(os.path.join(path, "tokenizer_config.json")) else base_of(path)

@@ -22,8 +22,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 from client import EnvError, ServersGone
-from engine import (FORWARD_METHODS, add_value_head, equip, load_policy)
-from lora import adapt, adapters, base_of, merge
+from engine import FORWARD_METHODS, add_value_head, equip
+from lora import adapt, adapters, base_of, load_policy, merge
 from rollout import Stats, collect
 
 
@@ -156,8 +156,6 @@ def place(model, device, dtype, compute, shard):
             fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
-    if hasattr(model, "padding"):
-        model.padding = model.padding.to(device)
 
 
 @functools.cache        # a mesh is made of groups, which take memory

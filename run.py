@@ -39,7 +39,7 @@ from client import EnvError
 from curriculum import choose_tasks, shares_of
 from engine import from_pretrained, longest_text
 from envs import load_env
-from lora import adapters, save_adapters
+from lora import adapters, save_adapters, tokenizer_path
 from rollout import World
 
 
@@ -254,7 +254,7 @@ class Run:
 def open_worlds(policy, path, modules, clients, cfg):
     """[World], how the policy of `path`, a folder or a hub id, plays each environment. Of several
     environments none is played longer than its own HORIZON. ValueError."""
-    tokenizer = from_pretrained(AutoTokenizer, path)
+    tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
     ends = policy.generation_config.eos_token_id         # None, an id, or several
     most = longest_text(policy.config)
     if cfg.max_context > most:

@@ -326,7 +326,7 @@ def setup(cfg, modules, clients, began):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
-    if cfg.lora:
+    if cfg.lora and base_of(start_model) == start_model:
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True)
