@@ -38,10 +38,12 @@ ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "info": di
 
 class EnvError(RuntimeError):
     """The environment or its server failed: never the agent's doing, never a reward."""
+    away = False                # the server cannot be reached
 
 
 class ServerAway(EnvError):
     """A server cannot be reached: its episodes are played again elsewhere, or when it is back."""
+    away = True
 
 
 class ServersGone(EnvError):

@@ -29,7 +29,7 @@ from typing import Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
-from api import Api
+from api import Api, collect_by_api
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from engine import load_policy
@@ -165,8 +165,11 @@ def play(cfg, policy, tasks, plays):
                     member or None), member) for member in range(cfg.k)])
         return
     try:
-        collect(policy, [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left, api,
-                cfg.max_concurrent, finished=finished)
+        of_tasks = [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left
+        if api and left:
+            collect_by_api(api, *of_tasks, finished)
+        else:
+            collect(policy, *of_tasks, max_concurrent=cfg.max_concurrent, finished=finished)
     except EnvError as error:
         if isinstance(error, ServersGone) or not plays:
             raise
@@ -176,9 +179,9 @@ def play_of(t, conversation, member, tokens=None):
     """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's or a built-in
     player's messages; member: which of its task's k; tokens: {"completion": sampled}, what an API
     told, or None."""
-    valid = [turn.valid for turn in t.turns]        # None: the server does not say
+    valid = [turn.valid for turn in t.turns if turn.valid is not None]      # else nobody says
     return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
-                reward=t.reward, turns=len(valid), valid=None if None in valid else sum(valid),
+                reward=t.reward, turns=len(t.turns), valid=sum(valid) if valid else None,
                 tokens=tokens or {}, conversation=conversation)
 
 
