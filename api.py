@@ -1,34 +1,45 @@
-"""api: a policy behind an OpenAI-compatible API, for `rollout.collect`.
+"""api: a policy behind an OpenAI-compatible API, which plays by `rollout.play`.
+
+    POST {api_base}/chat/completions {"model": ..., "messages": [...], "seed": ..., "tools": ...}
+      -> {"choices": [{"message": {"role": "assistant", "content": "..."}}], "usage": {...}}
+
+An API takes the messages that a chat server would hold; their tokens stay with it.
 """
 import json
+import math
 import os
 import re
+import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import requests
-import urllib3
 
 from chat import read_call
-from client import MAX_ANSWER, brief
+from client import EnvError, ServersGone, brief
+from rollout import Slots, play
 
-# ---- a policy behind an API ---------------------------------------------------------------------
-# POST {api_base}/chat/completions {"model": ..., "messages": [...], "seed": ..., "tools": ...}
-#   -> {"choices": [{"message": {"role": "assistant", "content": "..."}}], "usage": {...}}
-
-RETRIES, PAUSE, TIMEOUT = 6, 1.0, 600     # of a request; seconds: the first pause, a whole answer
+PAUSES = 1, 2, 4, 8, 16, 32     # seconds before a request is sent again
+TIMEOUT = 10, 600               # seconds: to connect, for the answer
+SILENCE = 15                    # seconds without an answer before we say so
 TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
+NO_ANSWER = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError,
+             requests.exceptions.ContentDecodingError)
+NO_COMPLETION = requests.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError
 
 
 class Api:
-    """A policy behind OpenAI's protocol, as vLLM and llama.cpp speak it too; `collect` takes it for
-    an engine. ValueError: it gives no reply, and then nothing is scored."""
+    """A policy behind OpenAI's protocol, as vLLM and llama.cpp speak it too. ValueError: it gives
+    no reply, and then nothing is scored."""
 
     def __init__(self, cfg):
-        self.cfg, self.rows, self.tokens = cfg, cfg.concurrency, Counter()
+        self.cfg, self.key = cfg, "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.told = defaultdict(Counter)    # episode -> the tokens that the server told
-        self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split())
+        self.asked = {}                     # episode -> when its request was sent, until answered
+        self.patience = SILENCE             # seconds until the next word about it
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
         if cfg.thinking:
@@ -38,9 +49,11 @@ class Api:
         """Give the episode its next reply. It is over, as with a model here, if the longest reply
         would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
         tools = [schema for _, schema in episode.agent.tools.values()]
+        self.asked[episode] = time.monotonic()
         text, message, tokens = self.ask(
             messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]),
             **{"tools": tools} if tools else {})
+        del self.asked[episode]
         self.told[episode] += tokens
         if not message or tokens["prompt"] + self.cfg.max_turn_tokens > self.cfg.max_context:
             episode.trajectory.truncated, episode.over = "context", True
@@ -51,49 +64,50 @@ class Api:
     def ask(self, **more):
         """-> what `read_completion` gives, or Nones if the prompt is too long. On silence,
         nonsense, 408, 429 and 5xx the request is sent again, after pauses that grow."""
-        pause = 0
-        for attempt in range(1, RETRIES + 2):
-            time.sleep(pause)
-            body = self.body | more
+        for sent, pause in enumerate([*PAUSES, None], 1):
+            body, status, after = self.body | more, None, ""
             try:
-                status, after, answer = self.post(body)
+                answer = self.post(body)
+                status, after = answer.status_code, answer.headers.get("Retry-After", "")
+                said = answer.text or f"{answer.reason} {answer.headers.get('Location', '')}"
                 if status == 200:
-                    return read_completion(answer)
-                pause = urllib3.Retry().parse_retry_after(after)
-            except (OSError, urllib3.exceptions.HTTPError) as error:        # not all came in time
-                status, answer = 0, f"{type(error).__name__}: {error}"
-            except (LookupError, TypeError, AttributeError):
-                answer = f"no chat completion: {answer}"
-            if status in (400, 500) and TOO_LONG.search(f"{answer}"):
+                    return read_completion(answer.json())
+            except NO_ANSWER as error:
+                said = f"{type(error).__name__}: {error}"
+            except NO_COMPLETION:
+                said = f"no chat completion: {said}"
+            if status in (400, 500) and TOO_LONG.search(said):
                 return None, None, Counter()
-            if status == 400 and "max_tokens" in body and "max_completion_tokens" in f"{answer}":
+            if status == 400 and "max_tokens" in body and "max_completion_tokens" in said:
                 self.body.pop("max_tokens", None)       # OpenAI's newer models: from now on
                 self.body["max_completion_tokens"] = self.cfg.max_turn_tokens
-            elif 200 < status < 500 and status not in (408, 429):
-                break
-            pause = min(60, max(pause, PAUSE * 2 ** (attempt - 1)))
-        words = brief(f"{answer}".replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY"))
-        raise ValueError(f"{self.cfg.api_base}: {words} (status {status or 'none'}, requests: "
-                         f"{attempt}); nothing was scored")
+            elif pause is None or 200 < (status or 0) < 500 and status not in (408, 429):
+                words = brief(said.replace(self.key or "OPENAI_API_KEY", "OPENAI_API_KEY"))
+                raise ValueError(f"{self.cfg.api_base}: {words} (status {status or 'none'}, "
+                                 f"requests: {sent}); nothing was scored")
+            else:
+                time.sleep(min(60, max(pause, int(after) if after.isdecimal() else 0)))
 
     def post(self, body):
-        """Send once -> (status, Retry-After, JSON or the text that is none)."""
-        ends, text = time.monotonic() + TIMEOUT, bytearray()
-        with requests.post(
-                self.cfg.api_base.rstrip("/") + "/chat/completions", json=body, stream=True,
-                headers={"Authorization": f"Bearer {self.key}" if self.key else None,
-                         "Accept-Encoding": "identity"},
-                auth=lambda request: request,       # without, ~/.netrc would take the key's place
-                timeout=(min(10, TIMEOUT), TIMEOUT), allow_redirects=False) as answer:
-            while part := answer.raw.read1(2**16):
-                text += part
-                if len(text) > MAX_ANSWER or time.monotonic() > ends:
-                    raise TimeoutError("the answer is too large or takes too long")
-        text = text.decode(errors="replace") or \
-            f"{answer.reason} {answer.headers.get('Location', '')}"
-        with suppress(ValueError, RecursionError):
-            text = json.loads(text)
-        return answer.status_code, answer.headers.get("Retry-After", "0"), text
+        return requests.post(
+            self.cfg.api_base.rstrip("/") + "/chat/completions", json=body, timeout=TIMEOUT,
+            headers={"Authorization": f"Bearer {self.key}" if self.key else None},
+            auth=lambda request: request,           # without, ~/.netrc would take the key's place
+            allow_redirects=False)
+
+    def next_of(self, queue):
+        """The queue's next item. If nothing is sent or answered for 15 s, and again after 30 s, a
+        minute and so on, that is said on stderr."""
+        while True:
+            with suppress(Empty):
+                return queue.get(timeout=1)
+            silent = time.monotonic() - max(list(self.asked.values()), default=math.inf)
+            if silent < SILENCE:
+                self.patience = SILENCE
+            elif silent > self.patience:
+                self.patience *= 2
+                print(f"{self.cfg.api_base}: {len(self.asked)} requests without an answer, the "
+                      f"last sent {silent:.0f} s ago", file=sys.stderr)
 
 
 def read_completion(answer):
@@ -109,7 +123,7 @@ def read_completion(answer):
     message = dict(role="assistant", content=content)
     if len(calls) == 1 and type(calls[0]["id"]) is str:
         name, arguments = (calls[0]["function"][x] for x in ("name", "arguments"))
-        if read_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}', "arguments"):
+        if read_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'):
             message["tool_calls"] = calls
     thoughts = reply.get("reasoning_content") or reply.get("reasoning") or ""
     cut = choice.get("finish_reason") == "length" and not content and not calls
@@ -118,3 +132,34 @@ def read_completion(answer):
     if {*map(type, tokens)} != {int}:
         return content, message, Counter(untold=1)
     return content, message, Counter(prompt=tokens[0], completion=tokens[1])
+
+
+def collect_by_api(api, tasks, group_size, horizon, key, places, finished):
+    """As `rollout.collect`, but by an API: an episode a thread, cfg.concurrency at a time. The
+    threads are daemons, so that Ctrl-C waits for no answer."""
+    slots, ended = Slots(tasks, group_size, horizon, key, places, finished=finished), SimpleQueue()
+
+    def attempt(slot):
+        error = None
+        try:
+            slot.session = play(api.speak, slot.episode, slot.client, slot.session)
+        except BaseException as failure:        # in a thread: the loop below raises it
+            error = failure
+        ended.put((slot, error))
+
+    try:
+        while slots["waiting"] or slots.playing:
+            slots.start(api.cfg.concurrency)
+            for slot in list(slots["asking"]):
+                slots.move(slot, "in flight")
+                Thread(target=attempt, args=(slot,), daemon=True).start()
+            slot, error = api.next_of(ended)
+            if isinstance(error, EnvError) and not isinstance(error, ServersGone):
+                slots.fail(slot, error)
+            elif error:
+                raise error
+            else:
+                slots.finish(slot)
+    finally:
+        slots.close()
+    return slots.played()

@@ -229,23 +229,22 @@ def reader_of_calls(chat, prompt, tools):
 def read_hermes_calls(text):
     """<tool_call>{"name": "get", "arguments": {"items": "2 wax"}}</tool_call>: Qwen2.5, Qwen3."""
     before, *calls = text.split("<tool_call>")
-    return before.rstrip("\n"), [read_call(call.partition("</tool_call>")[0], "arguments")
-                                 for call in calls]
+    return before.rstrip("\n"), [read_call(call.partition("</tool_call>")[0]) for call in calls]
 
 
 def read_llama_calls(text):
     """{"name": "get", "parameters": {"items": "2 wax"}}, and nothing behind: Llama 3.1, 3.2."""
     before, begins, call = text.partition("{")
     before = before.removesuffix("<|python_tag|>")
-    return (before.strip(), [read_call(begins + call, "parameters")]) if begins else (text, [])
+    return (before.strip(), [read_call(begins + call)]) if begins else (text, [])
 
 
-def read_call(text, key):
-    """-> (name, {argument: text or number}), or None."""
+def read_call(text):
+    """JSON -> (name, {argument: text or number}), or None."""
     try:
         call = json.loads(text)
         json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
-        name, arguments = call["name"], call.get(key, {})
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
         plain = {type(x) for x in [name, *arguments.values()]} <= {str, int, float}
         return (name, arguments) if plain and type(name) is str else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -204,13 +204,15 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
             mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
                            places, max_concurrent=run.cfg.max_concurrent)
         except EnvError as error:           # the other ranks wait for this one's share
-            mine = [], Stats(dropped=len(places), failures=[error])
+            mine = [], Stats(dropped=len(places), failures=[str(error)],
+                             gone=str(error) if isinstance(error, ServersGone) else "")
     parts = gathered(mine)
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())
-    gone = [error for error in stats.failures if isinstance(error, ServersGone)]
-    if gone or not played:
-        raise (gone or stats.failures)[-1]
+    if stats.gone:
+        raise ServersGone(stats.gone)
+    if not played:
+        raise EnvError(stats.failures[-1])
     if not any(t.turns for t in played):
         agent = tasks[0][0].agent
         raise ValueError(f"no prompt fits: the shortest has {min(len(t.token_ids) for t in played)}"

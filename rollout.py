@@ -4,8 +4,9 @@
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
-`play` is the reference, simple and slow: one episode, one forward pass over the whole context for
-each token. `collect` plays many at once on the engine's pages and must give the very same tokens.
+`play` is the reference, simple and slow: one episode, by whatever replies. With `speak` that is one
+forward pass over the whole context for each token; `collect` plays many episodes at once on the
+engine's pages and must give the very same tokens. (api.py plays by `play`, too.)
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import gc
@@ -16,10 +17,9 @@ import os
 import queue
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Thread
 from typing import Literal, get_args
 
 import numpy as np
@@ -39,7 +39,7 @@ class Turn:
     start: int                 # token_ids[start:end] were sampled, the stop token too
     end: int
     reward: float = 0.0
-    valid: bool | None = True  # the environment understood the action; None: it does not say
+    valid: bool | None = True  # the action was understood; None: nobody says, or it is a lesson
     cut: bool = False          # the reply ended within its thoughts
     observation_hash: int = 0  # of the observation replied to; equal texts, equal hashes (GiGPO)
 
@@ -77,13 +77,6 @@ class Trajectory:
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
         self.old_logprobs += logprobs
-
-    def up_to_turn(self, count):
-        """Its first `count` turns, 1 or more, as a trajectory of their own."""
-        n = self.turns[count - 1].end
-        return replace(self, turns=self.turns[:count], token_ids=self.token_ids[:n],
-                       response_mask=self.response_mask[:n], old_logprobs=self.old_logprobs[:n],
-                       contexts=[at for at in self.contexts if at < n])
 
     @property
     def context(self):
@@ -194,6 +187,9 @@ class Episode:
         self.messages.append(message)
         _, words = split_thoughts(text)
         if self.reflecting:
+            turn.valid = None
+            for failed in self.trajectory.turns[:-1]:
+                failed.reward = 0.0         # the return is the last try's: failing pays nothing
             self.lessons.append((words or "").strip())
             self.history, self.reflecting = [], False
             self.request = self.first_request
@@ -279,31 +275,32 @@ def shortened(episode, text):
 
 # ---- playing ------------------------------------------------------------------------------------
 
+def play(reply, episode, client, session=None):
+    """Play an Episode to its end, the slow and obvious way: `collect` must do exactly this.
+    reply(episode) gives it the policy's next reply: `speak` of a policy here, or an API's. session:
+    one of the client's that is free, None opens one -> the session, free again. EnvError."""
+    while not episode.over:
+        if not episode.request:
+            reply(episode)
+            continue
+        (answer,) = client.answer([(session, *episode.request)])
+        if isinstance(answer, EnvError):
+            raise answer
+        session = answer.session
+        episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+    return session
+
+
 @torch.inference_mode()
-def play(policy, world, task_id, horizon, key=(0, 0, 0)):
-    """One episode, the slow and obvious way: `collect` must give exactly this -> Trajectory.
-    Every token is drawn from a forward pass over the whole context. key: see Episode. EnvError."""
-    agent, client = world.agent, world.client
-    episode, session = Episode(agent, task_id, key, min(horizon, world.most_turns)), None
-    try:
-        while not episode.over:
-            if episode.request:
-                (answer,) = client.answer([(session, *episode.request)])
-                if isinstance(answer, EnvError):
-                    raise answer
-                session = answer.session
-                episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-                continue
-            uniforms = torch.tensor(episode.uniforms())
-            while not episode.request:
-                seen = torch.tensor(episode.seen, device=policy.device)
-                logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
-                uniform = uniforms[len(episode.token_ids)][None]
-                token, logprob = sample(logits, uniform, agent.temperature)
-                episode.sampled(token.item(), logprob.item())
-    finally:
-        client.close()
-    return episode.trajectory
+def speak(policy, episode):
+    """The policy's next reply; every token is drawn from a forward pass over the whole context."""
+    uniforms = torch.tensor(episode.uniforms())
+    while not episode.request:
+        seen = torch.tensor(episode.seen, device=policy.device)
+        logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
+        uniform = uniforms[len(episode.token_ids)][None]
+        token, logprob = sample(logits, uniform, episode.agent.temperature)
+        episode.sampled(token.item(), logprob.item())
 
 
 def progress(items, what, **options):
@@ -316,11 +313,12 @@ def progress(items, what, **options):
 class Stats:
     """What `collect` counted besides the trajectories; + joins those of several calls or ranks."""
     dropped: int = 0                # groups left out because their environment kept failing
-    failures: list[EnvError] = field(default_factory=list)    # of each request that failed
+    failures: list[str] = field(default_factory=list)     # words: an error would hold the engine
     seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
     preempted: int = 0              # how often a sequence lost its pages to another
+    gone: str = ""                  # why no server is left, which ends the run
 
     def __add__(self, other):
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
@@ -343,24 +341,15 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
     step (i by default), so that a rank draws the numbers that one process would.
     finished(the group's Episodes) is called as soon as a group is played. EnvError when no group
-    could be played, ServersGone when no server has answered for the client's patience. If the
-    agents have no chat, the engine is an API: engine.speak(episode) gives it its next reply."""
+    could be played, ServersGone when no server has answered for the client's patience."""
     if not tasks:
         return [], Stats()
     engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
                                    max_concurrent)
-    places = places or range(len(tasks))
-    slots = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
-                          min(horizon, world.most_turns)), group, world.client)
-             for group, (world, task_id) in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, retries, finished)
-    scheduler.run()
-    stats = scheduler.stats
-    kept = [slot for slot in slots if slot.group not in scheduler.lost]
-    if not kept:
-        raise EnvError(f"no episode could be played: {stats.failures[-1]}")
-    stats.dropped, stats.tokens = len(scheduler.lost), engine.tokens.copy()
-    return [slot.episode.trajectory for slot in kept], stats
+    slots = Slots(tasks, group_size, horizon, key, places, retries, finished)
+    Scheduler(slots, engine).run()
+    slots.stats.tokens = engine.tokens.copy()
+    return slots.played()
 
 
 def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
@@ -401,11 +390,21 @@ class Slot:
 
 
 class Slots(dict):
-    """state -> its slots, in the order in which they came to it (dicts serve as ordered sets)."""
+    """state -> its slots, in the order in which they came to it (dicts serve as ordered sets);
+    beside them what the episodes share, whoever plays them. Arguments: as `collect` has them."""
 
-    def __init__(self, slots):
-        super().__init__({state: {} for state in get_args(State)}, waiting=dict.fromkeys(slots))
-        self.everyone = slots
+    def __init__(self, tasks, group_size, horizon, key=(0,), places=None, retries=2, finished=None):
+        places = places or range(len(tasks))
+        self.everyone = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
+                                      min(horizon, world.most_turns)), group, world.client)
+                         for group, (world, task_id) in enumerate(tasks)
+                         for member in range(group_size)]
+        super().__init__({state: {} for state in get_args(State)},
+                         waiting=dict.fromkeys(self.everyone))
+        self.idle = {slot.client: [] for slot in self.everyone}     # sessions to be used again
+        self.lost = set()           # groups with a member whose environment kept failing
+        self.retries, self.finished, self.stats = retries, finished, Stats()
+        self.bar = progress(None, "episodes", total=len(self.everyone))
 
     def move(self, slot, state):
         del self[slot.state][slot]
@@ -417,46 +416,78 @@ class Slots(dict):
         """How many have started and are not done."""
         return len(self.everyone) - len(self["waiting"]) - len(self["done"])
 
+    def start(self, most):
+        """Let slots that wait begin until `most` are playing."""
+        for slot in list(self["waiting"])[:most - self.playing]:
+            idle = self.idle[slot.client]
+            slot.session = idle.pop() if idle else None
+            self.move(slot, "asking")
+
+    def fail(self, slot, error):
+        """The environment failed, after the client's own attempts: the episode waits to be played
+        anew; after `retries` failures (100, if its server went away) its group is given up."""
+        self.stats.failures.append(str(error))
+        old, slot.session = slot.episode, None
+        slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
+        self.move(slot, "waiting")
+        slot.failures += 1
+        if slot.failures > (100 if error.away else self.retries):
+            self.lost.add(slot.group)
+        for other in [s for s in self["waiting"] if s.group in self.lost]:
+            self.finish(other)
+
+    def finish(self, slot):
+        """The slot's episode is over or its group lost; `finished` is told of a whole group."""
+        if slot.session:
+            self.idle[slot.client].append(slot.session)
+        self.move(slot, "done")
+        self.bar.update()
+        if self.finished and slot.group not in self.lost:
+            group = [s for s in self.everyone if s.group == slot.group]
+            if {s.state for s in group} == {"done"}:
+                self.finished([s.episode for s in group])
+
+    def close(self):
+        for client in self.idle:
+            client.close()
+        self.bar.close()
+
+    def played(self):
+        """-> (trajectories of all groups but the lost ones, Stats). EnvError if there is none."""
+        self.stats.dropped = len(self.lost)
+        kept = [s.episode.trajectory for s in self.everyone if s.group not in self.lost]
+        if not kept:
+            raise EnvError(f"no episode could be played: {self.stats.failures[-1]}")
+        return kept, self.stats
+
 
 class Scheduler:
     """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
-    def __init__(self, slots, engine, retries, finished=None):
-        self.slots, self.engine = Slots(slots), engine
-        self.retries, self.finished = retries, finished
-        self.bar = progress(None, "episodes", total=len(slots))
-        self.stats, agent = Stats(), slots[0].episode.agent
-        self.sampler, self.chat = Sampler(engine, agent, self.slots, self.stats), agent.chat
-        self.lost = set()                      # groups with a member whose environment kept failing
+    def __init__(self, slots, engine):
+        self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
         self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
-        self.idle = {slot.client: [] for slot in slots}     # sessions free to be used again
-        self.batched = all(client.batched for client in self.idle)
+        self.in_step = all(client.batched for client in slots.idle)
+
+    @property
+    def stuck(self):
+        """Is there nothing to do but to wait for an answer?"""
+        return not self.slots["decoding"] and not self.sampler.readable()
 
     def run(self):
         try:
-            with ThreadPoolExecutor(sum(client.connections for client in self.idle)) as pool:
+            with ThreadPoolExecutor(sum(c.connections for c in self.slots.idle)) as pool:
                 while self.slots["waiting"] or self.slots.playing:
-                    self.start()
+                    self.slots.start(self.engine.rows)
                     self.send(pool)
                     self.receive()
-                    if self.chat:
-                        self.sampler.prefill()
-                        self.sampler.decode()
-                    else:
-                        ask_api(self.engine, self.slots, self.answers)
+                    self.sampler.prefill()
+                    self.sampler.decode()
         finally:
             for slot in self.slots.everyone:
                 self.release(slot)
-            for client in self.idle:
-                client.close()
-            self.bar.close()
-
-    def start(self):
-        for slot in list(self.slots["waiting"])[:self.engine.rows - self.slots.playing]:
-            idle = self.idle[slot.client]
-            slot.session = idle.pop() if idle else None
-            self.slots.move(slot, "asking")
+            self.slots.close()
 
     def send(self, pool):
         """A batched client gets all its requests in one call, when an eighth of the playing slots
@@ -476,57 +507,34 @@ class Scheduler:
         return list(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take the answers that are there, in the order of the requests. Batched clients' are all
-        waited for, so that a run is the same to the bit; others' if there is nothing else to do."""
-        wait = self.batched or not self.slots["decoding"] and not self.sampler.readable()
+        """Take the answers that are there, in the order of the requests. If all clients are batched
+        each answer is waited for, so that a run is the same to the bit; else one, when `stuck`."""
         order, came = {slot: i for i, slot in enumerate(self.slots["in flight"])}, []
-        with self.stats.clock("environment"):
-            while len(came) < len(order) and (wait or not self.answers.empty()):
+        with self.slots.stats.clock("environment"):
+            while len(came) < len(order) and (
+                    self.in_step or not self.answers.empty() or not came and self.stuck):
                 came += self.answers.get().result()
-                wait = self.batched and self.chat
         for slot, answer in sorted(came, key=lambda pair: order[pair[0]]):
             self.take(slot, answer)
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply goes to its episode, an EnvError to `fail`; None: no
-        environment answered, an API has given the episode its reply."""
+        """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew."""
         if isinstance(answer, EnvError):
-            self.fail(slot, answer)
-        elif answer:
-            slot.session, trajectory = answer.session, slot.episode.trajectory
-            before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
-            slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(trajectory.contexts) > contexts:
-                # its pages hold the context before; what begins both lists is not read again
-                same = os.path.commonprefix([before, trajectory.context[:-1]])
-                self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
-        if slot.group in self.lost or slot.episode.over:
-            self.finish(slot)
+            self.release(slot)
+            self.slots.fail(slot, answer)
+            return
+        slot.session, trajectory = answer.session, slot.episode.trajectory
+        before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
+        slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+        if slot.sequence and len(trajectory.contexts) > contexts:
+            # its pages hold the context before; what begins both lists is not read again
+            same = os.path.commonprefix([before, trajectory.context[:-1]])
+            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
+        if slot.group in self.slots.lost or slot.episode.over:
+            self.release(slot)
+            self.slots.finish(slot)
         else:
             self.slots.move(slot, "asking" if slot.episode.request else "ready")
-
-    def fail(self, slot, error):
-        """The environment failed, after the client's own attempts: play the episode again, in a new
-        session; after `retries` failures (100, if its server is away) give its group up."""
-        self.stats.failures.append(error)
-        slot.failures += 1
-        if slot.failures > (100 if error.away else self.retries):
-            self.lost.add(slot.group)
-        self.release(slot)
-        slot.session, old = None, slot.episode
-        slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
-
-    def finish(self, slot):
-        """The slot's episode is over or lost: give back what it holds; tell of a whole group."""
-        self.release(slot)
-        if slot.session:
-            self.idle[slot.client].append(slot.session)
-        self.slots.move(slot, "done")
-        self.bar.update()
-        if self.finished and slot.group not in self.lost:
-            group = [s for s in self.slots.everyone if s.group == slot.group]
-            if {s.state for s in group} == {"done"}:
-                self.finished([s.episode for s in group])
 
     def release(self, slot):
         """Give the slot's pages and row back."""
@@ -535,28 +543,12 @@ class Scheduler:
             slot.sequence = None
 
 
-def ask_api(api, slots, answers):
-    """The policy's side if it is an API: each reply that is due is asked for in a thread. It is a
-    daemon, so that Ctrl-C waits for none, and puts a future of [(slot, None)] among the answers."""
-    def hear(slot, future):
-        """Ask for one slot's reply, in a thread; what it raises goes to the future."""
-        try:
-            api.speak(slot.episode)
-            future.set_result([(slot, None)])
-        except BaseException as error:         # Scheduler.receive raises it
-            future.set_exception(error)
-        answers.put(future)
-
-    for slot in list(slots["ready"]):
-        slots.move(slot, "in flight")
-        Thread(target=hear, args=(slot, Future()), daemon=True).start()
-
-
 class Sampler:
     """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
 
-    def __init__(self, engine, agent, slots, stats):
-        self.engine, self.agent, self.slots, self.stats = engine, agent, slots, stats
+    def __init__(self, engine, slots):
+        self.engine, self.slots, self.stats = engine, slots, slots.stats
+        self.temperature = slots.everyone[0].episode.agent.temperature
 
     def readable(self):
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
@@ -608,7 +600,7 @@ class Sampler:
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
             uniforms = torch.tensor([s.uniforms[len(s.episode.token_ids)] for s in slots])
-            drawn = sample(logits, uniforms.to(logits.device), self.agent.temperature)
+            drawn = sample(logits, uniforms.to(logits.device), self.temperature)
             drawn = torch.stack([x.double() for x in drawn]).tolist()       # waits for a GPU once
             for slot, token, logprob in zip(slots, *drawn):
                 slot.episode.sampled(int(token), logprob)
@@ -617,19 +609,17 @@ class Sampler:
                     self.slots.move(slot, "asking")
 
     def admit(self, ready):
-        """The first of `ready` that fit into free pages; one page is left for each that decodes."""
-        while True:
-            admitted, room = [], len(self.engine.pages.free) - len(self.slots["decoding"])
-            for slot in ready:
-                held = len(slot.sequence.pages) if slot.sequence else 0
-                need = -(-(len(slot.episode.seen) + 1) // self.engine.pages.page_size) - held
-                if need > room:
-                    break
-                room -= need
-                admitted.append(slot)
-            if admitted or self.slots["decoding"] or not ready:
-                return admitted
-            self.preempt(spare=ready[0])         # all pages are held by slots that do not decode
+        """The first of `ready` that fit into free pages; one page is left for each that decodes.
+        If none fits and nobody decodes, slots that wait elsewhere give theirs back."""
+        def missing(slot):                      # pages for what it has in view and a token more
+            pages = -(-(len(slot.episode.seen) + 1) // self.engine.pages.page_size)
+            return pages - (len(slot.sequence.pages) if slot.sequence else 0)
+
+        free, decoding = self.engine.pages.free, len(self.slots["decoding"])
+        while ready and not decoding and missing(ready[0]) > len(free):
+            self.preempt(spare=ready[0])
+        needed = itertools.accumulate(map(missing, ready))
+        return [slot for slot, pages in zip(ready, needed) if pages <= len(free) - decoding]
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""

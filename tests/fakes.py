@@ -3,6 +3,7 @@ tokenizers with three kinds of template, a toy environment, a client without a n
 two other toys, with a server and a policy, in which whole runs are made."""
 import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import itertools
@@ -162,9 +163,14 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
     return rollout.collect(policy, [(world, task) for task in tasks], *arguments, **settings)
 
 
-def play(policy, agent, client, *arguments, **settings):
-    """rollout.play in a world of this client and agent."""
-    return rollout.play(policy, World(client, agent), *arguments, **settings)
+def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
+    """rollout.play of a single environment, token by token -> Trajectory."""
+    episode = rollout.Episode(agent, task_id, key, horizon)
+    try:
+        rollout.play(functools.partial(rollout.speak, policy), episode, client)
+    finally:
+        client.close()
+    return episode.trajectory
 
 
 # ---- two worlds, their server and a policy, for whole runs ---------------------------------------

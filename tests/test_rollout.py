@@ -4,12 +4,14 @@ What an episode leaves behind, what happens when environments fail, and the tens
 out, on a tiny random model.
 """
 import functools
+import gc
 import itertools
 import math
 import random
 import threading
 import time
 import types
+import weakref
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,13 +24,13 @@ from transformers import PreTrainedTokenizerFast
 
 import chat
 import rollout
-from client import EnvError, ServerAway
+from client import EnvError
 from engine import Engine
 from envs import textcraft_small
 from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
                    token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
-from rollout import (Episode, Sampler, Scheduler, Slot, Slots, Stats, Trajectory, Turn, World,
+from rollout import (Episode, Sampler, Scheduler, Slots, Stats, Trajectory, Turn, World,
                      make_engine, shortened, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
@@ -498,7 +500,36 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
     t = episode.trajectory
     assert episode.over and t.done and t.success and len(t.turns) == 3
     assert [turn.reward for turn in t.turns] == [0, 0, 1]
+    assert [turn.valid for turn in t.turns] == [True, None, True]      # a lesson is no action
     assert sum(t.response_mask) == sum(turn.end - turn.start for turn in t.turns)
+
+
+@pytest.mark.parametrize("tries, kept", [
+    ([(0.25, 0.5), (0.0, 1.0)], 1.0),       # a success at the second try is worth no more than one
+    ([(0.25, 0.5), (0.5, 0.125)], 0.625),   # at the first: 1, and two failures less
+    ([(0.5, 1.0)], 1.5)])
+def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
+    episode = Episode(agent(format="reflect", max_context=900), 1, KEY, 2)
+    for number, rewards in enumerate(tries):
+        if number:
+            reply_to(episode, "I should say b.")
+        episode.observe("o0")
+        for reward in rewards:
+            reply_to(episode, "Action: a")
+            episode.observe("on", reward, False, {"success": rewards[-1] == 1.0, "score": reward})
+    t = episode.trajectory
+    assert episode.over and t.reward == kept and t.score == tries[-1][-1]
+    assert to_batch([t]).rewards.tolist() == [kept]
+
+
+def test_reflect_keeps_the_reward_of_a_try_that_no_other_follows():
+    """The lesson would not fit in view: the try is the last one."""
+    episode = Episode(agent(format="reflect", max_context=60), 1, KEY, 1)
+    episode.observe("o0")
+    reply_to(episode, "Action: a")
+    episode.observe("lost" * 9, 0.5, True, {"success": False})
+    assert episode.over and episode.trajectory.truncated == "context"
+    assert episode.trajectory.reward == 0.5 and len(episode.trajectory.turns) == 1
 
 
 def test_reflect_gives_each_try_the_whole_horizon():
@@ -769,8 +800,8 @@ def test_collect_does_not_spin_while_it_waits():
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
     client = LocalClient(batched=False, before=before)
-    slots = [Slot(Episode(who, 1, (0, 1, member), 1), 0, client) for member in range(2)]
-    scheduler = Scheduler(slots, make_engine(policy(), who, 2), retries=0)
+    slots = Slots([(World(client, who), 1)], 2, 1)
+    scheduler = Scheduler(slots, make_engine(policy(), who, 2))
     real = scheduler.sampler.prefill
 
     def prefill():
@@ -850,7 +881,9 @@ def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_epis
         def one(self, session, kind, argument):
             if kind == "reset" and lost[argument] < 5:
                 lost[argument] += 1
-                return ServerAway("gone")
+                error = EnvError("gone")
+                error.away = True
+                return error
             return super().one(session, kind, argument)
     got, stats = within(60, collect, policy(), agent(), Flapping(batched=batched), [1, 2], 3, 4,
                         places=[1, 2], retries=0)
@@ -860,70 +893,29 @@ def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_epis
 
 
 def test_collect_asks_no_more_for_a_group_that_is_lost():
-    """One at a time: the first member fails three times, the other two are not played for that."""
-    client = Failing(lambda task, n: task == 2 and n <= 3)
+    """One at a time: all three members fail twice, then the first a third time."""
+    client = Failing(lambda task, n: task == 2)
     got, _ = collect(policy(), agent(), client, [2, 1], 3, 4, max_concurrent=1)
-    assert {t.task_id for t in got} == {1}
-    assert client.count[2] <= 3 + 2                        # at most a reset of each
+    assert {t.task_id for t in got} == {1} and client.count[2] == 7
 
 
-class Api:
-    """Takes an engine's place: it says what the policy said to such messages, one thread each; the
-    first `held` replies come when all of them have been asked for."""
-    rows, tokens = 4, Counter()
+def test_what_failed_does_not_keep_the_engine(monkeypatch):
+    """Its memory is needed for the update; an error that is kept keeps all of its frames."""
+    engines, make = [], rollout.make_engine
 
-    def __init__(self, monkeypatch, held):
-        self.said, self.threads, self.number = {}, set(), itertools.count()
-        self.held, self.barrier = held, threading.Barrier(held)
-        real = Episode.answer
-
-        def noting(episode, text, message):
-            self.said[self.place(episode, 1)] = text, message
-            real(episode, text, message)
-        with monkeypatch.context() as patched:
-            patched.setattr(Episode, "answer", noting)
-            self.expected, _ = collect(policy(), agent(), LocalClient(), [1, 2, 3], 3, 4)
-
-    def place(self, episode, replied=0):
-        turn = len(episode.trajectory.turns) - replied
-        return str(episode.messages), episode.trajectory.key, turn
-
-    def speak(self, episode):
-        self.threads.add(threading.current_thread())
-        if next(self.number) < self.held:
-            self.barrier.wait(30)
-        said = self.said[self.place(episode)]
-        episode.trajectory.add_action([], [])
-        episode.answer(*said)
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_collect_takes_the_replies_of_an_api(batched, monkeypatch):
-    """As many at a time as it has rows; an episode whose environment fails is played again."""
-    api = Api(monkeypatch, held=4)
-    client = Failing(lambda task, n: task == 2 and n == 3, batched=batched)
-    got, stats = within(60, collect, None, replace(agent(), tokenizer=None), client, [1, 2, 3], 3,
-                        4, engine=api)
-    for trajectory, expected in zip(got, api.expected, strict=True):
-        assert [(t.reward, t.valid, t.observation_hash) for t in trajectory.turns] == [
-            (t.reward, t.valid, t.observation_hash) for t in expected.turns]
-        assert (trajectory.key, trajectory.score) == (expected.key, expected.score)
-        assert trajectory.token_ids == []
-    assert len(stats.failures) == 1 and stats.dropped == 0 and client.open == {}
-    assert threading.main_thread() not in api.threads and all(t.daemon for t in api.threads)
-
-
-def test_collect_ends_with_the_error_of_an_api():
-    class Broken:
-        rows, tokens = 4, Counter()
-
-        def speak(self, episode):
-            raise ValueError("no credit")
-    client = LocalClient()
-    with pytest.raises(ValueError, match="no credit"):
-        within(60, collect, None, replace(agent(), tokenizer=None), client, [1, 2], 3, 4,
-               engine=Broken())
-    assert client.open == {}
+    def noting(*arguments):
+        engine = make(*arguments)
+        engines.append(weakref.ref(engine))
+        return engine
+    monkeypatch.setattr(rollout, "make_engine", noting)
+    kept = [collect(policy(), agent(), Failing(lambda task, _: task == 2), [2, 1], 2, 2)[1]]
+    with pytest.raises(EnvError) as caught:
+        collect(policy(), agent(), Failing(lambda *_: True), [2], 2, 2)
+    kept.append(Stats(failures=[str(caught.value)]))
+    del caught
+    gc.collect()
+    assert len(engines) == 2 and [engine() for engine in engines] == [None, None]
+    assert all("task 2 is down" in stats.failures[0] for stats in kept)
 
 
 def test_collect_with_every_group_lost_says_why():
@@ -931,12 +923,6 @@ def test_collect_with_every_group_lost_says_why():
     with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):
         within(60, collect, policy(), agent(), Failing(lambda *_: True), [2], 3, 4, engine=engine)
     assert ended(engine)
-
-
-def test_play_closes_its_session():
-    client = LocalClient()
-    play(policy(), agent(), client, 2, 1)
-    assert client.opened == 1 and client.open == {}
 
 
 def test_play_raises_what_the_environment_failed_with():
@@ -1051,7 +1037,8 @@ PLACES = [(0, 1), (1, 1), (2, 3), (1, 2), (0, 4), (2, 1), (0, 2)]    # (world, t
 @functools.cache
 def one_by_one():
     """{(place, member): the episode that `play` plays there}, in worlds of their own."""
-    return {(place, member): rollout.play(policy(), worlds()[world], task, 4, (0, place, member))
+    return {(place, member): play(policy(), worlds()[world].agent, worlds()[world].client, task,
+                                  min(4, worlds()[world].most_turns), (0, place, member))
             for place, (world, task) in enumerate(PLACES) for member in range(2)}
 
 
@@ -1406,15 +1393,11 @@ def test_admit_counts_a_prompt_and_one_token_more(page_size, pages, used):
 
 def sampler_with(prompts, pages, page_size=8):
     """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
-    who, slots = agent(), []
-    for member, text in enumerate(prompts):
-        slots.append(Slot(Episode(who, 1, (0, 1, member), 5), member, None))
-        slots[-1].episode.observe(text)
-    engine = Engine(policy(), len(slots), pages, page_size)
-    sampler = Sampler(engine, who, Slots(slots), Stats())
-    for slot in slots:
-        sampler.slots.move(slot, "ready")
-    return sampler, slots
+    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5)
+    for slot, text in zip(slots.everyone, prompts):
+        slot.episode.observe(text)
+        slots.move(slot, "ready")
+    return Sampler(Engine(policy(), len(prompts), pages, page_size), slots), slots.everyone
 
 
 @pytest.mark.parametrize("pages, admitted", [(6, True), (5, False)])

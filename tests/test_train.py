@@ -41,10 +41,10 @@ from engine import load_policy, make_policy
 from envs import load_env
 from envs import maze
 from eval import model_defaults
-from fakes import (SMALL, Env, config, flags_of, make_known, save_policy, served, started, trained,
-                   trainer_of)
+from fakes import (SMALL, Env, config, flags_of, make_known, play, save_policy, served, started,
+                   trained, trainer_of)
 from metrics import builtin_rate
-from rollout import Stats, Trajectory, Turn, play
+from rollout import Stats, Trajectory, Turn
 from test_client import lmrl_gym, serving
 from train import ALGOS, Config, Figures
 
@@ -1152,7 +1152,7 @@ def test_a_policy_that_is_not_finite_has_no_success_rate(number, url, model):
         with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
             (world,) = run.worlds
             heated = replace(world, agent=replace(world.agent, temperature=temperature))
-            play(run.policy, heated, 3, 2)
+            play(run.policy, heated.agent, heated.client, 3, 2)
 
 
 def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):

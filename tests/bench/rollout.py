@@ -32,7 +32,7 @@ from curriculum import choose_tasks
 from env_server import local_server
 from envs import load_env
 from chat import Agent, make_tokenizer
-from rollout import Episode, Scheduler, Slot, World, collect, make_engine
+from rollout import Episode, Scheduler, Slots, World, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
                                 generate, linear_seconds, make_models, medians, race, ratio)
 
@@ -114,12 +114,12 @@ def ours_on(policy, agent, client, tasks, *arguments, **more):
 
 def forgetful(engine):
     """The engine, made to drop a sequence's pages at the end of its turn."""
-    leave = engine.leave
-
-    def leave_and_forget(sequence):
-        leave(sequence)
-        engine.forget(sequence)
-    engine.leave = leave_and_forget
+    class Active(list):
+        def remove(self, sequence):
+            super().remove(sequence)
+            engine.pages.clear(sequence.row)
+            sequence.length = 0
+    engine.active = Active()
     return engine
 
 
@@ -197,15 +197,14 @@ def bench_real(args):
 def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
     """`collect` with a barrier: nothing is sent while somebody decodes, and nothing is prefilled
     before every environment has answered -> trajectories."""
-    engine = make_engine(policy, agent, len(tasks) * group_size)
-    slots = [Slot(Episode(agent, task, (*seed, task, member), horizon), group, client)
-             for group, task in enumerate(tasks) for member in range(group_size)]
-    scheduler = Scheduler(slots, engine, retries=0)
+    engine, world = make_engine(policy, agent, len(tasks) * group_size), World(client, agent)
+    slots = Slots([(world, task) for task in tasks], group_size, horizon, seed)
+    scheduler = Scheduler(slots, engine)
     send, readable = scheduler.send, scheduler.sampler.readable
     scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
     scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
     scheduler.run()
-    return [slot.episode.trajectory for slot in slots]
+    return slots.played()[0]
 
 
 def bench_latency(shape, args, wait=0.05):
