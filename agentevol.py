@@ -317,12 +317,13 @@ def imitated(agent, demo):
 
 def setup(cfg, modules, clients, began):
     """Everything before the first iteration -> (Run, base set)."""
-    device, folder = parallel.start(cfg.device, cfg.compute), open_folder(cfg.out, cfg)
-    base, kept = (os.path.join(folder, name) for name in ("clone", "demonstrations.json"))
-    last = last_checkpoint(folder)
-    demos = read_json(kept)["all"] if last else lesson(cfg)
-    if parallel.rank() == 0 and not last:
-        write_json(kept, {"all": demos})
+    device, kept = parallel.start(cfg.device, cfg.compute), "demonstrations.json"
+    known = read_json(os.path.join(cfg.out, kept), {}) if cfg.resume else {}
+    demos = known.get("all") or lesson(cfg)
+    folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
+    base, last = os.path.join(folder, "clone"), last_checkpoint(folder)
+    if parallel.rank() == 0 and not known:
+        write_json(os.path.join(folder, kept), {"all": demos})
     if any(parallel.gathered(os.path.exists(base))):
         base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     else:
@@ -365,10 +366,11 @@ MAY_CHANGE = {"out", "iterations", "resume", "control"} | {
 def preset(kind, given):
     """What flags leave open: what a resumed run was begun with; what the environments ask of a tiny
     policy, as far as it concerns cloning; how a model speaks. ValueError."""
-    model = given.get("model", "")
-    speaks, own = model_defaults(model) if model else {}, {f.name for f in fields(kind)}
+    model, own = given.get("model", ""), {f.name for f in fields(kind)}
     if given.get("resume"):
-        return begun(given.get("out", kind.out), given, own - MAY_CHANGE)
+        if was := begun(given.get("out", kind.out), given, own - MAY_CHANGE):
+            return was
+    speaks = model_defaults(model) if model else {}
     if model and not cloned_settings(model):
         return speaks | {name: 1e-5 for name in ("lr", "learn_lr") if name in own}
     asked = tiny_settings(given.get("env", kind.env), kind)
@@ -409,8 +411,9 @@ def main():
         check(cfg)
         if kind is Evolve:
             return run_all(cfg, began)
-        device, out = parallel.start(cfg.device, cfg.compute), new_folder(cfg.out)
-        clone(cfg, out, device)
+        device, demos = parallel.start(cfg.device, cfg.compute), lesson(cfg)
+        out = new_folder(cfg.out)                       # not before: a lesson may be refused
+        clone(cfg, out, device, demos=demos)
         parallel.say(f"policy in {out}")
 
 

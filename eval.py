@@ -147,9 +147,10 @@ def play(cfg, policy, tasks, folder, plays):
 def play_of(t, conversation, member, tokens):
     """A Trajectory as a line of trajectories.jsonl. conversation: text, or an API's messages;
     member: which of its task's k; tokens: {"completion": sampled}, or what an API told."""
-    valid = [turn.valid for turn in t.turns if turn.valid is not None]      # else nobody says
+    valid = [turn.valid for turn in t.turns if turn.valid is not None]
+    told = valid or not t.turns             # else the server does not say
     return dict(env=t.env, task_id=t.task_id, member=member, success=t.success, score=t.score,
-                reward=t.reward, turns=len(t.turns), valid=sum(valid) if valid else None,
+                reward=t.reward, turns=len(t.turns), valid=sum(valid) if told else None,
                 tokens=tokens, conversation=conversation)
 
 

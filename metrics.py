@@ -115,9 +115,9 @@ def record_iteration(run, explored, kept, stats, held, seconds):
     remember(run, line)
     write_samples(run, explored)
     parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
-                 f"{line['success']:.0%} | kept {len(kept)} | held out {held['success']:.1%} ± "
-                 f"{held['stderr']:.1%} | {seconds:.0f} s" + f" | dropped {stats.dropped}" *
-                 (stats.dropped > 0))
+                 f"{percent(line['success'])} | kept {len(kept)} | held out "
+                 f"{percent(held['success'])} ± {percent(held['stderr'])} | {seconds:.0f} s"
+                 + f" | dropped {stats.dropped}" * (stats.dropped > 0))
 
 
 def remember(run, line):
@@ -128,7 +128,7 @@ def remember(run, line):
 
 def as_json(value):
     """JSON text of a value, with null for numbers that are not finite: JSON has none."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=None)
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 
 def append(run, name, text):
@@ -306,9 +306,12 @@ def report(run):
 def row(title, rate, greedy=""):
     """A row of the table, with the success in each environment if there are several."""
     envs = ", ".join(f"{env} {success:.1%}" for env, success in rate["envs"].items())
-    error = f"{rate['stderr']:.1%}" if math.isfinite(rate["stderr"]) else "-"
-    return (f"{title:32} {rate['success']:7.1%} {error:>6} {greedy:>7} {rate['n']:4d}"
-            + f"   {envs}" * (len(rate["envs"]) > 1))
+    return (f"{title:32} {rate['success']:7.1%} {percent(rate['stderr']):>6} {greedy:>7} "
+            f"{rate['n']:4d}" + f"   {envs}" * (len(rate["envs"]) > 1))
+
+
+def percent(share):
+    return f"{share:.1%}" if math.isfinite(share) else "-"
 
 
 def draw(run, result):

@@ -252,11 +252,12 @@ class Run:
 
 
 def open_worlds(policy, path, modules, clients, cfg):
-    """[World], how the policy of `path`, a folder or a hub id, plays each environment. Of several
-    environments none is played longer than its own HORIZON. ValueError."""
-    tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
-    ends = policy.generation_config.eos_token_id         # None, an id, or several
-    most = longest_text(policy.config)
+    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
+    policy, how an API does. Of several environments none is played longer than its own HORIZON.
+    ValueError."""
+    tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path)) if policy else None
+    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
+    most = longest_text(policy.config) if policy else math.inf
     if cfg.max_context > most:
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
     worlds = []
@@ -309,6 +310,7 @@ def new_folder(path):
     ...: makedirs is the lock, and nothing is ever overwritten."""
     if parallel.rank():
         return parallel.gathered(None)[0]
+    path = os.path.normpath(path)           # x/ is x, and the next is not x/-2
     for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
         with suppress(FileExistsError):
             os.makedirs(folder)

@@ -216,15 +216,6 @@ def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypat
     assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
 
 
-@pytest.mark.parametrize("width, heads", [(2, 1), (64, 1), (8, 2), (64, 4), (96, 6), (16, 8)])
-def test_check_heads_takes_what_a_policy_can_have(width, heads):
-    check_heads(width, heads)
-    policy = make_policy(50, width, 1, heads, seed=0)
-    ids = torch.tensor([[1, 2, 3]])
-    got = token_logprobs(policy, ids, torch.tensor([[0, 1, 1]]), torch.arange(3)[None])
-    assert got.isfinite().all() and (got[0, 1:] < 0).all()
-
-
 # ---- what is imitated ----
 
 @pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
@@ -351,13 +342,6 @@ def test_clone_writes_an_ordinary_folder(folder):
         expected = stock(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
         got = token_logprobs(load_policy(folder), ids, mask, torch.arange(ids.shape[1])[None])
     torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
-
-
-def test_save_clone_makes_a_folder_that_is_not_complete_yet(folder, tmp_path):
-    out = str(tmp_path / "again")
-    shutil.copytree(folder, out)
-    runs.save_clone(load_policy(folder), AutoTokenizer.from_pretrained(folder), out)
-    assert sorted(os.listdir(out)) == sorted({*os.listdir(folder)} - {"clone.json"})
 
 
 def test_stock_generate_speaks_with_the_folder(folder):
@@ -653,23 +637,6 @@ def test_reward_is_a_share_of_the_best_score(env, score, expected):
     assert reward(won(env, 0, score)) == pytest.approx(expected)
 
 
-def test_prefixes_of_failures_end_before_the_first_turn_not_understood():
-    explored = [won("maze", 0, 0.0, (True, True, False, True)),
-                won("maze", 1, 0.0, (False, True)),             # no turn is left
-                won("maze", 2, 0.5, (True, None)),              # None: it does not say
-                won("maze", 3, 1.0, (True, False)),             # a success
-                Trajectory(4, env="maze")]                      # never played
-    prefixes = prefixes_of_failures(explored)
-    assert [t.task_id for t in prefixes] == [0, 2]
-    cut, whole = prefixes
-    # per turn an observation of one token and a reply of two: two turns are six tokens
-    assert (cut.task_id, cut.token_ids, cut.response_mask) == (
-        0, explored[0].token_ids[:6], [0, 1, 1, 0, 1, 1])
-    assert [(turn.start, turn.end) for turn in cut.turns] == [(1, 3), (4, 6)]
-    assert len(cut.old_logprobs) == 6 and cut.contexts == [0]
-    assert whole == explored[2] and len(explored[0].turns) == 4     # which is left as it was
-
-
 # ---- the loop, with every part but `evolve` itself in our hands ----------------------------------
 
 class Played:
@@ -816,42 +783,6 @@ def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
                           unexplored="sums")
     explore(run)
     assert {name for name, *_ in asked[0][0]} == {"toy", "maze"}
-
-
-def test_explore_adapts_tries_to_how_rare_success_is(monkeypatch):
-    """Task 0 succeeds at once, 1 at its third try, 2 never, 3 has no room, 4 is lost, 5 at its
-    second. K = 3 of 6 tasks is 18 tries: after 6 the rest, 12, gives 2 to each of 5 that failed."""
-    rule = {0: lambda tries: 1.0, 1: lambda tries: float(tries == 2), 2: lambda tries: 0.0,
-            3: lambda tries: None, 4: lambda tries: "lost", 5: lambda tries: float(tries == 1)}
-    run, asked = explorer(monkeypatch, lambda name, task, tries: rule[task](tries), samples=(3,),
-                          adaptive=True)
-    explored, stats = explore(run)
-    waves = [(sorted(task for _, task, _ in tasks), each) for tasks, each, *_ in asked]
-    assert waves == [([*range(6)], 1), ([1, 2, 3, 4, 5], 2)]
-    assert [more for *_, more in asked] == [(4, 0, 0), (4, 0, 1)]       # new random numbers
-    assert len(explored) == 16 - 3 and stats.dropped == 2
-    assert {t.task_id for t in successes(explored, True)} == {0, 1, 5}
-
-
-@pytest.mark.parametrize("samples, solved, expected", [
-    (1, 2, [(5, 1)]),                   # K = 1: nothing is left for a second wave
-    (2, 2, [(5, 1), (3, 1)]), (2, 0, [(5, 1), (5, 1)]), (2, 4, [(5, 1), (1, 5)]),
-    (4, 3, [(5, 1), (2, 7)]),           # 15 tries for two tasks
-    (4, 5, [(5, 1)])])                  # nothing failed
-def test_explore_adaptively_keeps_to_its_budget(samples, solved, expected, monkeypatch):
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(task < solved),
-                          tasks=range(5), samples=(samples,), adaptive=True)
-    explore(run)
-    assert [(len(tasks), each) for tasks, each, *_ in asked] == expected
-    assert sum(count * each for count, each in expected) <= samples * 5
-
-
-def test_explore_adaptively_tells_environments_apart(monkeypatch):
-    """A task that one environment's policy solves is still tried in the other."""
-    run, asked = explorer(monkeypatch, lambda name, task, tries: float(name == "toy"),
-                          tasks=range(2), envs=("toy", "sums"), samples=(2,), adaptive=True)
-    explore(run)
-    assert sorted(asked[1][0]) == [("sums", 0, 1.0), ("sums", 1, 1.0)] and asked[1][1] == 2
 
 
 # ---- whole runs ---------------------------------------------------------------------------------
@@ -1202,16 +1133,6 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
         agentevol.main()
     assert {p.name for p in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"clone.json"}
     assert (tmp_path / "clone.json").read_text() == "mine"
-
-
-@pytest.mark.parametrize("flags", ["--model e/clone", "--model ./e/../e", "--demos e/mine.json"])
-def test_main_does_not_move_its_own_input_away(flags, model, here, monkeypatch):
-    shutil.copytree(model, "e/clone")
-    shutil.copytree(model, "e", dirs_exist_ok=True)
-    monkeypatch.setattr(sys, "argv", ["agentevol.py", "evolve", "--out", "e/", *flags.split()])
-    with pytest.raises(SystemExit, match=f"{flags.split()[1]} lies in this run's own folder"):
-        agentevol.main()
-    assert os.listdir() == ["e"] and "clone" in os.listdir("e")
 
 
 def test_main_refuses_a_control_without_demonstrations(url, model, here, monkeypatch):
