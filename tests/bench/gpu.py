@@ -50,7 +50,7 @@ MODELS = {      # width, width inside the MLP, layers, heads, key-value heads, t
 TOKENS = 8192           # of a prefill and of an update's micro-batch
 STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
-        "--eval-tasks 4 --probe-every 0 --save-every 2").split()
+        "--eval-tasks 4 --save-every 2").split()
 COLUMNS = "what", "model", "attention", "rows", "context", "tokens/s", "ms", "share of the limit"
 
 
