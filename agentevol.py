@@ -98,7 +98,6 @@ class Evolve(Clone):
     temperature: NonNegative = 1.0     # of exploration
     adaptive: bool = False        # one try a task, then the rest of K tries a task where it failed
     dedupe: bool = True           # keep the first success of each task; no: all
-    failures: Share = 0.0         # weight of a failure up to its first invalid action; 0: none
     weight: Literal["reward", "filter"] = "reward"  # of a kept trajectory: its score, or 1
     normalise: Literal["tokens", "weights"] = "weights"     # the loss is divided by their sum
     start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
@@ -134,9 +133,6 @@ def evolve(run, base_set):
         kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
         data = base_set + kept                              # D_m = D_base + kept
         weights = [reward(t) if cfg.weight == "reward" else 1.0 for t in data]
-        if cfg.failures:                                    # beyond the paper
-            data = data + (prefixes := prefixes_of_failures(explored))
-            weights += [cfg.failures] * len(prefixes)
         if cfg.start == "base":
             device, run.policy = run.device, None           # makes room for the next
             run.policy = parallel.load(run.start_model, device, cfg)
@@ -186,13 +182,6 @@ def successes(explored, dedupe):
         if t.turns and t.score > threshold(t.env):
             kept.setdefault((t.env, t.task_id) if dedupe else i, t)
     return [*kept.values()]
-
-
-def prefixes_of_failures(explored):
-    """The failures, each cut before its first turn that was not understood, if a turn is left."""
-    good = [[turn.valid is not False for turn in t.turns] + [False] for t in explored]
-    return [t.up_to_turn(known.index(False)) for t, known in zip(explored, good)
-            if known[0] and t.score <= threshold(t.env)]
 
 
 # ---- learning -----------------------------------------------------------------------------------

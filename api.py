@@ -18,8 +18,8 @@ from threading import Thread
 
 import requests
 
-from chat import read_call
 from client import EnvError, ServersGone, brief
+from envs.parts.tool_calls import read_call
 from rollout import Slots, play
 
 PAUSES = 1, 2, 4, 8, 16, 32     # seconds before a request is sent again
