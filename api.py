@@ -51,7 +51,7 @@ class Api:
         tools = [schema for _, schema in episode.agent.tools.values()]
         self.asked[episode] = time.monotonic()
         text, message, tokens = self.ask(
-            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]),
+            messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
             **{"tools": tools} if tools else {})
         del self.asked[episode]
         self.told[episode] += tokens

@@ -573,12 +573,12 @@ def test_episode_random_numbers_are_its_own():
         assert episode.trajectory.key == key
         assert Episode(agent(), task, key, 5).request == episode.request
         episode.observe("start")
-        first = episode.uniforms()
+        first = episode.uniforms
         assert len(first) == 8 and (0 <= first).all() and (first < 1).all()
         assert luck != np.random.default_rng((*key, 0)).integers(2**31)
         reply_to(episode, "go")
         episode.observe("on")
-        seen |= {luck, first[0], episode.uniforms()[0]}
+        seen |= {luck, first[0], episode.uniforms[0]}
     assert len(seen) == 4 * 3 * 3 * 3
 
 
@@ -800,7 +800,7 @@ def test_collect_does_not_spin_while_it_waits():
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
     client = LocalClient(batched=False, before=before)
-    slots = Slots([(World(client, who), 1)], 2, 1)
+    slots = Slots([(World(client, who), 1)], 2, 1, (0,), [1])
     scheduler = Scheduler(slots, make_engine(policy(), who, 2))
     real = scheduler.sampler.prefill
 
@@ -1352,7 +1352,7 @@ def test_episode_draws_new_numbers_in_each_turn_of_each_try():
             episode.observe("lost", 0.0, False, {"success": False})
         if episode.request:
             episode.observe("o0")
-        drawn.append(episode.uniforms().tolist())
+        drawn.append(episode.uniforms.tolist())
         reply_to(episode, "Action: a")
     assert len(episode.trajectory.turns) == 5 and len(episode.lessons) == 1
     assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(5)]
@@ -1394,7 +1394,7 @@ def test_admit_counts_a_prompt_and_one_token_more(page_size, pages, used):
 
 def sampler_with(prompts, pages, page_size=8):
     """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
-    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5)
+    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5, (0,), range(len(prompts)))
     for slot, text in zip(slots.everyone, prompts):
         slot.episode.observe(text)
         slots.move(slot, "ready")
