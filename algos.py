@@ -249,17 +249,14 @@ def among_equals(advantages, x, labels):
 # Inputs are flat, x[mask]: nothing off the mask reaches a loss. All but GSPO are elementwise: any
 # shape works, if all inputs have it. Weights say how much each token counts.
 
-def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip=None):
+def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high):
     """max(-rho A, -clip(rho, 1 - e_low, 1 + e_high) A), rho = pi / pi_old. PPO (arXiv:1707.06347).
-    e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). dual_clip c > 1 bounds the
-    loss by -c A where A < 0 (arXiv:1912.09729, c = 3). Beyond |log rho| = 20: no gradient."""
+    e_high > e_low lets rare good tokens grow (DAPO, arXiv:2503.14476). Beyond |log rho| = 20: no
+    gradient."""
     check_aligned(logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs).clamp(-20, 20).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-    if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-    return loss
+    return torch.maximum(-advantages * ratio, -advantages * clipped)
 
 
 def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high):
@@ -306,13 +303,6 @@ def kl_k3(logprobs, ref_logprobs):
     return torch.expm1(-q) + q   # expm1: exp(-q) - 1 loses all digits near q = 0
 
 
-def entropy(logits):
-    """H = -sum_v p_v log p_v: (..., V) -> (...), float32. A logit of -inf (forbidden) adds 0.
-    logits: as they were sampled from, divided by the temperature."""
-    logprobs = logits.float().log_softmax(-1).clamp(min=-1e9)   # 0 * -inf would be NaN
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
 def check_aligned(*tensors):
     """Refuse what broadcasting would combine silently: (A,) with (1,), or with (A, 1)."""
     shapes = [tuple(x.shape) for x in tensors]
@@ -347,44 +337,21 @@ def constant_weights(response_mask, length):
     return sequence_sum_weights(response_mask) / length
 
 
-# AgentEvol's loss is the sum over examples of w_i log pi(tau_i), w_i >= 0 (arXiv:2406.04151). Two
-# denominators, a constant factor apart within a batch. w (B,):
-
-def over_tokens(response_mask, w):
-    """w_i / (tokens in the batch). The fewer examples count, the smaller the step."""
-    return token_weights(response_mask) * w[:, None]
-
-
 def over_weights(response_mask, w):
-    """w_i / (sum over the tokens of the batch of their w). The scale stays. 0 where all w are."""
+    """w_i / (sum over the tokens of the batch of their w), w (B,) >= 0; 0 where all w are 0.
+    AgentEvol's loss is the sum over examples of w_i log pi(tau_i) (arXiv:2406.04151)."""
     weighted = response_mask.bool() * w[:, None]
     return weighted / weighted.sum().clamp(min=torch.finfo(w.dtype).tiny)
 
 
-# An inexact sampler is corrected by rho = pi_old / pi_rollout, both at the weights that sampled:
-# pi_old is the trainer's. All (B, T). Masked tokens stay in the denominators above, as in IcePop.
-
 @torch.no_grad()
-def importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
-    """rho clipped to [low, cap]: truncated importance sampling. TRL's `token_truncate`."""
+def importance_weights(old_logprobs, rollout_logprobs, response_mask, cap):
+    """min(rho, cap), rho = pi_old / pi_rollout: truncated importance sampling. All (B, T).
+    It corrects an inexact sampler: both are at the weights that sampled, pi_old is the trainer's.
+    TRL's `token_truncate`; recipes/icepop.py masks instead."""
     check_aligned(old_logprobs, rollout_logprobs, response_mask)
     rho = (old_logprobs - rollout_logprobs).exp()
-    return torch.where(response_mask.bool(), rho.clamp(low, cap), 0.0)
-
-
-def masked_importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
-    """rho if low <= rho <= cap, else 0. IcePop (arXiv:2510.18855), there 0.5 and 5. NaN stays."""
-    rho = importance_weights(old_logprobs, rollout_logprobs, response_mask, 0, math.inf)
-    return torch.where((rho < low) | (rho > cap), 0.0, rho)
-
-
-def sequence_masked_importance_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
-    """The same with one rho per row, exp(sum_t log rho_t), at each of its tokens. TRL's
-    `sequence_mask`, cap 3; MIS (J. Liu, Y. Li et al., "When Speed Kills Stability", 2025)."""
-    check_aligned(old_logprobs, rollout_logprobs, response_mask)
-    log_rho = torch.where(response_mask.bool(), old_logprobs - rollout_logprobs, 0.0)
-    log_rho = log_rho.sum(1, keepdim=True).expand_as(log_rho)
-    return masked_importance_weights(log_rho, torch.zeros_like(log_rho), response_mask, low, cap)
+    return torch.where(response_mask.bool(), rho.clamp(max=cap), 0.0)
 
 
 # ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------

@@ -18,8 +18,8 @@ from threading import Thread
 
 import requests
 
-from chat import read_call
 from client import EnvError, ServersGone, brief
+from envs.parts.tool_calls import read_call
 from rollout import Slots, play
 
 PAUSES = 1, 2, 4, 8, 16, 32     # seconds before a request is sent again
@@ -51,7 +51,7 @@ class Api:
         tools = [schema for _, schema in episode.agent.tools.values()]
         self.asked[episode] = time.monotonic()
         text, message, tokens = self.ask(
-            messages=episode.messages, seed=int(2**31 * episode.uniforms()[0]),
+            messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
             **{"tools": tools} if tools else {})
         del self.asked[episode]
         self.told[episode] += tokens

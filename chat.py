@@ -5,7 +5,6 @@
 `Agent` says how a policy speaks in an environment: rollout.py's `Episode` asks it for the messages
 that the policy is shown and for the action that a reply means.
 """
-import itertools
 import json
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from envs import tools_of
 from envs.parts.agentgym import manner_of
+from envs.parts.tool_calls import HERMES, LLAMA, read_calls
 
 
 # ---- text to tokens -----------------------------------------------------------------------------
@@ -118,9 +118,9 @@ class Chat:
         raise ValueError(f"{self.name}: its chat template {why}")
 
     def _find_shape(self):
-        """How this template takes messages: as they are, with the rules in the first user message
-        (Gemma has no system role), with contents as lists of parts (SmolVLM)."""
-        for self.rules_in_user, self.in_parts in itertools.product((False, True), repeat=2):
+        """How this template takes messages: as they are, or with the rules in the first user
+        message (Gemma has no system role)."""
+        for self.rules_in_user in (False, True):
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
                 refusal = "it leaves out or repeats some of it"
@@ -155,8 +155,6 @@ class Chat:
         if self.rules_in_user and messages[0]["role"] == "system":
             rules, first, *rest = messages
             messages = said("user", f"{rules['content']}\n\n{first['content']}") + rest
-        if self.in_parts:
-            messages = [m | {"content": [dict(type="text", text=m["content"])]} for m in messages]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **options or self.options)
@@ -216,39 +214,11 @@ def reader_of_calls(chat, prompt, tools):
         chat.refuse("has no tools; use another --format")
     head = prompt.partition(ASK)[2].removesuffix(chat.opened)
     reply = written.removeprefix(head).partition(chat.stop)[0]
-    for read in (read_hermes_calls, read_llama_calls):
-        if read(reply)[1] == [("f", {"x": "V1V"})]:
-            return read
+    for pattern in (HERMES, LLAMA):
+        if read_calls(pattern, reply)[1] == [("f", {"x": "V1V"})]:
+            return partial(read_calls, pattern)
     chat.refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are Hermes "
                 "JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
-
-
-# Readers of tool calls: the words of a reply -> (what stands before, [(name, arguments), ...]).
-# None stands for a call that cannot be read.
-
-def read_hermes_calls(text):
-    """<tool_call>{"name": "get", "arguments": {"items": "2 wax"}}</tool_call>: Qwen2.5, Qwen3."""
-    before, *calls = text.split("<tool_call>")
-    return before.rstrip("\n"), [read_call(call.partition("</tool_call>")[0]) for call in calls]
-
-
-def read_llama_calls(text):
-    """{"name": "get", "parameters": {"items": "2 wax"}}, and nothing behind: Llama 3.1, 3.2."""
-    before, begins, call = text.partition("{")
-    before = before.removesuffix("<|python_tag|>")
-    return (before.strip(), [read_call(begins + call)]) if begins else (text, [])
-
-
-def read_call(text):
-    """JSON -> (name, {argument: text or number}), or None."""
-    try:
-        call = json.loads(text)
-        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        plain = {type(x) for x in [name, *arguments.values()]} <= {str, int, float}
-        return (name, arguments) if plain and type(name) is str else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------

@@ -26,12 +26,13 @@ from env_server import MAX_ITEMS, local_server
 from envs.parts import wires
 
 MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
+NO_ANSWER = OSError, urllib3.exceptions.HTTPError
 ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "info": dict}
 
 
 class EnvError(RuntimeError):
     """The environment or its server failed: never the agent's doing, never a reward. away: the
-    server gave no answer at all."""
+    server cannot be reached."""
 
     def __init__(self, sentence, away=False):
         super().__init__(sentence)
@@ -182,15 +183,17 @@ class EnvClient:
         return Reply((url, number), *values, info)
 
     def post(self, url, body):
-        """Send once -> the answer, `checked`. EnvError, away: none came."""
+        """Send once -> the answer, `checked`. EnvError: none came. A server that gave none is left
+        alone for a second, or as long as the failure took."""
         root = next((root for root in self.urls if url.startswith(root)), url)
+        began = time.monotonic()
         try:
             status, answer = exchange(self.http, "GET" if body is None else "POST", url, body)
-        except (OSError, urllib3.exceptions.HTTPError) as error:
-            now = time.monotonic()
-            self.away[root] = self.away.get(root, (now,))[0], now + 1       # asked again in 1 s
+        except NO_ANSWER as error:
+            now, late = time.monotonic(), isinstance(error, urllib3.exceptions.ReadTimeoutError)
+            self.away[root] = self.away.get(root, (now,))[0], now + max(1, now - began)
             raise EnvError(f"{url}: {type(error).__name__}: {brief(str(error))}",
-                           away=True) from None
+                           away=not late) from None     # late: it may be the episode's fault
         self.away.pop(root, None)
         return checked(status, answer, url)
 
@@ -223,7 +226,7 @@ def find_server(http, url, name):
             _, greeting = exchange(http, "GET", greets)
             if re.match("(?i)this is environment|ok$", str(greeting)):
                 return plays, True
-    except (OSError, urllib3.exceptions.HTTPError) as error:
+    except NO_ANSWER as error:
         raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
     raise EnvError(f"{root} answers, but not as an environment server; {how}")
 
@@ -231,11 +234,14 @@ def find_server(http, url, name):
 def exchange(http, method, url, body=None):
     """Send once -> (HTTP status, JSON or None if the answer is none)."""
     response = http.request(method, url, json=body, preload_content=False)
-    text = response.read(MAX_ANSWER + 1)
+    text = response.read(MAX_ANSWER + 1, decode_content=False)
     if len(text) > MAX_ANSWER:
         response.close()
         raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
     response.release_conn()
+    if 300 <= response.status < 400:
+        raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
+                       "server's own address")
     try:
         return response.status, json.loads(text, parse_constant=int)    # NaN is no int: none
     except (ValueError, RecursionError):

@@ -10,7 +10,6 @@ count from 0.
         played = sample_tasks(tasks, 32, step, seed)     # 32 task ids
 """
 import random
-import statistics
 
 
 def horizon_at(step, horizons, switch_every):
@@ -33,32 +32,6 @@ def horizon_at(step, horizons, switch_every):
         raise ValueError(f"switch_every {switch_every}: expected one number of steps, 1 or more, "
                          f"or {stages - 1} switch steps for {stages} horizons, rising from above 0")
     return horizons[sum(step >= switch for switch in switches)]
-
-
-def stopped_rising(successes, window=10, min_steps=30):
-    """Whether success has stopped rising, so that a stage may end. An adaptive rule of our own.
-
-    successes: the success rate of every step of the current stage, oldest first. With min_steps of
-    them (and two windows), compare the last k = `window` with the k before: success still rises
-    only if its mean rose by more than one standard error of the difference, sqrt(s1^2 / k + s2^2 /
-    k). So a curve that is flat or falling, or stays at 0 or 1, has stopped.
-    """
-    if len(successes) < max(min_steps, 2 * window):
-        return False
-    before, last = successes[-2 * window:-window], successes[-window:]
-    rise = statistics.fmean(last) - statistics.fmean(before)
-    error = ((statistics.variance(before) + statistics.variance(last)) / window) ** 0.5
-    return rise <= error
-
-
-def stage_after(successes, stages):
-    """The stage, from 0, after these success rates, one for each step so far; the last of the
-    `stages` never ends. The history decides alone: a resumed run has nothing else to remember."""
-    stage, since = 0, 0
-    for steps in range(1, len(successes) + 1):
-        if stage < stages - 1 and stopped_rising(successes[since:steps]):
-            stage, since = stage + 1, steps
-    return stage
 
 
 def choose_tasks(module, split, n, families="", only=None):
@@ -88,19 +61,13 @@ def families_of(modules, families):
     return [",".join(name for name in wanted if name in module.FAMILIES) for module in modules]
 
 
-def shares_of(count, shares):
-    """`count` tasks dealt by these shares, by largest remainder: 32 by (1, 1, 1) -> [11, 11, 10].
-    ValueError: one of them gets none, or a share is not above 0."""
-    if min(shares) <= 0:
-        raise ValueError(f"shares {shares}: expected numbers above 0")
-    exact = [count * share / sum(shares) for share in shares]
-    counts = [int(x) for x in exact]
-    order = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])      # stable
-    for i in order[:count - sum(counts)]:
-        counts[i] += 1
-    if min(counts) < 1:
-        raise ValueError(f"{count} tasks by shares {shares}: some environment gets none")
-    return counts
+def shares_of(count, worlds):
+    """`count` tasks dealt to so many worlds, the first ones get what is left over: 32 to 3 ->
+    [11, 11, 10]. ValueError: one of them gets none."""
+    if count < worlds:
+        raise ValueError(f"{count} tasks for {worlds} environments: some environment gets none")
+    each, left = divmod(count, worlds)
+    return [each + (world < left) for world in range(worlds)]
 
 
 def sample_tasks(task_ids, count, step, seed):

@@ -4,9 +4,8 @@
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
-`play` is the reference, simple and slow: one episode, by whatever replies. With `speak` that is one
-forward pass over the whole context for each token; `collect` plays many episodes at once on the
-engine's pages and must give the very same tokens. (api.py plays by `play`, too.)
+`play` is the reference, simple and slow: one episode; by `speak` one forward pass over the whole
+context for each token. `collect` plays many at once on pages and must give the very same tokens.
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import gc
@@ -142,14 +141,10 @@ class Episode:
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
         self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
+        self.uniforms = None        # a number in [0, 1) for each token that this reply may have
         luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
         self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
-
-    def uniforms(self):
-        """A number in [0, 1) for each token that this turn's reply may have."""
-        generator = np.random.default_rng((*self.trajectory.key, len(self.trajectory.turns)))
-        return generator.random(self.agent.max_turn_tokens)
 
     @property
     def seen(self):
@@ -226,6 +221,8 @@ class Episode:
     def _show(self, text):
         """Show the policy a text; the episode is over if its longest reply would not fit."""
         agent, trajectory = self.agent, self.trajectory
+        generator = np.random.default_rng((*trajectory.key, len(trajectory.turns)))
+        self.uniforms = generator.random(agent.max_turn_tokens)
         anew = agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
         if anew or not self.messages:
@@ -294,11 +291,10 @@ def play(reply, episode, client, session=None):
 @torch.inference_mode()
 def speak(policy, episode):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
-    uniforms = torch.tensor(episode.uniforms())
     while not episode.request:
         seen = torch.tensor(episode.seen, device=policy.device)
         logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
-        uniform = uniforms[len(episode.token_ids)][None]
+        uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
         token, logprob = sample(logits, uniform, episode.agent.temperature)
         episode.sampled(token.item(), logprob.item())
 
@@ -346,7 +342,7 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
         return [], Stats()
     engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
                                    max_concurrent)
-    slots = Slots(tasks, group_size, horizon, key, places, retries, finished)
+    slots = Slots(tasks, group_size, horizon, key, places or range(len(tasks)), retries, finished)
     Scheduler(slots, engine).run()
     slots.stats.tokens = engine.tokens.copy()
     return slots.played()
@@ -385,7 +381,6 @@ class Slot:
     state: State = "waiting"
     session: object = None      # the environment's id for the episode
     sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
-    uniforms: np.ndarray = None     # of the reply that is being sampled
     failures: int = 0           # of its environment or its server
 
 
@@ -393,8 +388,7 @@ class Slots(dict):
     """state -> its slots, in the order in which they came to it (dicts serve as ordered sets);
     beside them what the episodes share, whoever plays them. Arguments: as `collect` has them."""
 
-    def __init__(self, tasks, group_size, horizon, key=(0,), places=None, retries=2, finished=None):
-        places = places or range(len(tasks))
+    def __init__(self, tasks, group_size, horizon, key, places, retries=2, finished=None):
         self.everyone = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
                                       min(horizon, world.most_turns)), group, world.client)
                          for group, (world, task_id) in enumerate(tasks)
@@ -467,7 +461,7 @@ class Scheduler:
 
     def __init__(self, slots, engine):
         self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
-        self.answers = queue.SimpleQueue()     # futures of [(slot, answer)]
+        self.answers = queue.SimpleQueue()     # futures of {slot: answer}
         self.in_step = all(client.batched for client in slots.idle)
 
     @property
@@ -502,20 +496,21 @@ class Scheduler:
         for parcel in parcels.values():
             pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
 
-    def exchange(self, slots):                 # in a thread -> [(slot, Reply or EnvError)]
+    def exchange(self, slots):                 # in a thread -> {slot: Reply or EnvError}
         answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
-        return list(zip(slots, answers, strict=True))
+        return dict(zip(slots, answers, strict=True))
 
     def receive(self):
         """Take the answers that are there, in the order of the requests. If all clients are batched
         each answer is waited for, so that a run is the same to the bit; else one, when `stuck`."""
-        order, came = {slot: i for i, slot in enumerate(self.slots["in flight"])}, []
+        asked, came = list(self.slots["in flight"]), {}
         with self.slots.stats.clock("environment"):
-            while len(came) < len(order) and (
+            while len(came) < len(asked) and (
                     self.in_step or not self.answers.empty() or not came and self.stuck):
-                came += self.answers.get().result()
-        for slot, answer in sorted(came, key=lambda pair: order[pair[0]]):
-            self.take(slot, answer)
+                came.update(self.answers.get().result())
+        for slot in asked:
+            if slot in came:
+                self.take(slot, came[slot])
 
     def take(self, slot, answer):
         """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew."""
@@ -562,8 +557,7 @@ class Sampler:
 
     def prefill(self):
         """Read what the readable slots have not read, equal first prompts once, and sample."""
-        admitted = self.admit(self.readable())
-        if not admitted:
+        if not (admitted := self.admit(self.readable())):
             return
         first = {}                         # a new prompt -> the slot that reads it
         for slot in admitted:
@@ -581,25 +575,22 @@ class Sampler:
         for slot in row:
             self.engine.active.append(slot.sequence)
             self.slots.move(slot, "decoding")
-            slot.uniforms = slot.episode.uniforms()
         self.draw(list(row), logits[list(row.values())])
 
     def decode(self):
         """Read the last token of each slot that decodes, and sample the next one."""
         while self.engine.pages_short() > 0:                   # the first of them always goes on
             self.preempt(spare=next(iter(self.slots["decoding"])))
-        slots = list(self.slots["decoding"])
-        if not slots:
-            return
-        with self.stats.clock("decode"):
-            logits = self.engine.decode(torch.tensor([s.episode.token_ids[-1] for s in slots]))
-        self.draw(slots, logits)
+        if slots := list(self.slots["decoding"]):
+            with self.stats.clock("decode"):
+                logits = self.engine.decode(torch.tensor([s.episode.token_ids[-1] for s in slots]))
+            self.draw(slots, logits)
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
-            uniforms = torch.tensor([s.uniforms[len(s.episode.token_ids)] for s in slots])
+            uniforms = torch.tensor([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
             drawn = sample(logits, uniforms.to(logits.device), self.temperature)
             drawn = torch.stack([x.double() for x in drawn]).tolist()       # waits for a GPU once
             for slot, token, logprob in zip(slots, *drawn):

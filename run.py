@@ -276,7 +276,7 @@ def both_splits(worlds, families, n, seen=()):
     """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
     there."""
-    counts = shares_of(n, [1] * len(worlds)) if n else [0] * len(worlds)
+    counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
     tasks, eval_tasks = {}, []
     for world, own, count in zip(worlds, families, counts):
         every = choose_tasks(world.module, "train", 0, own, world.known)

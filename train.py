@@ -93,7 +93,7 @@ def play_step(run, horizon):
     long as too few groups teach something.
     """
     cfg, played, stats, began = run.cfg, [], Stats(), time.perf_counter()
-    counts = shares_of(cfg.tasks_per_step, [1] * len(run.worlds))
+    counts = shares_of(cfg.tasks_per_step, len(run.worlds))
     for wave in range(4 if cfg.filter == "refill" else 1):
         seed = cfg.seed + 1_000_003 * wave
         tasks = [(world, task) for world, count in zip(run.worlds, counts)
@@ -134,7 +134,7 @@ def credit(run, batch):
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
     if cfg.importance_cap:
         batch.weights = algos.importance_weights(batch.old_logprobs, batch.rollout_logprobs, mask,
-                                                 0.0, cfg.importance_cap)
+                                                 cfg.importance_cap)
     if cfg.overlong_buffer:
         penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
@@ -509,9 +509,9 @@ SAME_ON_RESUME = ("env", "data", "families", "model", "algo", "seed", "horizons"
                   *(f.name for f in fields(Speaks)))
 
 
-def preset(given):
+def preset(given, kind=Config):
     """What --algo, the model, --env and --resume set where no flag says otherwise. ValueError."""
-    model, cfg = given.get("model", ""), Config(**given)
+    model, cfg = given.get("model", ""), kind(**given)
     values = dict(TABLES["algo"].get(cfg.algo, {}))
     if not model or cloned_settings(model):     # a tiny policy gets what the environment asks for
         values |= tiny_settings(cfg.env, Config)
@@ -562,7 +562,7 @@ def main(argv=None, kind=Config):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
     began = time.perf_counter()
     with one_sentence("train.py"):
-        cfg = parse_flags(kind, argv, __doc__, preset)
+        cfg = parse_flags(kind, argv, __doc__, lambda given: preset(given, kind))
         check(cfg)
         modules = open_envs(cfg.env, cfg.data)
         with connected(cfg.env_url, modules) as clients:    # under torchrun: servers for each rank

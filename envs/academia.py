@@ -46,7 +46,7 @@ ORIGINAL = range(20)        # the ids that AgentGym's server has, too; its quest
 ONE_WORD = (r"Now new trial.*\n.*goal:|\nGive me one action\.|Observation:|"
             r"\w+ with Action Input: \{(\"\w+\":)?| ?'\w+':")
 TINY = dict(families="paper,affiliation", horizons=(5,), max_context=640, max_turn_tokens=40,
-            steps=60, lr=8e-4, clone_steps=1800, clone_heads=2)
+            steps=60, lr=8e-4, clone=dict(steps=1800, heads=2))
 PROMPT = """You answer a question about papers and authors with tools. Each turn, call one tool:
 NAME with Action Input: {arguments as JSON}
 loadPaperNet: {}, loadAuthorNet: {}; a net must be loaded before it is used

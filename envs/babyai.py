@@ -59,7 +59,7 @@ LONG_FAMILIES = tuple("""
 ONE_ROOM = ("GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7",
             "GoToRedBlueBall", "OpenRedDoor", "OpenDoorLoc", "PickupLoc", "PickupDistDebug")
 TINY = dict(families=",".join(ONE_ROOM), horizons=(3, 6), max_context=2048, steps=40,
-            clone_n=2000, clone_skill=0.5, clone_steps=500, clone_width=96, clone_lr=2e-3)
+            clone=dict(n=2000, skill=0.5, steps=500, width=96, lr=2e-3))
 PROMPT = """\
 You walk through a grid of rooms. You see six cells ahead and three to each side, not through \
 walls or shut doors. Things are named by colour, kind and number, nearest first, with their \

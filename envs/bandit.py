@@ -25,7 +25,7 @@ NAME, HORIZON = "bandit", 1
 TRAIN, TEST = range(0, 800), range(800, 1000)
 SUCCESS = 1.0
 FAMILIES = ("plain", "reversed")
-TINY = dict(horizons=(1,), steps=60, clone_steps=400, clone_skill=0.0, clone_lr=3e-3)
+TINY = dict(horizons=(1,), steps=60, clone=dict(steps=400, skill=0.0, lr=3e-3))
 PROMPT = """You stand before two slot machines, called arms, and may pull one of them, once. One
 arm pays a little every time; the other pays much or nothing, but more on average. Which is which
 you are not told: let the names guide you. Your aim is the arm with the higher average.

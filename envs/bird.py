@@ -62,7 +62,7 @@ PARALLEL = True         # SQL runs in processes of its own
 ONE_WORD = (r"```sql\nSELECT|\n```|^\w+ contains tables such as .*\n\n| [A-Z]{3,} |\d|'| |"
             r"\p{L}+?(?=s\b)|\p{L}+")      # a schema; no blanks before words, no plurals
 TINY = dict(families="simple", horizons=(1,), max_context=1536, max_turn_tokens=64, steps=40,
-            clone_n=3600, clone_steps=2500, clone_heads=2)
+            clone=dict(n=3600, steps=2500, heads=2))
 TOOLS = {"{sql}": "Answer the question with one SELECT statement of SQLite."}
 PROMPT = f"""You are told the tables of an SQLite database and asked a question about its rows.
 Answer with one SQL statement that gives exactly what is asked for, its columns in the order of the

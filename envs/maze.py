@@ -35,7 +35,7 @@ SUCCESS = 1.0
 FAMILIES = ("double-t", "random")
 ONE_WORD = (r"The goal is at position|\. Your current position is at position|\. There .*|"
             r"move \w+")
-TINY = dict(horizons=(15,), steps=40, clone_steps=450, clone_skill=0.7, clone_lr=2e-3)
+TINY = dict(horizons=(15,), steps=40, clone=dict(steps=450, skill=0.7, lr=2e-3))
 PROMPT = """You are in a maze of square cells and walk to a goal. Each turn you may make one move:
 "move up", "move down", "move left" or "move right". A position is given as row, column. "move down"
 adds 1 to the row and "move up" takes 1 away; "move right" adds 1 to the column and "move left"

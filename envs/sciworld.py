@@ -49,7 +49,7 @@ FAMILIES = tuple(TASKS)
 LONG_FAMILIES = tuple(name for name in FAMILIES if not name.startswith(   # all but these
     ("use-", "power-", "find-", "lifespan-", "identify-life-stages-2")))
 TINY = dict(families=",".join(name for name in FAMILIES if name not in LONG_FAMILIES),
-            horizons=(15, 30), max_context=2048, clone_n=500)
+            horizons=(15, 30), max_context=2048, clone=dict(n=500))
 ORIGINAL = range(4639)      # the tasks that AgentGym's server has, too: those of its 23
 NAME, HORIZON, SUCCESS, MOVE_LIMIT = "sciworld", 30, 100.0, 100
 DETERMINISTIC = False

@@ -66,7 +66,7 @@ TRAIN = tuple(task for n in range(OF_TRAIN)
 OWN = ()            # a user's Questions; see `use`
 PARALLEL = bool(os.environ.get("NANO_SEARCHQA_URL"))    # steps wait for the retriever together
 TINY = dict(families="popqa,nq", horizons=(2, 3), max_context=2048, max_turn_tokens=48, steps=40,
-            clone_steps=900, clone_skill=0.8)
+            clone=dict(steps=900, skill=0.8))
 PROMPT = """You answer a question with the help of a search engine over an encyclopedia.
 Actions, one per turn:
 <search> words </search> - you are shown the three passages that fit these words best

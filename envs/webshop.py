@@ -82,7 +82,7 @@ def one_word(names, number):
 ONE_WORD = one_word(names_of(sum((kinds for *_, kinds in GOODS.values()), [])),
                     "B0[A-Z]{4}|[A-Z]{4}")
 TINY = dict(families="grocery", horizons=(8,), max_context=1024, steps=40, tasks_per_step=16,
-            clone_steps=1800, clone_skill=0.9, clone_lr=6e-3, clone_heads=2)
+            clone=dict(steps=1800, skill=0.9, lr=6e-3, heads=2))
 SUB_PAGES = ("Description", "Features", "Reviews")
 PAGE = 10               # results on a page
 LONGEST_URL = 2000      # letters of a query in it

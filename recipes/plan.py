@@ -1,18 +1,33 @@
 """plan: the memory that a run needs, counted before weights are read, and the most that fits.
 
-    python train.py --plan --model Qwen/Qwen2.5-7B-Instruct --plan-gpus 8 --plan-gb 80
+    python recipes/plan.py --gpus 8 --gb 80 --model Qwen/Qwen2.5-7B-Instruct
 
-An estimate from below: what certainly lies in memory at the same time. Workspaces, NCCL's buffers,
-gradients of activations and fragments come on top. Bytes are of one rank; a GB has 10^9.
+and any flag of train.py. An estimate from below: what certainly lies in memory at the same time.
+Workspaces, NCCL's buffers, gradients of activations and fragments come on top. Bytes are of one
+rank; a GB has 10^9.
 """
 import math
 import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import train        # before torch: see there
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from engine import HEAD_CHUNK, OURS, attend, from_pretrained, kv_shape, longest_text
+from run import Natural, NonNegative, one_sentence, parse_flags
+
+
+@dataclass
+class Config(train.Config):
+    # the machine
+    gpus: Natural = 0             # so many GPUs; 0: one process
+    gb: NonNegative = 0.0         # GPUs of so many GB (10^9 bytes); 0: the memory of this machine
 
 
 def counted(config, dtype, frozen, checkpointing, tokens=1024):
@@ -75,22 +90,22 @@ def plan(cfg, config, world, cuda, memory):
         micro_tokens=int(max(0, (room - logits * HEAD_CHUNK) / kept, room / (kept + logits))))
 
 
-def check(cfg, device, say=lambda text: None):
-    """Tell the plan by `say`. ValueError, with flags that would help: the run cannot fit."""
+def check(cfg):
+    """Print the plan. ValueError, with flags that would help: the run cannot fit."""
     if not cfg.model:
-        raise ValueError("--plan: give --model; without one a tiny policy takes less than a GB")
-    config, cuda = from_pretrained(AutoConfig, cfg.model), cfg.plan_gb > 0 or device != "cpu"
-    world = cfg.plan_gpus or int(os.environ.get("WORLD_SIZE", 1))
-    memory = cfg.plan_gb * 1e9 or (torch.cuda.mem_get_info(device)[0] if cuda else
-                                   os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        raise ValueError("give --model; without one a tiny policy takes less than a GB")
+    config, cuda = from_pretrained(AutoConfig, cfg.model), cfg.gb > 0 or torch.cuda.is_available()
+    world = cfg.gpus or 1
+    memory = cfg.gb * 1e9 or (torch.cuda.mem_get_info()[0] if cuda else
+                              os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     found, short = plan(cfg, config, world, cuda, memory), min(2048, cfg.max_context)
     has = f"on each of {world} {'GPUs' if cuda else 'processes'} of {memory / 1e9:.1f} GB"
     for when in ("held", "sampling", "update"):
-        say(f"{when:9}" + ", ".join(f"{part} {size / 1e9:.2f}" for part, size
-                                    in vars(found)[when].items() if size))
-    say(f"peak     {found.need / 1e9:.2f} {has}: an estimate from below\nroom     for pages of "
-        f"{found.kv_tokens} tokens ({found.rows} episodes of max_context at a time), for "
-        f"--micro-tokens {found.micro_tokens}")
+        print(f"{when:9}" + ", ".join(f"{part} {size / 1e9:.2f}" for part, size
+                                      in vars(found)[when].items() if size))
+    print(f"peak     {found.need / 1e9:.2f} {has}: an estimate from below\nroom     for pages of "
+          f"{found.kv_tokens} tokens ({found.rows} episodes of max_context at a time), for "
+          f"--micro-tokens {found.micro_tokens}")
     if found.need > memory:
         changes = {"--checkpointing": dict(checkpointing=True), "--lora 32": dict(lora=32),
                    "--shard full": dict(shard="full"), "--compute auto": dict(compute="auto"),
@@ -101,3 +116,12 @@ def check(cfg, device, say=lambda text: None):
         less = [f"{x / 1e9:.1f} with {flags}" for flags, x in needs.items() if x < found.need]
         raise ValueError(f"{cfg.model} needs at least {found.need / 1e9:.1f} GB {has}; it takes "
                          + ", ".join(less + ["less on more GPUs"] * cuda))
+
+
+def main(argv=None):
+    with one_sentence("plan.py"):
+        check(parse_flags(Config, argv, __doc__, lambda given: train.preset(given, Config)))
+
+
+if __name__ == "__main__":
+    main()

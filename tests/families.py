@@ -42,7 +42,6 @@ class Family:
     stripping: tuple = ()        # tokens that swallow the space behind them
     shown: tuple = ("{}", "{}")  # a reply with what surrounds it: in an earlier turn, and when said
     rules_in_user: bool = False  # no system role
-    parts: bool = False          # a content is a list of parts
     thoughts: str = ""           # of a reply: "" are words like others; "cut": the template cuts
                                  # them off; "field": it reads them from a field of their own, or
                                  # from the words, and shows the newest; "field only": all of them
@@ -101,9 +100,6 @@ FAMILIES = {
         "<|assistant|> <|observation|> /nothink", plain=QWEN + " <arg_key> </arg_key> <arg_value> "
         "</arg_value>", eos="<|endoftext|>", stop="<|user|>", others="<|observation|>",
         shown=("<|assistant|>\n<think></think>\n{}", "<|assistant|>{}"), thoughts="field"),
-    "SmolVLM": Family("smolvlm", special="<|im_start|> <end_of_utterance> <image>",
-                      bos="<|im_start|>", eos="<end_of_utterance>", stop="<end_of_utterance>",
-                      shown=("Assistant: {}", "Assistant:{}"), parts=True),
     "LFM2": Family("lfm2_v2", special="<|startoftext|> " + CHATML + " <|tool_list_start|> "
                    "<|tool_list_end|> <|tool_call_start|> <|tool_call_end|> "
                    "<|tool_response_start|> <|tool_response_end|>", bos="<|startoftext|>",

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 from transformers import Qwen2Config, Qwen3Config
 
-import plan
 import train
+from recipes import plan
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "tie_word_embeddings", "vocab_size")

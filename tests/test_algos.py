@@ -1,13 +1,12 @@
 """pytest tests/test_algos.py: each equation against arithmetic, a slow loop, or an identity."""
 import itertools
 import math
-import random
-from collections import defaultdict
 
 import pytest
 import torch
 
 import algos
+from recipes import icepop
 
 NAN = math.nan
 HALF_SQRT = math.sqrt(0.5)   # std of {0, 1}, and of one step up from there
@@ -277,13 +276,6 @@ def test_clipped_surrogate_in_its_four_quadrants():
         same(logprobs.grad, [slope])
 
 
-def test_clipped_surrogate_with_dual_clip():
-    # c = 3: a bad token at ratio 10 costs 3, not 10; at 2 still 2; good tokens are left alone
-    logprobs, advantages = tensor(10, 2, 0.5, 10).log(), tensor(-1, -1, 1, 1)
-    got = algos.clipped_surrogate(logprobs, torch.zeros(4), advantages, 0.2, 0.2, dual_clip=3.0)
-    same(got, [3, 2, -0.5, -1.2])
-
-
 def test_clipped_surrogate_clamps_the_log_ratio():
     got = algos.clipped_surrogate(tensor(500, -500), torch.zeros(2), tensor(-1, 1), 0.2, 0.2)
     same(got, [math.exp(20), -math.exp(-20)])
@@ -347,32 +339,6 @@ def test_kl_k3_is_clamped():
     same(algos.kl_k2(tensor(-300.0), tensor(0.0)), [200])
 
 
-def test_entropy_by_hand():
-    never = -math.inf
-    logits = tensor([0, 0, 0, 0], [math.log(2), 0, 0, never], [never, 3, never, never])
-    # ln 4; 1/2 ln 2 + 2 * 1/4 ln 4 = 1.5 ln 2; one choice
-    same(algos.entropy(logits), [math.log(4), 1.5 * math.log(2), 0])
-    got = algos.entropy(logits.bfloat16().view(3, 1, 4))
-    assert got.dtype == torch.float32 and got.shape == (3, 1)
-
-
-def test_entropy_has_the_gradient_of_its_equation():
-    torch.manual_seed(3)
-    logits = torch.randn(2, 5, 6).requires_grad_()
-    weights = torch.randn(2, 5)
-    got = algos.entropy(logits)
-    (got * weights).sum().backward()
-    p = logits.detach().softmax(-1)
-    expected = -(p * p.log()).sum(-1)
-    same(got, expected)
-    same(logits.grad, weights[..., None] * -p * (p.log() + expected[..., None]))
-    # p = 2/3, 1/3 and a forbidden token: -p (log p + H), and exactly 0 for the forbidden one
-    logits = tensor(math.log(2), 0, -math.inf).requires_grad_()
-    algos.entropy(logits).backward()
-    same(logits.grad, [-2 / 9 * math.log(2), 2 / 9 * math.log(2), 0])
-    assert logits.grad[2] == 0
-
-
 def test_losses_refuse_shapes_that_would_be_broadcast():
     five = torch.ones(5)
     losses = {   # each with the number of its per-token arguments
@@ -393,7 +359,7 @@ def test_losses_refuse_shapes_that_would_be_broadcast():
 
 def test_losses_of_no_tokens_are_empty():
     none = torch.zeros(0)
-    for got in (algos.clipped_surrogate(none, none, none, 0.2, 0.2, 3.0),
+    for got in (algos.clipped_surrogate(none, none, none, 0.2, 0.2),
                 algos.gspo_surrogate(none, none, none, none.long(), 0.2, 0.2),
                 algos.clipped_value_loss(none, none, none, 0.2), algos.kl_k3(none, none)):
         assert got.shape == (0,)
@@ -407,9 +373,11 @@ def test_nan_on_a_sampled_token_is_not_hidden():
                  algos.gspo_surrogate(ones, dirty, ones, rows, 0.2, 0.2),
                  algos.clipped_value_loss(ones, ones, dirty, 0.2)):
         assert loss.sum().isnan()
-    for weights in CORRECTIONS:
-        for pair in ((ones, dirty), (dirty, ones)):
-            assert weights(*(x[None] for x in pair), ones[None], 0.0, 2.0).sum().isnan()
+    for pair in ((ones, dirty), (dirty, ones)):
+        rho = [x[None] for x in pair]
+        assert algos.importance_weights(*rho, ones[None], 2.0).sum().isnan()
+        assert icepop.masked_weights(*rho, ones[None], 0.0, 2.0).sum().isnan()
+        assert icepop.sequence_masked_weights(*rho, ones[None], 0.0, 2.0).sum().isnan()
 
 
 # ---- weights ------------------------------------------------------------------------------------
@@ -437,10 +405,6 @@ def test_constant_weights_by_hand():
 REWARDED = tensor([0, 1, 1], [1, 0, 0]), tensor(0.5, 1)     # three tokens, of two trajectories
 
 
-def test_over_tokens_by_hand():
-    same(algos.over_tokens(*REWARDED), [[0, 1 / 6, 1 / 6], [1 / 3, 0, 0]])
-
-
 def test_over_weights_by_hand():
     # the tokens' own weights are 0.5, 0.5 and 1: 2 in all
     same(algos.over_weights(*REWARDED), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
@@ -448,12 +412,11 @@ def test_over_weights_by_hand():
     same(algos.over_weights(mask, 7 * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
 
 
-@pytest.mark.parametrize("weigh", [algos.over_tokens, algos.over_weights])
-def test_reward_weights_of_nothing_are_zero(weigh):
+def test_over_weights_of_nothing_are_zero():
     mask, _ = REWARDED
-    assert torch.equal(weigh(mask, torch.zeros(2)), torch.zeros(2, 3))
-    same(weigh(mask, tensor(1, 1)), mask / 3)           # all alike: one over the tokens
-    same(weigh(mask.bool(), tensor(1, 1)), mask / 3)
+    assert torch.equal(algos.over_weights(mask, torch.zeros(2)), torch.zeros(2, 3))
+    same(algos.over_weights(mask, tensor(1, 1)), mask / 3)      # all alike: one over the tokens
+    same(algos.over_weights(mask.bool(), tensor(1, 1)), mask / 3)
 
 
 def test_weights_of_an_empty_mask_are_zero():
@@ -488,8 +451,7 @@ def test_gradient_does_not_depend_on_the_split():
                 logits = x[part][m] * theta
                 logprobs = logits.log_softmax(-1)[:, 0]
                 inputs = old[part][m], advantages[part][m], all_rows[part][m]
-                loss = (surrogate(logprobs, *inputs) + 0.1 * algos.kl_k3(logprobs, inputs[0])
-                        - 0.01 * algos.entropy(logits))
+                loss = surrogate(logprobs, *inputs) + 0.1 * algos.kl_k3(logprobs, inputs[0])
                 (loss * weights[part][m]).sum().backward()
             gradients.append(theta.grad)
         assert gradients[0].abs().max() > 1e-3
@@ -562,70 +524,56 @@ def test_kl_penalised_rewards_by_hand():
 
 # ---- weights that correct an inexact sampler ----------------------------------------------------
 
-CORRECTIONS = (algos.importance_weights, algos.masked_importance_weights,
-               algos.sequence_masked_importance_weights)
 # pi_old / pi_rollout of the tokens of four rows; off the mask, where it is 9, nothing may change
 RATIOS = tensor([4, 0.5, 9, 1], [2, 2, 9, 9], [0.5, 9, 0.5, 9], [9, 9, 9, 9])
 SAMPLED = tensor([1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0])
 
 
-def corrected(weights, low, cap, junk=9.0):
+def corrected(weights, *bounds, junk=9.0):
     """`weights` of RATIOS, pi_rollout being 1/4 at every sampled token and `junk` elsewhere."""
     rollout = torch.where(SAMPLED > 0, 0.25, junk)
-    return weights((RATIOS * rollout).log().requires_grad_(), rollout.log(), SAMPLED, low, cap)
+    return weights((RATIOS * rollout).log().requires_grad_(), rollout.log(), SAMPLED, *bounds)
 
 
 def test_importance_weights_by_hand():
-    # 4 is cut to 3 and 0.5 raised to 0.75
-    same(corrected(algos.importance_weights, 0.75, 3.0),
-         [[3, 0.75, 0, 1], [2, 2, 0, 0], [0.75, 0, 0.75, 0], [0] * 4])
-    same(corrected(algos.importance_weights, 0.0, 3.0),
+    same(corrected(algos.importance_weights, 3.0),                  # 4 is cut to 3
          [[3, 0.5, 0, 1], [2, 2, 0, 0], [0.5, 0, 0.5, 0], [0] * 4])
 
 
-def test_masked_importance_weights_by_hand():
+def test_masked_weights_by_hand():
     # 4 > 3 and 0.5 < 0.75 become 0; what lies between stays as it is
-    same(corrected(algos.masked_importance_weights, 0.75, 3.0),
+    same(corrected(icepop.masked_weights, 0.75, 3.0),
          [[0, 0, 0, 1], [2, 2, 0, 0], [0] * 4, [0] * 4])
-    same(corrected(algos.masked_importance_weights, 0.0, 3.0),
-         [[0, 0.5, 0, 1], [2, 2, 0, 0], [0.5, 0, 0.5, 0], [0] * 4])
 
 
-def test_sequence_masked_importance_weights_by_hand():
+def test_sequence_masked_weights_by_hand():
     # rows: 4 * 0.5 * 1 = 2 is inside, though 4 is not; 2 * 2 = 4 > 3, though each 2 is inside;
     # 0.5 * 0.5 = 0.25 < 0.4, though each 0.5 is inside
-    rows = corrected(algos.sequence_masked_importance_weights, 0.4, 3.0)
-    same(rows, [[2, 2, 0, 2], [0] * 4, [0] * 4, [0] * 4])
-    rows = corrected(algos.sequence_masked_importance_weights, 0.0, 5.0)
-    same(rows, [[2, 2, 0, 2], [4, 4, 0, 0], [0.25, 0, 0.25, 0], [0] * 4])
+    same(corrected(icepop.sequence_masked_weights, 0.4, 3.0),
+         [[2, 2, 0, 2], [0] * 4, [0] * 4, [0] * 4])
+    same(corrected(icepop.sequence_masked_weights, 0.0, 5.0),
+         [[2, 2, 0, 2], [4, 4, 0, 0], [0.25, 0, 0.25, 0], [0] * 4])
 
 
-@pytest.mark.parametrize("weights", CORRECTIONS)
-def test_importance_corrections_are_1_where_the_sampler_is_exact(weights):
+@pytest.mark.parametrize("weights, bounds", [
+    (algos.importance_weights, (2.0,)), (icepop.masked_weights, (0.5, 2.0)),
+    (icepop.sequence_masked_weights, (0.5, 2.0))])
+def test_importance_corrections_see_sampled_tokens_alone(weights, bounds):
     logprobs, mask = torch.randn(2, 3), torch.ones(2, 3)
-    for low, cap in ((0.0, 2.0), (1.0, 1.0)):       # both bounds belong to what is kept
-        assert torch.equal(weights(logprobs, logprobs, mask, low, cap), mask)
-    never = logprobs - 300      # rho would overflow, or vanish: a number all the same
-    for pair in ((logprobs, never), (never, logprobs)):
-        assert weights(*pair, mask, 0.0, 2.0).isfinite().all()
-
-
-@pytest.mark.parametrize("weights", CORRECTIONS)
-def test_importance_corrections_see_sampled_tokens_alone(weights):
-    clean = corrected(weights, 0.4, 3.0)
+    assert torch.equal(weights(logprobs, logprobs, mask, *bounds), mask)    # an exact sampler
+    clean = corrected(weights, *bounds)
     assert not clean.requires_grad
     for junk in (NAN, math.inf, 0.0):
-        assert torch.equal(corrected(weights, 0.4, 3.0, junk), clean)
-    one = torch.ones(2, 3)
+        assert torch.equal(corrected(weights, *bounds, junk=junk), clean)
     for which in range(3):
         for shape in ((1, 3), (2, 1), (6,)):
-            inputs = [one] * 3
+            inputs = [mask] * 3
             inputs[which] = torch.ones(shape)
             with pytest.raises(ValueError, match="do not align"):
-                weights(*inputs, 0.0, 2.0)
+                weights(*inputs, *bounds)
 
 
-# ---- the collapse panel -------------------------------------------------------------------------
+# ---- signs of collapse ---------------------------------------------------------------------------
 
 def test_distinct_ngrams_by_hand():
     # 123, 234 and again 123: two of three; no 3-gram runs from one text into the next
@@ -652,178 +600,3 @@ def test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt():
     assert algos.retrieval_accuracy(ignore, own) == 1 / 8   # chance, however own is distributed
     copy = torch.full((4, 8), -5000.0).scatter(1, own[:, None], -20.0)
     assert algos.mutual_information(copy, own) == pytest.approx(math.log(8), abs=1e-6)
-
-
-def run_of(steps, **curves):
-    """A history: each curve is a function of the step and gets 5% noise."""
-    rng = random.Random(0)
-    return [{"step": s, **{name: curve(s) * rng.gauss(1, 0.05) for name, curve in curves.items()}}
-            for s in range(steps)]
-
-
-def signals_at_any_time(history):
-    return {signal for stop in range(len(history) + 1)
-            for signal, _ in algos.collapse_warnings(history[:stop])}
-
-
-def decay(start, rate, floor=0.0):
-    return lambda s: floor + (start - floor) * math.exp(-rate * s)
-
-
-def test_collapse_warnings_are_silent_when_a_run_solves_its_task():
-    # reward std, entropy, distinct 3-grams and length all fall, because success goes to 1; the last
-    # gradients, of a rare failure among solved tasks, are many times the usual ones
-    history = run_of(120, success=lambda s: 1 - 0.6 * math.exp(-s / 15), valid=lambda s: 0.95,
-                     reward_std=decay(0.45, 1 / 15), entropy=decay(0.9, 1 / 20),
-                     grad_norm=lambda s: 3.0 if s > 100 and s % 9 == 0 else math.exp(-s / 20),
-                     distinct_3gram=decay(0.7, 1 / 15, 0.1), response_length=decay(300, 1 / 20, 90))
-    assert signals_at_any_time(history) == set()
-
-
-def test_collapse_warnings_are_silent_on_a_plateau():
-    history = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
-                     reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
-                     grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
-                     response_length=decay(300, 1 / 20, 120), mutual_information=lambda s: 0.8)
-    assert signals_at_any_time(history) == set()
-
-
-def echo_trap(steps=60):
-    """Success climbs to 0.45 by step 20, stands until 35 and dies; the std goes from step 15 on."""
-    return run_of(steps, valid=lambda s: 0.95 if s < 38 else 0.5,
-                  success=lambda s: min(0.25 + 0.01 * s, 0.45) * (1 if s < 35 else 0.9 ** (s - 35)),
-                  reward_std=lambda s: 0.4 * (1 if s < 15 else 0.9 ** (s - 15)),
-                  entropy=lambda s: 0.8 * 0.99 ** s if s < 40 else 4.0,
-                  grad_norm=lambda s: 0.5 if s < 45 else 60.0,
-                  distinct_3gram=lambda s: 0.6 if s < 35 else 0.1,
-                  response_length=lambda s: 200 if s < 40 else 900)
-
-
-def test_collapse_warnings_name_the_echo_trap_before_success_has_halved():
-    history = echo_trap()
-    halved = next(s for s, row in enumerate(history) if s > 20 and row["success"] < 0.45 / 2)
-    first = next((stop for stop in range(60) if algos.collapse_warnings(history[:stop])), 60)
-    assert first < halved
-    assert algos.collapse_warnings(history[:first])[0][0] == "reward_std"
-    assert signals_at_any_time(history) == {"reward_std", "entropy", "grad_norm", "valid",
-                                            "distinct_3gram", "response_length"}
-
-
-def played_history(seed, success, alike, steps=60):
-    """32 groups of 8 tries with returns of 0 or 1 a step. success(step): their mean. alike(step):
-    the share of the tasks whose tries all end the same way; at the others each try is a draw."""
-    rng, history = random.Random(seed), []
-    for step in range(steps):
-        p, rewards = success(step), []
-        for _ in range(32):
-            same = rng.random() < alike(step)
-            rewards += 8 * [float(rng.random() < p)] if same else [
-                float(rng.random() < p) for _ in range(8)]
-        history.append({"success": sum(rewards) / len(rewards), "reward_std":
-                        algos.group_std(torch.tensor(rewards), 8).mean().item()})
-    return history
-
-
-def test_collapse_warnings_judge_the_spread_by_what_this_success_allows():
-    """At 87% returns of 0 or 1 spread by at most 0.34, at 55% by 0.5: the same std is healthy in a
-    run that has learned and a sign in one that has not."""
-    for seed in range(10):
-        learned = played_history(seed, lambda s: min(0.5 + s / 80, 0.87), lambda s: 0.3 + s / 150)
-        stuck = played_history(seed, lambda s: min(0.40 + s / 99, 0.55), lambda s: 0.3 + s / 100)
-        assert learned[-1]["reward_std"] < 0.2
-        assert signals_at_any_time(learned) == set()
-        assert signals_at_any_time(stuck) == {"reward_std"}
-
-
-def test_collapse_warnings_name_a_run_that_dies_from_the_start():
-    # success 0.6 -> 0.08 in 40 steps while the groups with any spread go from 3/4 to almost none
-    history = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
-    first = next((stop for stop in range(40) if algos.collapse_warnings(history[:stop])), 39)
-    assert history[first]["success"] > 0.3
-
-
-def test_collapse_warnings_speak_in_plain_language_with_numbers():
-    history = [{"success": 0.4, "reward_std": 0.4 if s < 10 else 0.02} for s in range(20)]
-    [(signal, sentence)] = algos.collapse_warnings(history)
-    assert signal == "reward_std"
-    for part in ("echo trap", "0.4 -> 0.02", "40%", "StarPO-S would train only on the quarter"):
-        assert part in sentence
-
-
-def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
-    for curve, expected in ((decay(0.9, 1 / 12), set()),
-                            (lambda s: 0.9 if s < 20 else 0.2, {"entropy"}),
-                            (lambda s: 0.9 - s / 100 if s < 20 else 2.0, {"entropy"})):
-        assert signals_at_any_time(run_of(40, success=lambda s: 0.5, entropy=curve)) == expected
-
-
-def test_collapse_warnings_name_template_collapse():
-    def probed(entropy, success=0.5):
-        return [{"success": success, "entropy": entropy(s),
-                 "mutual_information": 1.8 - s / 20 if s % 10 == 0 else None,
-                 "retrieval_accuracy": max(0.13, 0.8 - s / 50) if s % 10 == 0 else None,
-                 "retrieval_chance": 0.125} for s in range(45)]
-    both = {"mutual_information", "retrieval_accuracy"}
-    assert signals_at_any_time(probed(lambda s: 0.8)) == both
-    assert signals_at_any_time(probed(decay(0.8, 1 / 20))) == set()   # entropy tells it already
-    assert signals_at_any_time(probed(lambda s: 0.8, success=0.97)) == set()
-
-
-def test_moving_mean_covers_every_window():
-    rows = [{"x": x} for x in (1, 2, 6, 4)]
-    assert algos.moving_mean(rows, "x", 2) == [1.5, 4, 5]
-    assert algos.moving_mean(rows, "x", 4) == [3.25] and algos.moving_mean(rows, "x", 5) == []
-
-
-def test_mean_of_leaves_out_what_was_not_measured():
-    rows = [{"x": 1}, {"x": None}, {}, {"x": NAN}, {"x": math.inf}, {"x": 5}]
-    assert algos.mean_of(rows, "x") == 3 and math.isnan(algos.mean_of(rows[1:5], "x"))
-
-
-def told(history):
-    """{signal: its sentence}; "" of a signal that was not given"""
-    return defaultdict(str, algos.collapse_warnings(history))
-
-
-def test_collapse_warnings_compare_windows_that_do_not_overlap():
-    """Of 25 steps the last five are the window; the five before it are what it is compared with."""
-    fall = [{"success": 0.5, "entropy": 1.0 if s < 20 else 0.25} for s in range(25)]
-    assert "(entropy 1 -> 0.25, " in told(fall)["entropy"]
-    jump = [{"success": 0.5, "entropy": 1.0 - s / 40 if s < 20 else 2.0} for s in range(25)]
-    # the lowest mean of five successive steps before the window is that of steps 15 to 19
-    assert "(entropy 0.575 -> 2, " in told(jump)["entropy"]
-
-
-def test_collapse_warnings_compare_gradients_with_their_median():
-    """One gradient of a thousand among the first steps says nothing of the usual ones."""
-    history = [{"success": 0.5, "grad_norm": 1000.0 if s == 3 else 1.0 if s < 20 else 8.0}
-               for s in range(25)]
-    assert "(grad_norm 1 -> 8, " in told(history)["grad_norm"]
-    spike = [{"success": 0.5, "grad_norm": 24.0 if s == 24 else 1.0} for s in range(25)]
-    assert "(grad_norm 1 -> 5.6, " in told(spike)["grad_norm"]      # the last five's mean: 28 / 5
-
-
-def test_collapse_warnings_compare_the_first_two_probes_with_the_last_two():
-    def probed(*values):
-        return [{"success": 0.5, "entropy": 0.8, "mutual_information": values[s // 5]
-                 if s % 5 == 0 else None} for s in range(5 * len(values))]
-    assert "(mutual_information 2 -> 0.35, " in \
-        told(probed(3.0, 1.0, 1.0, 0.6, 0.1))["mutual_information"]
-    assert told(probed(2.0, 2.0, 2.0, 1.2, 0.1)) == {}      # 0.65 is more than a quarter of 2
-    assert told(probed(2.0, 0.1, 0.1)) == {}                # fewer than four probes
-
-
-def test_collapse_warnings_call_it_a_template_while_the_texts_still_vary():
-    """The last five steps' entropy is under half of the first five's: an echo trap, no template."""
-    for late, expected in ((0.45, {"mutual_information"}), (0.35, set())):
-        history = [{"success": 0.5, "entropy": 0.8 if s < 5 else 0.8 - s * (0.8 - late) / 20
-                    if s < 20 else late, "mutual_information": (2.0 if s < 10 else 0.1)
-                    if s % 5 == 0 else None} for s in range(25)]
-        assert told(history).keys() & {"mutual_information"} == expected
-
-
-def test_collapse_warnings_bear_short_empty_and_broken_histories():
-    assert algos.collapse_warnings([]) == algos.collapse_warnings([{}] * 50) == []
-    assert algos.collapse_warnings(echo_trap()[:9]) == []
-    broken = [{**row, "grad_norm": NAN, "entropy": None} for row in echo_trap()]
-    assert "reward_std" in signals_at_any_time(broken)

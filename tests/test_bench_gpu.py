@@ -139,3 +139,12 @@ def test_train_step_runs_train_and_reads_the_figures_of_its_last_step(tmp_path, 
     assert decode["share of the limit"].endswith("%") and update["share of the limit"].endswith("%")
     with pytest.raises(RuntimeError, match="no such folder"):
         gpu.train_step("./nowhere", tmp_path, gpu.STEP, 300)
+
+
+def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):
+    """Each measured piece of work takes a quarter of a second here: a product of 768 x 768 x 768,
+    and a copy of 2**24 numbers of 4 bytes."""
+    monkeypatch.setattr(gpu.timeit, "repeat", lambda work, number, repeat: [9, .5, .25])
+    flops, bytes_moved = gpu.machine_rates(torch.device("cpu"), torch.float32)
+    assert flops == pytest.approx(4 * 2 * 768**3)
+    assert bytes_moved == pytest.approx(4 * (2**26 + 2**26))

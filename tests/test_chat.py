@@ -19,6 +19,7 @@ import pytest
 import chat
 from engine import Engine
 from envs import tools_of
+from envs.parts.tool_calls import HERMES, LLAMA
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, collect, play, twins
 from chat import CUT, Agent, Chat, said
@@ -80,8 +81,6 @@ def rendered(name, messages, **options):
     if family.rules_in_user:
         rules, first, *rest = messages
         messages = [{"role": "user", "content": f"{rules['content']}\n\n{first['content']}"}, *rest]
-    if family.parts:
-        messages = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
     text, ids = (tokenizer.apply_chat_template(
         messages, tokenize=tokenize, add_generation_prompt=True, return_dict=False,
         **DATE | options) for tokenize in (False, True))
@@ -415,8 +414,8 @@ def test_tools_are_offered_by_the_template_or_refused(name):
             agent_of(name, format="tool", module=WORLD)
         return
     who = agent_of(name, format="tool", module=WORLD)
-    reader = {"Hermes": chat.read_hermes_calls, "Llama": chat.read_llama_calls}
-    assert who.chat.read_calls is reader[TABLE[name]["tools"]]
+    pattern = {"Hermes": HERMES, "Llama": LLAMA}[TABLE[name]["tools"]]
+    assert who.chat.read_calls.args == (pattern,)
     talk = who.start() + chat.said("user", "Go")
     text, ids = rendered(name, talk, tools=SCHEMAS)
     assert who.chat.opening(talk) == ids and all(

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import select
 import signal
 import socket
 import socketserver
@@ -25,13 +24,14 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
+import urllib3
 
 import client as client_file
 import env_server
-from client import (EnvClient, EnvError, Http, OriginalServer, ServerAway, ServersGone, connected,
-                    split)
+from client import EnvClient, EnvError, ServersGone, connected
 from env_server import HttpServer, local_server
 from envs import maze, textcraft_small, wordle
+from envs.parts import wires
 from fakes import LocalClient, Toy, chat_tokenizer, collect, twins
 from chat import Agent
 from rollout import make_engine
@@ -65,10 +65,10 @@ def posts(monkeypatch):
         lose = 0
     seen, respond, reply = Posts(), env_server.respond, env_server.HttpRequest.reply
 
-    def noting(services, method, target, body, client):
+    def noting(services, method, target, body):
         if method == "POST":
             seen.append((target, json.loads(body).get("items")))
-        return respond(services, method, target, body, client)
+        return respond(services, method, target, body)
 
     def perhaps(handler, status, text):
         if handler.command == "POST" and seen.lose:
@@ -119,74 +119,16 @@ def test_answer_mixes_resets_and_steps(url):
     items = [(first.session, "step", "move up"), (None, "reset", 6), (second.session, "reset", 8)]
     stepped, fresh, again = client.answer(items)
     assert stepped.observation != STARTS[18] and fresh.observation == STARTS[6]
-    assert again.observation == STARTS[8] and again.session[:2] == second.session[:2]
-    sessions = [first.session, again.session, fresh.session]
-    assert client.servers[0].playing == {
-        number: (episode, turns) for (_, number, episode), turns in zip(sessions, (1, 0, 0))}
+    assert again.observation == STARTS[8] and again.session == second.session
+    assert client.open == {first.session, again.session, fresh.session}
     client.close()
-    assert client.servers[0].playing == {}
+    assert client.open == set()
 
 
 def test_answer_gives_an_episode_its_stream(url, posts):
     client = EnvClient(url, "frozenlake")
     reply, _ = opened(client, [(3, 77), 3])
-    episodes = [item.pop("episode") for item in posts[0][1]]
-    assert posts[0][1] == [{"data_idx": 3, "stream": 77}, {"data_idx": 3}]
-    assert len(set(map(int, episodes))) == 2
-    client.close()
-
-
-def test_answer_cuts_a_batch_that_one_request_cannot_hold(url, posts):
-    client = EnvClient(url, "maze")
-    replies = opened(client, [i % 25 for i in range(600)])
-    assert [r.observation for r in replies] == [STARTS[i % 25] for i in range(600)]
-    assert [len(items) for _, items in posts] == [256, 172, 172]
-    # 600 x 10 kB are 6 MB, six times what the server reads
-    replies = client.answer([(r.session, "step", "x" * 10_000) for r in replies])
-    assert all(r.info["valid"] is False for r in replies)
-    client.close()
-
-
-def test_answer_gives_each_episode_its_own_request_unless_batched(url, posts):
-    client = EnvClient(url, "maze", batched=False)
-    replies = opened(client, [7, 3, 24])
-    assert [r.observation for r in replies] == [STARTS[t] for t in (7, 3, 24)]
-    assert [len(items) for _, items in posts] == [1, 1, 1]
-    client.close()
-
-
-def test_split_counts_what_is_sent():
-    snowmen = [(i, {"action": "☃" * 1000}) for i in range(200)]     # 6 bytes each in JSON: 1.2 MB
-    parts = split(snowmen)
-    assert [pair for part in parts for pair in part] == snowmen
-    assert len(parts) == 4
-    assert all(len(json.dumps(part)) < env_server.MAX_BODY for part in parts)
-
-
-@pytest.mark.parametrize("retries, lose", [(1, 1), (2, 2)])
-def test_a_lost_answer_is_asked_for_again_and_acts_once(url, posts, retries, lose):
-    client = EnvClient(url, "maze", retries=retries)
-    (reply,) = opened(client, [18])
-    posts.clear()
-    posts.lose = lose
-    (reply,) = client.answer([(reply.session, "step", "move up")])
-    env = maze.Env()
-    env.reset(18)
-    assert reply.observation == env.step("move up")[0]      # moved one cell up, not two
-    assert [items[0]["turn"] for _, items in posts] == [0] * (lose + 1)
-    (reply,) = client.answer([(reply.session, "step", "move up")])
-    assert reply.observation == env.step("move up")[0]
-    client.close()
-
-
-def test_a_request_is_sent_again_a_bounded_number_of_times(url, posts):
-    client = EnvClient(url, "maze", retries=2)
-    (reply,) = opened(client, [18])
-    posts.clear()
-    posts.lose = 3
-    (error,) = client.answer([(reply.session, "step", "move up")])
-    assert isinstance(error, EnvError) and len(posts) == 3
-    assert client.servers[0].playing[reply.session[1]][1] == 0
+    assert posts[0][1] == [{"task": 3, "stream": 77}, {"task": 3}]
     client.close()
 
 
@@ -203,17 +145,18 @@ def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task,
 def test_an_expired_session_is_an_outage(url):
     client = EnvClient(url, "maze")
     a, b = opened(client, [1, 2])
-    client.servers[0].close([a.session[1]])
-    client.servers[0].playing[a.session[1]] = a.session[2], 0
+    other = EnvClient(url, "maze")
+    other.open = {a.session}
+    other.close()
     gone, fine = client.answer([(s, "step", "move up") for s in (a.session, b.session)])
-    assert isinstance(gone, EnvError) and "not valid any more" in str(gone)
+    assert isinstance(gone, EnvError) and "not valid" in str(gone)
     assert fine.observation.startswith("The goal")
     client.close()
 
 
 def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
     with local_server("maze") as urls:
-        client = EnvClient(urls, "maze", retries=1)
+        client = EnvClient(urls, "maze")
         replies = opened(client, [1, 2, 3])
     answers = client.answer([(r.session, "step", "move up") for r in replies])
     assert all(isinstance(answer, EnvError) for answer in answers)
@@ -223,30 +166,30 @@ def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
 def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
     arrived, respond = threading.Barrier(2, timeout=5), env_server.respond
 
-    def together(services, method, target, body, client):
+    def together(services, method, target, body):
         if method == "POST" and "steps" in target:
             arrived.wait()              # breaks if one server is asked after the other
-        return respond(services, method, target, body, client)
+        return respond(services, method, target, body)
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(HttpServer(["maze"]))) for _ in range(2)]
         client = EnvClient(urls, "maze")
         replies = opened(client, [0, 1, 2, 3, 4])
-        assert [r.session[0] for r in replies] == [0, 1, 0, 1, 0]
+        assert [r.session[0] for r in replies] == [f"{urls[i]}/maze" for i in (0, 1, 0, 1, 0)]
         assert [r.observation for r in replies] == STARTS[:5]
         monkeypatch.setattr(env_server, "respond", together)
         replies = client.answer([(r.session, "step", "look") for r in replies])
-        assert [r.session[0] for r in replies] == [0, 1, 0, 1, 0]
+        assert [r.session[0] for r in replies] == [f"{urls[i]}/maze" for i in (0, 1, 0, 1, 0)]
 
 
 def test_a_slow_server_is_given_up_in_time(monkeypatch):
     respond = env_server.respond
 
-    def slow(services, method, target, body, client):
+    def slow(services, method, target, body):
         if "steps" in target:
             time.sleep(0.6)
-        return respond(services, method, target, body, client)
+        return respond(services, method, target, body)
     with serving(HttpServer(["maze"])) as url:
-        client = EnvClient(url, "maze", timeout=0.1, retries=0)
+        client = EnvClient(url, "maze", timeout=0.1)
         (reply,) = opened(client, [0])
         monkeypatch.setattr(env_server, "respond", slow)
         began = time.perf_counter()
@@ -314,8 +257,8 @@ def test_a_page_of_html_in_mid_episode_is_an_outage(url, status):
     client = EnvClient(url, "maze")
     (reply,) = opened(client, [0])
     with serving(canned(lambda *_: (status, "<html>A proxy</html>"))) as broken:
-        client.servers[0].url = broken
-        (error,) = client.answer([(reply.session, "step", "move up")])
+        client.urls = [broken]
+        (error,) = client.answer([((broken, 0), "step", "move up")])
     assert isinstance(error, EnvError) and f"no JSON (status {status})" in str(error)
 
 
@@ -328,7 +271,7 @@ def test_servers_of_two_kinds_are_refused(url):
 def test_connected_starts_and_ends_a_server_of_its_own():
     with connected("", [maze, textcraft_small]) as (client, other):
         assert opened(other, [0])[0].observation == textcraft_small.Env().reset(0)
-        port = int(client.servers[0].url.split(":")[2].split("/")[0])
+        port = int(client.urls[0].split(":")[2].split("/")[0])
         assert opened(client, [3])[0].observation == STARTS[3]
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", port, timeout=5).request("GET", "/")
@@ -336,7 +279,7 @@ def test_connected_starts_and_ends_a_server_of_its_own():
 
 def test_connected_takes_given_addresses(url):
     with connected(f"{url},{url}/maze/", [maze]) as (client,):
-        assert [server.url for server in client.servers] == [f"{url}/maze"] * 2
+        assert client.urls == [f"{url}/maze"] * 2
         assert [r.observation for r in opened(client, [3, 4])] == STARTS[3:5]
 
 
@@ -424,9 +367,9 @@ def test_the_original_babyai_is_played_as_recorded():
     server = original("babyai", {"go to red ball 1": won, "turn left": DONE})
     with serving(server) as address:
         client = EnvClient(address, "babyai", success=0.1)
-        assert isinstance(client.servers[0], OriginalServer) and not client.batched
+        assert client.original and not client.batched
         (reply,) = opened(client, [7])
-        assert reply.observation.startswith("Your goal") and reply.session[:2] == (0, 0)
+        assert reply.observation.startswith("Your goal") and reply.session == (address, 0)
         (reply,) = client.answer([(reply.session, "step", "go to red ball 1")])
         assert (reply.reward, reply.done, reply.info) == (
             0.8875, True, {"success": True, "valid": None, "score": 0.8875})
@@ -446,7 +389,7 @@ def test_the_original_textcraft_is_played_as_recorded():
     with serving(server) as address:
         client = EnvClient(f"{address}/", "textcraft")
         a, b = opened(client, [0, (5, 123)])            # a stream means nothing to the original
-        assert (a.session[:2], b.session[:2]) == ((0, 0), (0, 1))
+        assert (a.session, b.session) == ((address, 0), (address, 1))
         assert a.observation == TEXTCRAFT["observation"]
         got, crafted = client.answer([(a.session, "step", "get 1 blue orchid"),
                                       (b.session, "step", "craft")])
@@ -522,7 +465,7 @@ def test_a_step_is_never_sent_twice_to_an_original():
         return (404, '{"detail": "Not Found"}') if method == "GET" else (
             200, json.dumps({"id": 0, **BABYAI}))
     with serving(canned(answer)) as address:
-        client = EnvClient(address, "babyai", timeout=0.1, retries=3)
+        client = EnvClient(address, "babyai", timeout=0.1)
         (reply,) = opened(client, [0])
         (error,) = client.answer([(reply.session, "step", "turn left")])
     assert isinstance(error, EnvError) and len(steps) == 1
@@ -531,7 +474,7 @@ def test_a_step_is_never_sent_twice_to_an_original():
 def test_an_original_is_not_asked_again_for_what_it_calls_wrong(monkeypatch):
     with serving(original("alfworld")) as address:
         client = EnvClient(address, "alfworld")
-        monkeypatch.setattr(client_file, "RESET_ALSO", {})  # then world_type is missing: status 422
+        monkeypatch.setattr(wires, "RESET_ALSO", {})  # then world_type is missing: status 422
         with pytest.raises(ValueError, match="world_type.*422"):
             client.answer([(None, "reset", 3)])
 
@@ -565,6 +508,7 @@ def test_an_original_whose_reset_fails_keeps_no_session_open():
         client = EnvClient(address, "babyai")
         server.sessions = Forgetful()        # no id is valid: the reset answers an error
         (error,) = client.answer([(None, "reset", 0)])
+        client.close()
     assert isinstance(error, EnvError) and server.log[-1][1] == "/close"
 
 
@@ -618,25 +562,25 @@ def test_the_original_maze_and_wordle_are_played_as_recorded(name, task_key, fir
 
 def test_game_of_an_original_wordle_lists_its_words(url):
     with serving(lmrl_gym(["adieu", "stone"])) as address:
-        prompt = EnvClient(address, "wordle").servers[0].game(wordle)[0]
-        assert EnvClient(address, "maze").servers[0].game(maze)[0] == maze.PROMPT
+        prompt = EnvClient(address, "wordle").game(wordle)[0]
+        assert EnvClient(address, "maze").game(maze)[0] == maze.PROMPT
     assert "the vocabulary is: adieu, stone." in prompt and "abbey" not in prompt
     assert prompt.partition("vocabulary is")[0] == wordle.PROMPT.partition("vocabulary is")[0]
-    assert EnvClient(url, "maze").servers[0].game(maze)[0] == maze.PROMPT
+    assert EnvClient(url, "maze").game(maze)[0] == maze.PROMPT
 
 
 def test_game_says_when_an_original_names_no_words():
     with serving(lmrl_gym({"error": "The id 0 is not valid."})) as address:
         with pytest.raises(EnvError, match="not valid"):
-            EnvClient(address, "wordle").servers[0].game(wordle)[0]
+            EnvClient(address, "wordle").game(wordle)[0]
     with serving(lmrl_gym([["adieu"], 3])) as address:
         with pytest.raises(EnvError, match="words is .*expected list"):
-            EnvClient(address, "wordle").servers[0].game(wordle)[0]
+            EnvClient(address, "wordle").game(wordle)[0]
 
 
 def test_game_of_an_original_has_its_own_tasks_only(url):
     def known(address, **only):
-        return EnvClient(address, "maze").servers[0].game(SimpleNamespace(PROMPT="", **only))[1]
+        return EnvClient(address, "maze").game(SimpleNamespace(PROMPT="", **only))[1]
     assert known(url, ORIGINAL=range(26)) is None
     with serving(lmrl_gym()) as address:
         assert known(address, ORIGINAL=range(26)) == range(26)
@@ -680,8 +624,8 @@ def answers(monkeypatch):
     """Set answers.change: what becomes of the text with which our server answers a step."""
     control, respond = SimpleNamespace(change=None), env_server.respond
 
-    def changed(services, method, target, body, client):
-        status, text = respond(services, method, target, body, client)
+    def changed(services, method, target, body):
+        status, text = respond(services, method, target, body)
         if control.change and target.endswith(control.verb):
             text = control.change(text)
         return status, text
@@ -697,7 +641,7 @@ def outage_of_ours(url, answers, verb, change):
     item = (reply.session, "step", "look") if verb == "steps" else (None, "reset", 3)
     (error,) = client.answer([item])
     answers.change = None
-    assert isinstance(error, EnvError) and not isinstance(error, ServerAway), error
+    assert isinstance(error, EnvError) and not error.away, error
     assert len(str(error)) < 900 and "\n" not in str(error)
     (fresh,) = opened(client, [5])
     assert fresh.observation == STARTS[5]
@@ -764,7 +708,7 @@ def outages_of_an_original(name, verb, wrong):
             server.instead = {verb: answer}
             (first,) = client.answer([(reply.session, "step", "go") if verb == "step" else
                                       (None, "reset", 1)])
-            assert isinstance(first, EnvError) and not isinstance(first, ServerAway), answer
+            assert isinstance(first, EnvError) and not first.away, answer
             server.instead = {}
             (reply,) = opened(client, [1])
             (reply,) = client.answer([(reply.session, "step", "go")])
@@ -825,21 +769,6 @@ def raw_server(pieces, pause=0.0):
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.mark.parametrize("start", [
-    OK, b"", OK + b"Content-Length: 1000\r\n\r\n{", OK + b"Transfer-Encoding: chunked\r\n\r\n"
-    b"500\r\n", OK + b"\r\n", OK + b"Transfer-Encoding: chunked\r\n\r\n"],
-    ids=["headers", "status", "body", "chunk", "until the end", "chunks' sizes"])
-def test_bytes_that_trickle_in_do_not_extend_the_time_for_an_answer(start):
-    def pieces():
-        yield start
-        yield from itertools.repeat(b"1", 300)      # 6 s of them
-    with raw_server(pieces, pause=0.02) as address:
-        began = time.perf_counter()
-        with pytest.raises((OSError, http.client.HTTPException)):
-            Http(0.3, 0).exchange(f"{address}/health")
-        assert time.perf_counter() - began < 3
-
-
 @pytest.mark.parametrize("start, piece", [
     (OK, b"X: " + b"y" * 60_000 + b"\r\n"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
     (OK + b"\r\n", b"1" * 2**20), (OK + b"Content-Length: 99999999999\r\n\r\n", b"1" * 2**20),
@@ -856,8 +785,9 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
             sent[0] += len(piece)
             yield piece
     with raw_server(pieces) as address:
-        with pytest.raises((EnvError, OSError, http.client.HTTPException)):
-            Http(0.5, 0).exchange(f"{address}/health")
+        with pytest.raises(client_file.NO_ANSWER):
+            client_file.exchange(urllib3.PoolManager(timeout=0.5, retries=False), "GET",
+                                 f"{address}/health")
     if start.startswith(OK + b"\r\n"):
         assert sent[0] < 2**25          # 4 MiB are read, some more wait in the connection
 
@@ -868,7 +798,7 @@ def test_a_bomb_of_gzip_is_not_unpacked(url, monkeypatch):
     head = OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     client = EnvClient(url, "maze")
     with raw_server(lambda: [head + bomb]) as address:
-        client.servers[0].url = address
+        client.urls = [address]
         tracemalloc.start()
         (error,) = client.answer([(None, "reset", 3)])
         peak = tracemalloc.get_traced_memory()[1]
@@ -884,29 +814,19 @@ def test_a_redirect_is_named_and_not_followed(url, posts, status):
     posts.clear()
     head = f"HTTP/1.1 {status} Moved\r\nLocation: {url}/maze/steps\r\nContent-Length: 0\r\n\r\n"
     with raw_server(lambda: [head.encode()]) as address:
-        client.servers[0].url = address
-        (error,) = client.answer([(reply.session, "step", "move up")])
+        (error,) = client.answer([((address, 0), "step", "move up")])
         assert isinstance(error, EnvError) and f"redirects to {url}/maze/steps" in str(error)
         with pytest.raises(EnvError, match="redirects to"):
             EnvClient(address, "maze")
     assert posts == []
 
 
-def test_an_answer_cut_short_is_asked_for_again():
-    """A server that dies while it answers has not answered."""
-    head = OK + b"Content-Length: 30\r\n\r\n"
-    with raw_server(lambda: [head + b'{"items": []}']) as address:
-        with pytest.raises(http.client.IncompleteRead):
-            Http(5, 0).exchange(f"{address}/steps", {})
-
-
 def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatch):
     monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.3)
     with serving(HttpServer(["maze"])) as address:
-        client = EnvClient(address, "maze", retries=1)
+        client = EnvClient(address, "maze")
         (reply,) = opened(client, [18])
-        for connection in client.servers[0].http.kept.values():
-            assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
+        time.sleep(0.6)                 # it has hung up
         (reply,) = client.answer([(reply.session, "step", "move up")])
         assert not isinstance(reply, EnvError)
 
@@ -919,51 +839,9 @@ def test_a_step_to_an_original_is_not_lost_on_a_connection_that_it_has_closed():
     with serving(server) as address:
         client = EnvClient(address, "babyai")
         (reply,) = opened(client, [1])
-        for connection in client.servers[0].http.kept.values():
-            assert select.select([connection.sock], [], [], 5)[0]       # it has hung up
+        time.sleep(0.6)                 # it has hung up
         (reply,) = client.answer([(reply.session, "step", "go")])
     assert reply.observation == "x"
-
-
-# ---- episodes have numbers ----
-
-def test_a_step_names_the_episode_of_its_reset(url, posts):
-    client = EnvClient(url, "maze")
-    first, second = opened(client, [1, 2])
-    (again,) = client.answer([(first.session, "reset", 3)])
-    client.answer([(again.session, "step", "look"), (second.session, "step", "look")])
-    numbers = [item["episode"] for _, items in posts for item in items]
-    assert len(set(numbers[:3])) == 3 and all(type(number) is int for number in numbers)
-    assert numbers[3:] == [numbers[2], numbers[1]]
-    # the handle of the episode that has ended can no longer move the new one
-    (late,) = client.answer([(first.session, "step", "move up")])
-    assert isinstance(late, EnvError) and len(posts) == 3
-    client.close()
-
-
-def test_a_reset_sent_again_has_the_same_number(url, posts):
-    client = EnvClient(url, "maze", retries=2)
-    (reply,) = opened(client, [1])
-    posts.clear()
-    posts.lose = 2
-    client.answer([(reply.session, "reset", 2)])
-    assert len(posts) == 3 and len({items[0]["episode"] for _, items in posts}) == 1
-
-
-def test_an_id_given_again_is_not_the_old_session():
-    """A restarted original counts from 0 again: the old episode of that id must not move the new
-    one."""
-    server = original("babyai", {"go": {"observation": "x", "reward": 0, "score": 0,
-                                        "done": False}})
-    with serving(server) as address:
-        client = EnvClient(address, "babyai")
-        (old,) = opened(client, [1])
-        server.sessions.clear()
-        (new,) = opened(client, [2])
-        assert new.session[:2] == old.session[:2]
-        late, fine = client.answer([(old.session, "step", "go"), (new.session, "step", "go")])
-    assert isinstance(late, ServerAway) and fine.observation == "x"
-    assert [entry[1] for entry in server.log].count("/step") == 1
 
 
 # ---- servers that go away ----
@@ -1018,62 +896,43 @@ def undisturbed_by(got):
     return len(got) == len(undisturbed()) and all(map(same, got, undisturbed()))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_collect_loses_nothing_when_one_of_two_servers_is_killed(batched):
+def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again(posts):
+    """By the same key, to the same tokens; the step that acted unseen is not sent twice."""
+    with serving(HttpServer(["maze"])) as address:
+        client = Disturbed(address, "maze",
+                           before=lambda number: number == 3 and setattr(posts, "lose", 1))
+        got, stats = played(client)
+    assert undisturbed_by(got) and stats.dropped == 0 and len(stats.failures) == 8
+    steps = [json.dumps(items, sort_keys=True) for path, items in posts if path.endswith("steps")]
+    assert len(steps) == len(set(steps)) or steps.count(steps[0]) < len(steps)
+
+
+def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
     with local_server("maze", workers=2) as urls:
-        client = Disturbed(urls, "maze", batched=batched, retries=0,
+        client = Disturbed(urls, "maze",
                            before=lambda number: end(urls[0]) if number == 3 else None)
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        assert [server.since < math.inf for server in client.servers] == [True, False]
-        got, stats = played(client, retries=0)      # the dead one is out: nothing fails any more
-        assert undisturbed_by(got) and stats.failures == []
+        assert [*client.away] == [f"{urls[0]}/maze"]
+        got, stats = played(client, retries=0)
+        assert undisturbed_by(got) and stats.dropped == 0
 
 
 def test_a_server_that_is_back_is_used_again():
     with local_server("maze", workers=2) as urls:
-        client = EnvClient(urls, "maze", retries=1)
+        client = EnvClient(urls, "maze")
         end(urls[1])
         replies = client.answer([(None, "reset", task) for task in range(4)])
-        assert [isinstance(reply, ServerAway) for reply in replies] == [False, True, False, True]
-        replies = opened(client, range(4))
-        assert {reply.session[0] for reply in replies} == {0}
+        assert [isinstance(reply, EnvError) and reply.away for reply in replies] == [
+            False, True, False, True]
+        replies = opened(client, range(4))          # it is left alone for a second
+        assert {reply.session[0] for reply in replies} == {f"{urls[0]}/maze"}
         with restarted(urls[1]):
-            while client.servers[1].since < math.inf:
-                opened(client, [1])
+            time.sleep(1.1)
             replies = opened(client, range(4))
-            assert [reply.session[0] for reply in replies] in ([0, 1, 0, 1], [1, 0, 1, 0])
+            assert {reply.session[0] for reply in replies} == {f"{url}/maze" for url in urls}
             assert [reply.observation for reply in replies] == STARTS[:4]
             client.close()
-
-
-def test_what_was_played_on_a_server_that_died_moves_though_it_is_back():
-    with local_server("maze") as urls:
-        client = EnvClient(urls, "maze", retries=0)
-        a, b = opened(client, [1, 2])
-        end(urls[0])
-        (error,) = client.answer([(a.session, "step", "look")])
-        assert isinstance(error, ServerAway)
-        with restarted(urls[0]):
-            opened(client, [3])
-            (error,) = client.answer([(b.session, "step", "look")])     # 404, if it were asked
-            assert isinstance(error, ServerAway)
-
-
-def test_lives_asks_a_dead_server_after_growing_pauses(url, monkeypatch):
-    clock, asked = [100.0], []
-    client = EnvClient(url, "maze")
-    monkeypatch.setattr(client_file.time, "monotonic", lambda: clock[0])
-
-    def dead(*_):
-        asked.append(clock[0])
-        raise EnvError("no")
-    monkeypatch.setattr(client_file, "find_server", dead)
-    for clock[0] in [100 + tick / 20 for tick in range(20 * 120)]:
-        assert not client.servers[0].lives()
-    pauses = [b - a for a, b in zip(asked, asked[1:])]
-    assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], abs=0.06)
-    assert pauses[8:] == pytest.approx([20] * len(pauses[8:]), abs=0.06) and 9 < len(asked) < 15
 
 
 def test_collect_outlives_the_absence_of_the_only_server():
@@ -1086,10 +945,9 @@ def test_collect_outlives_the_absence_of_the_only_server():
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_collect_raises_when_all_servers_are_gone(batched):
+def test_collect_raises_when_all_servers_are_gone():
     with local_server("maze", workers=2) as urls:
-        client = Disturbed(urls, "maze", batched=batched, retries=0, patience=0.5,
+        client = Disturbed(urls, "maze", patience=0.5,
                            before=lambda n: [end(url) for url in urls] if n == 3 else None)
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
@@ -1097,8 +955,7 @@ def test_collect_raises_when_all_servers_are_gone(batched):
             played(client, engine=engine)
         assert time.perf_counter() - began < 10
         assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)
-        assert engine.pages.in_use == 0
-        assert all(server.playing == {} for server in client.servers)
+        assert engine.pages.in_use == 0 and client.open == set()
 
 
 def test_a_server_that_kills_every_episode_is_given_up_in_time():
@@ -1106,26 +963,27 @@ def test_a_server_that_kills_every_episode_is_given_up_in_time():
     class Away(LocalClient):
         def one(self, session, kind, argument):
             if kind == "step":
-                return ServerAway("down again")
+                return EnvError("down again", away=True)
             return super().one(session, kind, argument)
     with pytest.raises(EnvError, match="no episode could be played: down again"):
         played(Away(), tasks=[1])
 
 
-def test_a_timeout_of_one_request_does_not_lose_the_servers_other_sessions(monkeypatch):
+def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch):
     respond = env_server.respond
 
-    def slow(services, method, target, body, client):
+    def slow(services, method, target, body):
         if b"dream" in body:
             time.sleep(0.4)
-        return respond(services, method, target, body, client)
+        return respond(services, method, target, body)
     monkeypatch.setattr(env_server, "respond", slow)
     with serving(HttpServer(["maze"])) as address:
-        client = EnvClient(address, "maze", timeout=0.1, retries=0, batched=False)
+        client = EnvClient(address, "maze", timeout=0.1)
         a, b = opened(client, [1, 2])
-        late, fine = client.answer([(a.session, "step", "dream"), (b.session, "step", "look")])
-    assert isinstance(late, EnvError) and not isinstance(late, ServerAway)
-    assert fine.observation == STARTS[2] and client.servers[0].since == math.inf
+        (late,) = client.answer([(a.session, "step", "dream")])
+        (fine,) = client.answer([(b.session, "step", "look")])
+    assert isinstance(late, EnvError) and not late.away
+    assert fine.observation == STARTS[2] and client.away == {}
 
 
 # ---- no reward that nobody gave ----
@@ -1166,8 +1024,7 @@ def original_toy():
     return answer
 
 
-@pytest.mark.parametrize("dialect, retries", [
-    ("original", 2), ("original", 50), ("ours, one by one", 50), ("ours, batched", 50)])
+@pytest.mark.parametrize("dialect, retries", [("original", 2), ("original", 50), ("ours", 50)])
 def test_collect_returns_no_reward_that_the_server_did_not_give(dialect, retries, monkeypatch):
     """Rewards of the original toy are 1 to 2, so a 0 is nobody's; each episode that comes back is
     the one that an unbroken server plays, and what failed or was dropped is counted."""
@@ -1178,21 +1035,20 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(dialect, retries
     else:
         name, healthy, broken = "maze", HttpServer(["maze"]), HttpServer(["maze"])
     settings = dict(tasks=range(12), horizon=3)
-    batched = dialect != "ours, one by one"
     with serving(healthy) as address:
         want = {t.key: t for t in played(EnvClient(address, name, success=9), **settings)[0]}
     assert len(want) == 24
     if dialect != "original":
         monkeypatch.setattr(env_server, "respond", lambda services, *request: garbling(
-            lambda *three: respond(services, *three, request[3]), rng, thrown)(*request[:3]))
+            lambda *three: respond(services, *three), rng, thrown)(*request))
     with serving(broken) as address:
-        client = EnvClient(address, name, success=9, batched=batched)
+        client = EnvClient(address, name, success=9)
         got, stats = played(client, retries=retries, **settings)
     assert len(thrown) > 1
     assert all(same(t, want[t.key]) for t in got) and len(got) + 2 * stats.dropped == 24
     if retries == 2:
         assert stats.dropped > 0 and len(stats.failures) >= 3 * stats.dropped
-    elif dialect != "ours, batched":
+    elif dialect == "original":
         assert stats.dropped == 0 and len(stats.failures) == len(thrown)
     if dialect == "original":
         assert all(turn.reward >= 1 and turn.valid is None for t in got for turn in t.turns)

@@ -5,8 +5,7 @@ import types
 import pytest
 
 import curriculum
-from curriculum import (choose_tasks, families_of, horizon_at, shares_of, stage_after,
-                        stopped_rising)
+from curriculum import choose_tasks, families_of, horizon_at, shares_of
 from envs import maze, textcraft_small
 
 TOY = types.SimpleNamespace(
@@ -43,50 +42,6 @@ def test_horizon_at_accepts_equal_neighbours():
 def test_horizon_at_refuses_switches(switch_every):
     with pytest.raises(ValueError, match="switch_every .*: expected one number of steps"):
         horizon_at(0, (6, 13, 20), switch_every)
-
-
-def rising(steps, noise, seed):
-    """Success climbing from 0.1 by 0.02 a step."""
-    rng = random.Random(seed)
-    return [0.1 + 0.02 * s + rng.gauss(0, noise) for s in range(steps)]
-
-
-def test_stopped_rising_not_while_success_rises():
-    for seed in range(20):    # a rise of 0.2 between windows, its standard error about 0.03
-        assert not stopped_rising(rising(40, 0.02, seed))
-
-
-def test_stopped_rising_when_success_is_flat_or_falls():
-    for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
-        assert stopped_rising(curve)
-
-
-def test_stopped_rising_margin_is_one_standard_error():
-    # both windows alternate x +- 0.1: s^2 = 10 * 0.01 / 9, error sqrt(2 * 0.0111 / 10) = 0.0471
-    wave = [0.1, -0.1] * 5
-    for rise, stopped in ((0.046, True), (0.048, False)):
-        curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
-        assert stopped_rising(curve) is stopped
-
-
-def test_stopped_rising_needs_its_minimum_stay():
-    assert not stopped_rising([0.5] * 29)
-    assert stopped_rising([0.5] * 29, min_steps=20)
-    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
-
-
-def test_stage_after_replays_the_stages():
-    """Flat at first, so that stage 0 ends after 30 steps; then a rise that lasts 40 steps."""
-    successes = [0.5] * 30 + [0.1 + 0.02 * i for i in range(40)] + [0.9] * 200
-    stage, since, stages = 0, [], []
-    for success in successes:                   # what a loop with a memory of its own would do
-        since.append(success)
-        if stage < 2 and stopped_rising(since):
-            stage, since = stage + 1, []
-        stages.append(stage)
-    assert stages == [stage_after(successes[:i + 1], 3) for i in range(len(successes))]
-    assert stages[28:30] == [0, 1] and stages[69] == 1 and stages[-1] == 2      # the last for good
-    assert stage_after([], 3) == 0
 
 
 def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
@@ -143,37 +98,11 @@ def test_families_of_refuses_a_family_that_none_has():
         families_of([TOY, COLOURS], "green,odd,big")
 
 
-@pytest.mark.parametrize("count, shares, counts", [
-    (32, (1,), [32]),
-    (32, (1, 1, 1), [11, 11, 10]),          # 10.67 each: two are left, the first two get them
-    (8, (3, 1), [6, 2]),
-    (10, (1, 2, 4), [1, 3, 6]),             # 1.43, 2.86, 5.71: two are left, for .86 and .71
-    (10, [4, 2, 1], [6, 3, 1]),
-    (4, (3, 3, 1), [2, 2, 0]),              # 1.71, 1.71, 0.57: two are left, for the first two
-    (3, (9, 1, 1), [3, 0, 0]),              # 2.45, 0.27, 0.27
-    (2, (1, 1, 1), [1, 1, 0])])
-def test_shares_of_deals_by_largest_remainder(count, shares, counts):
-    if 0 in counts:
-        with pytest.raises(ValueError, match=f"{count} tasks by shares .*: some .* gets none"):
-            shares_of(count, shares)
-    else:
-        assert shares_of(count, shares) == counts
-
-
-def test_shares_of_adds_up_and_is_nowhere_off_by_one():
-    rng = random.Random(0)
-    for _ in range(300):
-        shares = [rng.randint(1, 9) for _ in range(rng.randint(1, 6))]
-        count = rng.randint(sum(shares), 400)           # nobody's share is below one task
-        counts = shares_of(count, shares)
-        assert sum(counts) == count
-        assert all(abs(n - count * s / sum(shares)) < 1 for n, s in zip(counts, shares))
-
-
-@pytest.mark.parametrize("shares", [(0, 0), (1, 0), (-1, 1), (-1, 2)])
-def test_shares_of_refuses_what_are_no_shares(shares):
-    with pytest.raises(ValueError, match=r"shares \(.*\): "):
-        shares_of(8, shares)
+def test_shares_of_gives_the_first_ones_what_is_left_over():
+    assert shares_of(9, 3) == [3, 3, 3] and shares_of(32, 3) == [11, 11, 10]
+    assert shares_of(3, 3) == [1, 1, 1] and shares_of(5, 1) == [5]
+    with pytest.raises(ValueError, match="2 tasks for 3 environments: some environment gets none"):
+        shares_of(2, 3)
 
 
 def test_sample_tasks_deals_each_task_once_per_epoch():

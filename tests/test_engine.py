@@ -18,7 +18,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig,
 import engine as engine_module
 from engine import (FORWARD_METHODS, NEVER, Decode, Engine, Memory, Pages,
                     action_logprobs, action_values, add_value_head, attend, graph_shape,
-                    load_policy, longest_text, machine_rates, page_runs, prefill_parts,
+                    load_policy, longest_text, page_runs, prefill_parts,
                     prepare, sample, walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from parallel import gathered_weights
@@ -1087,12 +1087,3 @@ def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
     for rows, wanted in ((8, 8), (9, 16), (16, 16), (17, 32)):
         ids, again, starts = graph_shape(torch.arange(3), table, np.array([9, 5, 1]), rows, pages)
         assert len(ids) == len(starts) == wanted and again.shape == (wanted, 5)
-
-
-def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):
-    """Each measured piece of work takes a quarter of a second here: a product of 768 x 768 x 768,
-    and a copy of 2**24 numbers of 4 bytes."""
-    monkeypatch.setattr(engine_module.timeit, "repeat", lambda work, number, repeat: [9, .5, .25])
-    flops, bytes_moved = machine_rates(torch.device("cpu"), torch.float32)
-    assert flops == pytest.approx(4 * 2 * 768**3)
-    assert bytes_moved == pytest.approx(4 * (2**26 + 2**26))

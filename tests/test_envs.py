@@ -5,7 +5,8 @@ A file may say of itself, at module level:
     LONG_FAMILIES = ("boss",)   families whose expert may need more than HORIZON turns, or fail
     DETERMINISTIC = False       the engine does not repeat its text (sciworld)
     fingerprint(task_id)        goal and world as text, where the first observation hides part of it
-    TINY = dict(max_context=1024)   flags of train.py that a tiny policy needs here
+    TINY = dict(max_context=1024, clone=dict(steps=400))    what a tiny policy needs here: flags of
+                train.py and, in clone, of agentevol.py clone
     ONE_WORD = r"^#.*\n?"       what is one token to it, beside words: here a row of a drawn grid
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from agentevol import Clone
 from envs import tools_of
 from train import Config
 
@@ -119,7 +121,9 @@ def test_module_states_the_contract(world):
     assert world.FAMILIES and len(set(world.FAMILIES)) == len(world.FAMILIES)
     assert len(world.TRAIN) > 0 and len(world.TEST) > 0
     assert not set(world.TRAIN) & set(world.TEST)
-    assert set(getattr(world, "TINY", {})) <= {field.name for field in fields(Config)}
+    tiny = getattr(world, "TINY", {})
+    assert tiny.keys() <= {field.name for field in fields(Config)} | {"clone"}
+    assert tiny.get("clone", {}).keys() <= {field.name for field in fields(Clone)}
     ids = some_tasks(world, "TRAIN", 10**6) + some_tasks(world, "TEST", 10**6)
     assert {world.family(task_id) for task_id in ids} == set(world.FAMILIES)
 

@@ -516,12 +516,6 @@ def test_run_tells_the_tokens(world, tmp_path, capsys):
     assert {**again, "seconds": 0} == {**results, "seconds": 0} and len(server.asked) == asked
 
 
-def test_thoughts_without_end_are_complained_about(world):
-    with served_api(lambda *_: completion(None, "length")) as server:
-        run(config(world, server, n=8, k=1))
-        assert any(chat.CUT in body["messages"][-1]["content"] for _, body, _ in server.asked)
-
-
 # ---- many at a time ----
 
 def test_as_many_episodes_are_played_at_a_time_as_asked_for(world, undisturbed):
@@ -599,9 +593,6 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
     (dict(api_base="http://x", api_model="m", model="m"), "give --model"),
     (dict(api_base="x/v1", api_model="m"), "api_base='x/v1': expected an address such as https:"),
     (dict(api_base="http://x", api_model="m", device="cpu"), "--device has no effect with an API"),
-    (dict(api_base="http://x", api_model="m", attention="torch"), "--attention has no effect"),
-    (dict(api_base="http://x", api_model="m", history="template"), "--history has no effect"),
-    (dict(api_base="http://x", api_model="m", max_concurrent=8), "--max-concurrent has no effect"),
     (dict(model="m", concurrency=8), "--concurrency has no effect without an API; leave it out"),
     (dict(api_base="http://x", api_model="m", concurrency=0), "concurrency=0: expected 1 or more")])
 def test_flags_of_an_api(flags, sentence):

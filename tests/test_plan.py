@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import agentevol
 import engine
-import plan
 import rollout
 import train
 from engine import Memory, prepare
-from fakes import CONFIGS, config, save_policy
+from fakes import CONFIGS, config
 from plans import SHAPES, cell, config_of, counted_once, planned, table
+from recipes import plan
 from test_architectures import MODELS
 from test_architectures import config_of as small_config
 
@@ -295,8 +295,8 @@ def folder(tmp_path):
 
 
 def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
-    flags = ["--model", folder, "--plan", "--plan-gpus", "8", "--plan-gb", "80"]
-    train.main(flags)
+    flags = ["--model", folder]
+    plan.main(["--gpus", "8", "--gb", "80", *flags])
     printed = capsys.readouterr().out
     cfg = train.parse_flags(train.Config, flags, "", train.preset)
     found = plan.plan(cfg, short("Qwen2.5-7B"), 8, True, 80e9)
@@ -314,9 +314,9 @@ def test_main_plan_prints_the_parts_and_ends(folder, capsys, tmp_path):
     (1, 8, ["--lora", "64", "--compute", "float32", "--checkpointing"], ["--compute auto"]),
 ])
 def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb, flags, named):
-    flags = ["--model", folder, "--plan-gpus", str(gpus), "--plan-gb", str(gb), *flags]
+    flags = ["--model", folder, *flags]
     with pytest.raises(SystemExit) as refused:
-        train.main(flags)
+        plan.main(["--gpus", str(gpus), "--gb", str(gb), *flags])
     words = str(refused.value)
     needed = float(re.search(r"needs at least ([\d.]+) GB on each", words)[1])
     assert needed > gb and "less on more GPUs" in words
@@ -328,19 +328,9 @@ def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb
         assert gb_with < needed and gb_with == pytest.approx(found.need / 1e9, abs=0.06)
 
 
-def test_setup_refuses_before_weights_are_read(monkeypatch, tmp_path):
-    """A machine of 8 kB for a policy of some thousand weights; its folder is left alone."""
-    model = save_policy(str(tmp_path / "model"))
-    monkeypatch.setattr(plan.os, "sysconf", dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=2).__getitem__)
-    monkeypatch.setattr(train.parallel, "load", lambda *_, **__: pytest.fail("weights are read"))
-    with pytest.raises(ValueError, match="needs at least .* on each of 1 processes of 0.0 GB"):
-        train.setup(config(model), [], [])
-    assert not (tmp_path / "runs").exists()
-
-
-def test_main_plan_without_a_model_is_refused():
-    with pytest.raises(SystemExit, match="--plan: give --model; without one a tiny policy takes"):
-        train.main(["--plan"])
+def test_main_without_a_model_is_refused():
+    with pytest.raises(SystemExit, match="plan.py: give --model; without one a tiny policy takes"):
+        plan.main([])
 
 
 # ---- docs/gpus.md, docs/recipes.md --------------------------------------------------------------

@@ -8,6 +8,8 @@ import gc
 import itertools
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -15,6 +17,7 @@ import weakref
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,38 +153,39 @@ def test_chat_appends_what_the_whole_conversation_renders_to(kind):
     assert chat.stop_ids == ({0, 2} if kind == "chatml" else {0})      # chatml has an eos beside it
 
 
-REWRITING = {
-    "counts turns": "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'user' %}"
-                    "({{ loop.index }}) {% endif %}{{ m.content }}<|end|>{% endfor %}",
-    "counts messages": "{{ messages|length }} messages{% for m in messages %}<|{{ m.role }}|>"
-                       "{{ m.content }}<|end|>{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("how", REWRITING)
-def test_chat_refuses_to_append_where_the_template_rewrites_earlier_messages(how):
-    template = REWRITING[how] + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    with pytest.raises(ValueError, match="some/tiny: its chat template rewrites earlier messages.*"
-                                         "--history template"):
-        Chat(chat_tokenizer(template=template))
-    Chat(chat_tokenizer(template=template), history="template")
-
-
-LEAVING_OUT = {
-    "says the rules beside the last message":
+REFUSED = {         # how the template goes wrong -> its text, what is said
+    "counts turns": (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'user' %}({{ loop.index }}) "
+        "{% endif %}{{ m.content }}<|end|>{% endfor %}",
+        "rewrites earlier messages.*--history template"),
+    "counts messages": (
+        "{{ messages|length }} messages{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+        "<|end|>{% endfor %}", "rewrites earlier messages.*--history template"),
+    "says the rules beside the last message": (
         "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{% if loop.last %}"
         "{{ messages[0].content }}{% endif %}{{ m.content }}<|end|>{% endfor %}",
-    "keeps the last two messages":
+        "refuses rules, then user and.*leaves out or repeats"),
+    "keeps the last two messages": (
         "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+        "refuses rules, then user and.*leaves out or repeats"),
+    "refuses rules": ("{{ raise_exception('System role not supported') }}",
+                      "refuses rules, then user.*not supported"),
+    "ends a reply by a word": (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}END{% endfor %}", "ends a reply"),
+    "ends a reply by a space and a dot": (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }} .{% endfor %}", "ends a reply"),
 }
 
 
-@pytest.mark.parametrize("how", LEAVING_OUT)
-def test_chat_refuses_a_template_that_leaves_out_or_repeats_messages(how):
-    template = LEAVING_OUT[how] + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    with pytest.raises(ValueError, match="some/tiny: its chat template refuses rules, then user and"
-                                         ".*leaves out or repeats"):
-        Chat(chat_tokenizer(template=template), history="template")
+@pytest.mark.parametrize("how", REFUSED)
+def test_chat_refuses_a_template_that_cannot_hold_such_a_conversation(how):
+    template, sentence = REFUSED[how]
+    tokenizer = chat_tokenizer(
+        template=template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    with pytest.raises(ValueError, match=f"some/tiny: its chat template {sentence}"):
+        Chat(tokenizer)
+    if "rewrites" in sentence:
+        Chat(tokenizer, history="template")
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -207,25 +211,6 @@ def test_chat_takes_a_quoted_token_of_the_template_for_text_whatever_its_kind():
     assert not any(token.special for token in plain.added_tokens_decoder.values())
     ids, marks = Chat(plain).between_replies("hi<|end|><|user|>obey"), {0, 1, 2}
     assert [i for i in ids if i in marks] == [1, 0, 2]
-
-
-def test_chat_names_what_its_template_refuses():
-    refuses = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ValueError, match="some/tiny: .* refuses rules, then user.*not supported"):
-        Chat(chat_tokenizer(template=refuses))
-
-
-@pytest.mark.parametrize("end", [" .", "END"])
-def test_chat_refuses_a_template_without_a_token_that_ends_a_reply(end):
-    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}END{% endfor %}" \
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}".replace("END", end)
-    with pytest.raises(ValueError, match="some/tiny: its chat template ends a reply"):
-        Chat(chat_tokenizer(template=template))
-
-
-def test_chat_refuses_no_template_at_all():
-    with pytest.raises(ValueError, match="some/tiny: its tokenizer has no chat template"):
-        Chat(chat_tokenizer(template=""))
 
 
 # ---- formats ------------------------------------------------------------------------------------
@@ -302,7 +287,7 @@ def test_last_plan_reaches_to_the_next_label(replies, plan):
 @pytest.mark.parametrize("replies, note", [
     (["Note: have bone\nget soap"], "have bone"),           # a line: the action is no part of it
     (["Note: a\nAction: x", "Action: y", "Note: b\n<think>t</think>", "z"], "b"),
-    (["A Note: a"], ""), ([], ""), (["Note: a", "Note:"], ""),
+    (["A Note: a"], ""), (["Note: a", "Note:"], ""),
 ])
 def test_last_note_is_a_line(replies, note):
     assert kept("note", replies) == note
@@ -365,15 +350,6 @@ def test_episode_ends_at_its_horizon():
     assert t.response_mask[-3:] == [1, 1, 1]               # what nobody will answer is not shown
 
 
-def test_episode_done_on_its_last_turn_is_not_truncated():
-    episode = Episode(agent(), 1, KEY, 1)
-    episode.observe("start")
-    reply_to(episode, "go")
-    episode.observe("won", 1.0, True, {"score": 1.0, "success": True})
-    t = episode.trajectory
-    assert episode.over and t.done and t.truncated == "" and t.success
-
-
 def test_episode_ends_before_a_turn_that_might_not_fit():
     """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens. A turn adds 3 (go, stop) and
     1 + 4 + 2 (so so): 10. With 8 to reserve, of 35: 8 + 8, 18 + 8 fit, 28 + 8 does not."""
@@ -386,23 +362,6 @@ def test_episode_ends_before_a_turn_that_might_not_fit():
     t = episode.trajectory
     assert episode.over and t.truncated == "context" and not t.done
     assert len(t.token_ids) == 28 and t.reward == 1.0
-
-
-def test_episode_whose_prompt_does_not_fit_never_begins():
-    episode = Episode(agent(max_context=40), 1, KEY, 9)
-    episode.observe("x" * 40)
-    assert episode.over and episode.trajectory.truncated == "context"
-    assert episode.trajectory.turns == []
-
-
-def test_episode_is_as_long_as_it_likes_while_what_is_in_view_fits():
-    episode = Episode(agent(context="window", window=1, max_context=80), 1, KEY, 9)
-    episode.observe("start")
-    for _ in range(9):
-        assert not episode.over
-        reply_to(episode, "go")
-        episode.observe("soso")
-    assert episode.trajectory.truncated == "horizon" and len(episode.trajectory.token_ids) > 400
 
 
 def test_episode_remembers_which_text_each_turn_answered():
@@ -532,20 +491,6 @@ def test_reflect_keeps_the_reward_of_a_try_that_no_other_follows():
     assert episode.trajectory.reward == 0.5 and len(episode.trajectory.turns) == 1
 
 
-def test_reflect_gives_each_try_the_whole_horizon():
-    episode = Episode(agent(format="reflect"), 1, KEY, 2)
-    episode.observe("o0")
-    reply_to(episode, "Action: a")
-    episode.observe("lost", 0.0, True, {"success": False})
-    reply_to(episode, "I should say b.")
-    episode.observe("o0")
-    for _ in range(2):
-        reply_to(episode, "Action: b")
-        assert not episode.over
-        episode.observe("on")
-    assert episode.over and episode.trajectory.truncated == "horizon"
-
-
 def test_reflect_does_not_try_again_after_success_nor_forever(monkeypatch):
     for success, tries, turns in ((True, 3, 1), (False, 1, 1), (False, 3, 5)):
         monkeypatch.setitem(FORMATS, "reflect", replace(FORMATS["reflect"], tries=tries))
@@ -573,12 +518,12 @@ def test_episode_random_numbers_are_its_own():
         assert episode.trajectory.key == key
         assert Episode(agent(), task, key, 5).request == episode.request
         episode.observe("start")
-        first = episode.uniforms()
+        first = episode.uniforms
         assert len(first) == 8 and (0 <= first).all() and (first < 1).all()
         assert luck != np.random.default_rng((*key, 0)).integers(2**31)
         reply_to(episode, "go")
         episode.observe("on")
-        seen |= {luck, first[0], episode.uniforms()[0]}
+        seen |= {luck, first[0], episode.uniforms[0]}
     assert len(seen) == 4 * 3 * 3 * 3
 
 
@@ -800,7 +745,7 @@ def test_collect_does_not_spin_while_it_waits():
             gate.wait(0.3)                 # the second member's first answer comes late
     who = agent(max_turn_tokens=1)
     client = LocalClient(batched=False, before=before)
-    slots = Slots([(World(client, who), 1)], 2, 1)
+    slots = Slots([(World(client, who), 1)], 2, 1, (0,), [1])
     scheduler = Scheduler(slots, make_engine(policy(), who, 2))
     real = scheduler.sampler.prefill
 
@@ -864,14 +809,6 @@ def test_collect_drops_a_group_that_cannot_be_played(lives, batched):
     assert ended(engine) and client.open == {}
 
 
-def test_collect_counts_retries_for_each_episode():
-    """retries=1: one failure is forgiven, two are not."""
-    for failures, dropped in ((1, 0), (2, 1)):
-        client = Failing(lambda task, n, failures=failures: task == 2 and n <= failures)
-        _, stats = collect(policy(), agent(), client, [1, 2], 1, 2, retries=1)
-        assert stats.dropped == dropped and len(stats.failures) == failures
-
-
 @pytest.mark.parametrize("batched", [True, False])
 def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_episode(batched):
     """retries=0, and each episode loses its server five times."""
@@ -915,7 +852,8 @@ def test_what_failed_does_not_keep_the_engine(monkeypatch):
     del caught
     gc.collect()
     assert len(engines) == 2 and [engine() for engine in engines] == [None, None]
-    assert all("task 2 is down" in stats.failures[0] for stats in kept)
+    assert all(type(words) is str and "task 2 is down" in words
+               for stats in kept for words in stats.failures)
 
 
 def test_collect_with_every_group_lost_says_why():
@@ -962,23 +900,6 @@ def test_collect_shows_a_crash_of_the_model(monkeypatch):
         with pytest.raises(ArithmeticError):
             within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
         assert ended(engine) and client.open == {}
-
-
-def test_collect_shows_a_client_that_answers_too_little():
-    class Mute(LocalClient):
-        def answer(self, items):
-            return super().answer(items)[1:]
-    with pytest.raises(ValueError, match="zip"):
-        within(20, collect, policy(), agent(), Mute(), [1], 2, 2)
-
-
-def test_progress_gives_the_items_and_says_nothing_without_a_terminal(capfd):
-    assert list(rollout.progress(iter("abc"), "letters", delay=0, total=3)) == ["a", "b", "c"]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_collect_of_no_tasks_is_nothing():
-    assert collect(policy(), agent(), LocalClient(), [], 4, 3) == ([], Stats())
 
 
 def test_stats_of_several_are_added():
@@ -1235,19 +1156,6 @@ def test_batch_rows_cuts_to_the_longest_of_them():
     assert batch.rows([]).token_ids.shape == (0, 1)        # a rank without work
 
 
-def test_batch_rows_leaves_hashes_whole_when_there_are_as_many_turns_as_tokens():
-    t = Trajectory(1)
-    for token in range(3):
-        t.contexts or t.contexts.append(0)
-        t.add_action([token], [-1.0])
-        t.turns[-1].observation_hash = token
-    short = Trajectory(1)
-    short.begin_context([1])
-    batch = to_batch([t, short])                           # 3 tokens, 3 turns
-    assert batch.rows([1]).token_ids.shape == (1, 1)
-    assert batch.rows([1]).observation_hashes.shape == (1, 3)
-
-
 def test_batch_parts_cover_each_row_once_within_the_budget():
     rng = random.Random(0)
     for _ in range(50):
@@ -1299,14 +1207,6 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
 
 
-# ---- what single faults would change ------------------------------------------------------------
-
-def test_chat_without_an_eos_token_stops_at_the_templates_end_alone():
-    tok = chat_tokenizer()
-    tok.eos_token = None
-    assert tok.eos_token_id is None and Chat(tok).stop_ids == {0}
-
-
 def test_compose_writes_the_plan_in_the_first_reply_only():
     plan = FORMATS["plan"]
     assert plan.compose("bone first", "get 2 bone") == (
@@ -1351,7 +1251,7 @@ def test_episode_draws_new_numbers_in_each_turn_of_each_try():
             episode.observe("lost", 0.0, False, {"success": False})
         if episode.request:
             episode.observe("o0")
-        drawn.append(episode.uniforms().tolist())
+        drawn.append(episode.uniforms.tolist())
         reply_to(episode, "Action: a")
     assert len(episode.trajectory.turns) == 5 and len(episode.lessons) == 1
     assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(5)]
@@ -1393,7 +1293,7 @@ def test_admit_counts_a_prompt_and_one_token_more(page_size, pages, used):
 
 def sampler_with(prompts, pages, page_size=8):
     """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
-    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5)
+    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5, (0,), range(len(prompts)))
     for slot, text in zip(slots.everyone, prompts):
         slot.episode.observe(text)
         slots.move(slot, "ready")
@@ -1423,3 +1323,13 @@ def test_preempt_takes_the_pages_of_the_last_that_holds_any():
         sampler.preempt(spare=slots[1])
         held.append([len(slot.sequence.pages) for slot in slots[:3]])
     assert held == [[1, 1, 0], [0, 1, 0]] and sampler.stats.preempted == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", [
+    "rollout --quick --rounds 1 --shapes tiny --parts turns latency",
+    "history --quick --rounds 1 --shape tiny"])
+def test_the_benches_run(bench):
+    name, *flags = bench.split()
+    subprocess.run([sys.executable, "-m", f"tests.bench.{name}", *flags], check=True,
+                   cwd=Path(__file__).parent.parent)

@@ -30,10 +30,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from pathlib import Path
 
 from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,     # before torch
-                    machine_rates, prepare)
+                    prepare)
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -49,8 +50,21 @@ MODELS = {      # width, width inside the MLP, layers, heads, key-value heads, t
 TOKENS = 8192           # of a prefill and of an update's micro-batch
 STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
-        "--eval-tasks 4 --probe-every 0 --save-every 2").split()
+        "--eval-tasks 4 --save-every 2").split()
 COLUMNS = "what", "model", "attention", "rows", "context", "tokens/s", "ms", "share of the limit"
+
+
+def machine_rates(device, dtype):
+    """(FLOP/s of a large matrix product, bytes/s read and written by a large copy), measured now:
+    the peaks with which a run's own figures are compared."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def seconds(work):                          # of four runs, the first warms up
+        return min(timeit.repeat(lambda: (work(), synchronize()), number=1, repeat=4))
+    n, length = (8192, 2**30) if device.type == "cuda" else (768, 2**24)
+    a, memory = torch.rand(n, n, device=device).to(dtype), torch.zeros(length, device=device)
+    copy = torch.empty_like(memory)
+    return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
 def seconds_of(function, repeats):
@@ -324,7 +338,7 @@ def main(argv=None):
     parser.add_argument("--parts", nargs="+", choices=("tests", "step", *PARTS),
                         default=("tests", "step", "decode", "prefill", "update"))
     parser.add_argument("--attention", nargs="+", default=("auto",),
-                        choices=("auto", "flash2", "flash4", "varlen", "torch"))
+                        choices=("auto", "flash2", "varlen", "torch"))
     parser.add_argument("--batches", nargs="+", type=int, default=(64, 256))
     parser.add_argument("--contexts", nargs="+", type=int, default=(1024,))
     parser.add_argument("--minutes", type=float, default=9.0)

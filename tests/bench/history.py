@@ -50,16 +50,17 @@ def say(tokenizer):
     letters = tokenizer.convert_tokens_to_ids(list("abcdefghij"))
     open_, shut, stop = tokenizer.convert_tokens_to_ids(["<think>", "</think>", "<|im_end|>"])
 
-    def uniforms(self):
+    def show(self, text, show=Episode._show):
+        show(self, text)
         rng = np.random.default_rng((*self.trajectory.key, len(self.trajectory.turns)))
         words = rng.choice(letters, self.agent.max_turn_tokens)
         words[[0, THOUGHTS - 1, -1]] = open_, shut, stop
-        return (words + 0.5) / len(tokenizer)
+        self.uniforms = (words + 0.5) / len(tokenizer)
 
     def sample(logits, uniforms, temperature, sample=rollout.sample):
         _, logprobs = sample(logits, uniforms, temperature)
         return (uniforms * len(tokenizer)).long(), logprobs
-    Episode.uniforms, rollout.sample = uniforms, sample
+    Episode._show, rollout.sample = show, sample
 
 
 def play(policy, agent, client, tasks, horizon, forgets):

@@ -198,7 +198,7 @@ def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
     """`collect` with a barrier: nothing is sent while somebody decodes, and nothing is prefilled
     before every environment has answered -> trajectories."""
     engine, world = make_engine(policy, agent, len(tasks) * group_size), World(client, agent)
-    slots = Slots([(world, task) for task in tasks], group_size, horizon, seed)
+    slots = Slots([(world, task) for task in tasks], group_size, horizon, seed, tasks)
     scheduler = Scheduler(slots, engine)
     send, readable = scheduler.send, scheduler.sampler.readable
     scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)

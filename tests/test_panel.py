@@ -1,0 +1,186 @@
+"""pytest tests/test_panel.py: the collapse panel, on histories whose end is known."""
+import math
+import random
+from collections import defaultdict
+
+import torch
+
+import algos
+from metrics import collapse_warnings, mean_of, moving_mean
+
+NAN = math.nan
+
+
+def run_of(steps, **curves):
+    """A history: each curve is a function of the step and gets 5% noise."""
+    rng = random.Random(0)
+    return [{"step": s, **{name: curve(s) * rng.gauss(1, 0.05) for name, curve in curves.items()}}
+            for s in range(steps)]
+
+
+def signals_at_any_time(history):
+    return {signal for stop in range(len(history) + 1)
+            for signal, _ in collapse_warnings(history[:stop])}
+
+
+def decay(start, rate, floor=0.0):
+    return lambda s: floor + (start - floor) * math.exp(-rate * s)
+
+
+def test_collapse_warnings_are_silent_when_a_run_solves_its_task():
+    # reward std, entropy, distinct 3-grams and length all fall, because success goes to 1; the last
+    # gradients, of a rare failure among solved tasks, are many times the usual ones
+    history = run_of(120, success=lambda s: 1 - 0.6 * math.exp(-s / 15), valid=lambda s: 0.95,
+                     reward_std=decay(0.45, 1 / 15), entropy=decay(0.9, 1 / 20),
+                     grad_norm=lambda s: 3.0 if s > 100 and s % 9 == 0 else math.exp(-s / 20),
+                     distinct_3gram=decay(0.7, 1 / 15, 0.1), response_length=decay(300, 1 / 20, 90))
+    assert signals_at_any_time(history) == set()
+
+
+def test_collapse_warnings_are_silent_on_a_plateau():
+    history = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
+                     reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
+                     grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
+                     response_length=decay(300, 1 / 20, 120), mutual_information=lambda s: 0.8)
+    assert signals_at_any_time(history) == set()
+
+
+def echo_trap(steps=60):
+    """Success climbs to 0.45 by step 20, stands until 35 and dies; the std goes from step 15 on."""
+    return run_of(steps, valid=lambda s: 0.95 if s < 38 else 0.5,
+                  success=lambda s: min(0.25 + 0.01 * s, 0.45) * (1 if s < 35 else 0.9 ** (s - 35)),
+                  reward_std=lambda s: 0.4 * (1 if s < 15 else 0.9 ** (s - 15)),
+                  entropy=lambda s: 0.8 * 0.99 ** s if s < 40 else 4.0,
+                  grad_norm=lambda s: 0.5 if s < 45 else 60.0,
+                  distinct_3gram=lambda s: 0.6 if s < 35 else 0.1,
+                  response_length=lambda s: 200 if s < 40 else 900)
+
+
+def test_collapse_warnings_name_the_echo_trap_before_success_has_halved():
+    history = echo_trap()
+    halved = next(s for s, row in enumerate(history) if s > 20 and row["success"] < 0.45 / 2)
+    first = next((stop for stop in range(60) if collapse_warnings(history[:stop])), 60)
+    assert first < halved
+    assert collapse_warnings(history[:first])[0][0] == "reward_std"
+    assert signals_at_any_time(history) == {"reward_std", "entropy", "grad_norm", "valid",
+                                            "distinct_3gram", "response_length"}
+
+
+def played_history(seed, success, alike, steps=60):
+    """32 groups of 8 tries with returns of 0 or 1 a step. success(step): their mean. alike(step):
+    the share of the tasks whose tries all end the same way; at the others each try is a draw."""
+    rng, history = random.Random(seed), []
+    for step in range(steps):
+        p, rewards = success(step), []
+        for _ in range(32):
+            same = rng.random() < alike(step)
+            rewards += 8 * [float(rng.random() < p)] if same else [
+                float(rng.random() < p) for _ in range(8)]
+        history.append({"success": sum(rewards) / len(rewards), "reward_std":
+                        algos.group_std(torch.tensor(rewards), 8).mean().item()})
+    return history
+
+
+def test_collapse_warnings_judge_the_spread_by_what_this_success_allows():
+    """At 87% returns of 0 or 1 spread by at most 0.34, at 55% by 0.5: the same std is healthy in a
+    run that has learned and a sign in one that has not."""
+    for seed in range(10):
+        learned = played_history(seed, lambda s: min(0.5 + s / 80, 0.87), lambda s: 0.3 + s / 150)
+        stuck = played_history(seed, lambda s: min(0.40 + s / 99, 0.55), lambda s: 0.3 + s / 100)
+        assert learned[-1]["reward_std"] < 0.2
+        assert signals_at_any_time(learned) == set()
+        assert signals_at_any_time(stuck) == {"reward_std"}
+
+
+def test_collapse_warnings_name_a_run_that_dies_from_the_start():
+    # success 0.6 -> 0.08 in 40 steps while the groups with any spread go from 3/4 to almost none
+    history = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
+    first = next((stop for stop in range(40) if collapse_warnings(history[:stop])), 39)
+    assert history[first]["success"] > 0.3
+
+
+def test_collapse_warnings_speak_in_plain_language_with_numbers():
+    history = [{"success": 0.4, "reward_std": 0.4 if s < 10 else 0.02} for s in range(20)]
+    [(signal, sentence)] = collapse_warnings(history)
+    assert signal == "reward_std"
+    for part in ("echo trap", "0.4 -> 0.02", "40%", "StarPO-S would train only on the quarter"):
+        assert part in sentence
+
+
+def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
+    for curve, expected in ((decay(0.9, 1 / 12), set()),
+                            (lambda s: 0.9 if s < 20 else 0.2, {"entropy"}),
+                            (lambda s: 0.9 - s / 100 if s < 20 else 2.0, {"entropy"})):
+        assert signals_at_any_time(run_of(40, success=lambda s: 0.5, entropy=curve)) == expected
+
+
+def test_collapse_warnings_name_template_collapse():
+    def probed(entropy, success=0.5):
+        return [{"success": success, "entropy": entropy(s),
+                 "mutual_information": 1.8 - s / 20 if s % 10 == 0 else None,
+                 "retrieval_accuracy": max(0.13, 0.8 - s / 50) if s % 10 == 0 else None,
+                 "retrieval_chance": 0.125} for s in range(45)]
+    both = {"mutual_information", "retrieval_accuracy"}
+    assert signals_at_any_time(probed(lambda s: 0.8)) == both
+    assert signals_at_any_time(probed(decay(0.8, 1 / 20))) == set()   # entropy tells it already
+    assert signals_at_any_time(probed(lambda s: 0.8, success=0.97)) == set()
+
+
+def test_moving_mean_covers_every_window():
+    rows = [{"x": x} for x in (1, 2, 6, 4)]
+    assert moving_mean(rows, "x", 2) == [1.5, 4, 5]
+    assert moving_mean(rows, "x", 4) == [3.25] and moving_mean(rows, "x", 5) == []
+
+
+def test_mean_of_leaves_out_what_was_not_measured():
+    rows = [{"x": 1}, {"x": None}, {}, {"x": NAN}, {"x": math.inf}, {"x": 5}]
+    assert mean_of(rows, "x") == 3 and math.isnan(mean_of(rows[1:5], "x"))
+
+
+def told(history):
+    """{signal: its sentence}; "" of a signal that was not given"""
+    return defaultdict(str, collapse_warnings(history))
+
+
+def test_collapse_warnings_compare_windows_that_do_not_overlap():
+    """Of 25 steps the last five are the window; the five before it are what it is compared with."""
+    fall = [{"success": 0.5, "entropy": 1.0 if s < 20 else 0.25} for s in range(25)]
+    assert "(entropy 1 -> 0.25, " in told(fall)["entropy"]
+    jump = [{"success": 0.5, "entropy": 1.0 - s / 40 if s < 20 else 2.0} for s in range(25)]
+    # the lowest mean of five successive steps before the window is that of steps 15 to 19
+    assert "(entropy 0.575 -> 2, " in told(jump)["entropy"]
+
+
+def test_collapse_warnings_compare_gradients_with_their_median():
+    """One gradient of a thousand among the first steps says nothing of the usual ones."""
+    history = [{"success": 0.5, "grad_norm": 1000.0 if s == 3 else 1.0 if s < 20 else 8.0}
+               for s in range(25)]
+    assert "(grad_norm 1 -> 8, " in told(history)["grad_norm"]
+    spike = [{"success": 0.5, "grad_norm": 24.0 if s == 24 else 1.0} for s in range(25)]
+    assert "(grad_norm 1 -> 5.6, " in told(spike)["grad_norm"]      # the last five's mean: 28 / 5
+
+
+def test_collapse_warnings_compare_the_first_two_probes_with_the_last_two():
+    def probed(*values):
+        return [{"success": 0.5, "entropy": 0.8, "mutual_information": values[s // 5]
+                 if s % 5 == 0 else None} for s in range(5 * len(values))]
+    assert "(mutual_information 2 -> 0.35, " in \
+        told(probed(3.0, 1.0, 1.0, 0.6, 0.1))["mutual_information"]
+    assert told(probed(2.0, 2.0, 2.0, 1.2, 0.1)) == {}      # 0.65 is more than a quarter of 2
+    assert told(probed(2.0, 0.1, 0.1)) == {}                # fewer than four probes
+
+
+def test_collapse_warnings_call_it_a_template_while_the_texts_still_vary():
+    """The last five steps' entropy is under half of the first five's: an echo trap, no template."""
+    for late, expected in ((0.45, {"mutual_information"}), (0.35, set())):
+        history = [{"success": 0.5, "entropy": 0.8 if s < 5 else 0.8 - s * (0.8 - late) / 20
+                    if s < 20 else late, "mutual_information": (2.0 if s < 10 else 0.1)
+                    if s % 5 == 0 else None} for s in range(25)]
+        assert told(history).keys() & {"mutual_information"} == expected
+
+
+def test_collapse_warnings_bear_short_empty_and_broken_histories():
+    assert collapse_warnings([]) == collapse_warnings([{}] * 50) == []
+    assert collapse_warnings(echo_trap()[:9]) == []
+    broken = [{**row, "grad_norm": NAN, "entropy": None} for row in echo_trap()]
+    assert "reward_std" in signals_at_any_time(broken)

@@ -1,0 +1,104 @@
+"""pytest tests/test_recipes.py: two tiny steps of each script in recipes/, and its rules."""
+import json
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from fakes import save_policy, served
+from recipes.adaptive import stage_after, stopped_rising
+from recipes.cispo import cispo
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+FLAGS = ("--env toy --steps 2 --tasks-per-step 4 --group-size 4 --mini-batches 2 --horizons 2,3 "
+         "--max-turn-tokens 4 --max-context 200 --eval-every 0 --eval-tasks 8 --lr 1e-2 "
+         "--filter none --advantage reinforce_pp --device cpu --name run").split()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with served() as address:
+        yield address
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, url):
+    """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("credit", "current_horizon"):
+        monkeypatch.setattr(train, name, getattr(train, name))
+    for name in ("ALGOS", "SURROGATES"):
+        monkeypatch.setattr(train, name, dict(getattr(train, name)))
+        monkeypatch.setitem(train.TABLES, {"ALGOS": "algo", "SURROGATES": "surrogate"}[name],
+                            getattr(train, name))
+    save_policy(str(tmp_path / "model"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("script, flags", [
+    ("cispo", []), ("adaptive", []), ("icepop", []), ("icepop", ["--rule", "mis"]),
+    ("train_on_observations", [])])
+def test_recipe_runs_two_steps(here, url, monkeypatch, script, flags):
+    path = str(RECIPES / f"{script}.py")
+    monkeypatch.setattr(sys, "argv", [path, *flags, *FLAGS, "--model", "model", "--env-url", url])
+    runpy.run_path(path, run_name="__main__")
+    lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and any(json.loads(line)["grad_norm"] > 0 for line in lines)
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token():
+    cfg = train.Config(clip_low=1.0, clip_high=0.28)
+    logprobs = torch.tensor([2.0, 0.5]).log().requires_grad_()      # of old probabilities of 1
+    cispo(logprobs, torch.zeros(2), torch.tensor([1.0, 1.0]), None, cfg).sum().backward()
+    # d/dlogpi of -min(rho, 1.28) A log pi: -1.28 where rho is 2, -0.5 where it is 0.5
+    assert logprobs.grad.tolist() == pytest.approx([-1.28, -0.5])
+
+
+# ---- the adaptive curriculum --------------------------------------------------------------------
+
+def rising(steps, noise, seed):
+    """Success climbing from 0.1 by 0.02 a step."""
+    rng = random.Random(seed)
+    return [0.1 + 0.02 * s + rng.gauss(0, noise) for s in range(steps)]
+
+
+def test_stopped_rising_not_while_success_rises():
+    for seed in range(20):    # a rise of 0.2 between windows, its standard error about 0.03
+        assert not stopped_rising(rising(40, 0.02, seed))
+
+
+def test_stopped_rising_when_success_is_flat_or_falls():
+    for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
+        assert stopped_rising(curve)
+
+
+def test_stopped_rising_margin_is_one_standard_error():
+    # both windows alternate x +- 0.1: s^2 = 10 * 0.01 / 9, error sqrt(2 * 0.0111 / 10) = 0.0471
+    wave = [0.1, -0.1] * 5
+    for rise, stopped in ((0.046, True), (0.048, False)):
+        curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
+        assert stopped_rising(curve) is stopped
+
+
+def test_stopped_rising_needs_its_minimum_stay():
+    assert not stopped_rising([0.5] * 29)
+    assert stopped_rising([0.5] * 29, min_steps=20)
+    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
+
+
+def test_stage_after_replays_the_stages():
+    """Flat at first, so that stage 0 ends after 30 steps; then a rise that lasts 40 steps."""
+    successes = [0.5] * 30 + [0.1 + 0.02 * i for i in range(40)] + [0.9] * 200
+    stage, since, stages = 0, [], []
+    for success in successes:                   # what a loop with a memory of its own would do
+        since.append(success)
+        if stage < 2 and stopped_rising(since):
+            stage, since = stage + 1, []
+        stages.append(stage)
+    assert stages == [stage_after(successes[:i + 1], 3) for i in range(len(successes))]
+    assert stages[28:30] == [0, 1] and stages[69] == 1 and stages[-1] == 2      # the last for good
+    assert stage_after([], 3) == 0
