@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -274,7 +275,7 @@ def save_policy(folder):
 
 SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons=(2, 3),
              switch_every=(2,), max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
-             save_every=100, probe_every=0, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
+             save_every=100, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
 
 
 def config(model, algo="grpo", **flags):
@@ -303,7 +304,7 @@ def started(url, cfg):
     train.check(cfg)
     names = cfg.env.split(",")
     return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                       [EnvClient(url, name) for name in names])
+                       [EnvClient(url, name) for name in names], time.perf_counter())
 
 
 def trained(url, cfg):

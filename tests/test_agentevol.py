@@ -9,8 +9,8 @@ import json
 import os
 import random
 import re
-import shutil
 import sys
+import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -28,16 +28,15 @@ import envs
 import metrics
 import parallel
 import train
-from agentevol import (Clone, Evolve, clone, evolve, explore, learn, learn_step, lesson,
-                       prefixes_of_failures, reward, successes)
+from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
+                       reward, successes, tokenizer_of, trajectories_of)
+from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
-from engine import check_heads, load_policy, make_policy
+from engine import load_policy, make_policy
 from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
 from fakes import make_known, save_policy, served, token_logprobs
-from run import CHAT_MODEL
-from agentevol import imitated, tokenizer_of, trajectories_of
-from chat import FORMATS, Agent, make_tokenizer
 from rollout import Stats, Trajectory, World, to_batch
+from run import CHAT_MODEL
 from train import continue_cloning
 
 SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
@@ -61,7 +60,7 @@ def tokenizer(demos):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, str(out), say=quiet)
+    clone(SMALL, str(out), "cpu", say=quiet)
     return str(out)
 
 
@@ -491,7 +490,7 @@ def test_continue_cloning_goes_on_from_the_folder(folder):
                                    SMALL)
     before = loss_of(load_policy(folder), trajectories)
     assert before < 4                   # nats a token; 5.7 in a folder whose policy learned nothing
-    policy = continue_cloning(folder, 0.5)
+    policy = continue_cloning(folder, 0.5, "cpu")
     assert not policy.training and loss_of(policy, trajectories) < before
 
 
@@ -500,7 +499,7 @@ def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
     calls = []
     monkeypatch.setattr(train, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
-    continue_cloning(folder, 7.5)
+    continue_cloning(folder, 7.5, "cpu")
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
     assert tasks == [d["task_id"] for d in lesson(SMALL, quiet)] and weights == [1.0] * 24
     assert (cfg.batch, seconds) == (8, 7.5)
@@ -512,7 +511,7 @@ def test_continue_cloning_checks_the_settings_it_reads(folder, tmp_path):
                                (dict(speed=3), "no such flags: speed")):
         (tmp_path / "clone.json").write_text(json.dumps(vars(SMALL) | settings))
         with pytest.raises(ValueError, match=sentence):
-            continue_cloning(str(tmp_path), 1)
+            continue_cloning(str(tmp_path), 1, "cpu")
 
 
 # ---- a weighted step ----------------------------------------------------------------------------
@@ -531,8 +530,7 @@ def spoken(*pieces, task_id=0, **more):
 
 WEIGHED = [(spoken([1, 7], [8, 9, 0], [3], [5, 0]), 0.5), (spoken([2, 4, 6], [4]), 2.0),
            (spoken([5], [6, 6, 2, 0]), 0.25)]               # of 5, 1 and 4 sampled tokens
-# the factor of each trajectory's log pi: its weight over 10 tokens; over 5 * 0.5 + 2 + 4 * 0.25
-FACTORS = {"tokens": (0.05, 0.2, 0.025), "weights": (0.5 / 5.5, 2 / 5.5, 0.25 / 5.5)}
+FACTORS = 0.5 / 5.5, 2 / 5.5, 0.25 / 5.5      # of log pi: its weight over 5 * 0.5 + 2 + 4 * 0.25
 
 
 def toy_policy():
@@ -563,11 +561,10 @@ def by_hand(factors):
     return loss.item(), {name: w.grad for name, w in policy.named_parameters()}
 
 
-@pytest.mark.parametrize("normalise", FACTORS)
 @pytest.mark.parametrize("micro_tokens", [1, 9, 8192])
-def test_learn_step_follows_the_weighted_log_likelihood(normalise, micro_tokens):
-    loss, grads = one_step(*zip(*WEIGHED), normalise=normalise, micro_tokens=micro_tokens)
-    expected, own = by_hand(FACTORS[normalise])
+def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens):
+    loss, grads = one_step(*zip(*WEIGHED), micro_tokens=micro_tokens)
+    expected, own = by_hand(FACTORS)
     norm = sum(g.square().sum() for g in own.values()).sqrt().item()
     assert loss == pytest.approx(expected, rel=1e-5)
     for name, grad in grads.items():        # a gradient longer than 1 is cut to length 1
@@ -580,12 +577,8 @@ def test_learn_step_takes_nothing_from_what_weighs_nothing():
     assert with_others[0] == pytest.approx(alone[0], rel=1e-5)
     for name, grad in alone[1].items():
         torch.testing.assert_close(with_others[1][name], grad, atol=1e-6, rtol=1e-5)
-    # by tokens the second's single token still counts among the 5 + 1
-    shrunk, _ = one_step([first, second], [w, 0.0], normalise="tokens")
-    assert shrunk == pytest.approx(one_step([first], [w], normalise="tokens")[0] * 5 / 6, rel=1e-5)
-    for normalise in FACTORS:
-        loss, grads = one_step([first, second], [0.0, 0.0], normalise=normalise)
-        assert loss == 0 and not any(g.any() for g in grads.values())
+    loss, grads = one_step([first, second], [0.0, 0.0])
+    assert loss == 0 and not any(g.any() for g in grads.values())
 
 
 def test_learn_gives_each_trajectory_its_own_weight(monkeypatch):
@@ -618,7 +611,6 @@ def won(env, task_id, score, valid=(True,)):
 def test_successes_are_above_their_environments_threshold(env, score, kept):
     trajectory = won(env, 3, score)
     assert successes([trajectory], True) == [trajectory] * kept
-    assert prefixes_of_failures([trajectory]) == [trajectory] * (not kept)      # all the others
 
 
 def test_successes_are_the_first_of_each_task_or_all():
@@ -653,7 +645,7 @@ class Played:
         monkeypatch.setattr(agentevol, "learn", self.learn)
         monkeypatch.setattr(metrics, "held_out", self.held_out)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
-        monkeypatch.setattr(runs, "save", lambda run: self.saved.append(run.step))
+        monkeypatch.setattr(agentevol, "save", lambda run: self.saved.append(run.step))
         monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def learn(self, policy, data, weights, *rest):
@@ -673,18 +665,16 @@ FOUND = [won("maze", 8, 0.0, (True, False)), won("babyai", 9, 0.4), won("maze", 
 @pytest.mark.parametrize("settings, data, weights", [
     (dict(), [*BASE, FOUND[1], FOUND[2]], [1.0, 0.55, 0.0, 0.4, 1.0]),
     (dict(dedupe=False), [*BASE, *FOUND[1:]], [1.0, 0.55, 0.0, 0.4, 1.0, 1.0]),
-    (dict(weight="filter"), [*BASE, FOUND[1], FOUND[2]], [1.0] * 5),
-    (dict(failures=0.3), [*BASE, FOUND[1], FOUND[2], FOUND[0].up_to_turn(1)],
-     [1.0, 0.55, 0.0, 0.4, 1.0, 0.3])])
+])
 def test_evolve_merges_what_succeeded_with_the_base_set(settings, data, weights, monkeypatch):
-    """The base set first; weights are scores from 0 to 1, or 1 for what the filter lets through."""
+    """The base set first; weights are scores from 0 to 1."""
     played = Played(monkeypatch, [FOUND, FOUND[:1]], **settings)
     base = [*BASE]
     evolve(played.run, base)
     (_, got, w, _), (_, again, *_) = played.learned
     assert got == data and w == pytest.approx(weights)
     assert base == BASE                                 # and no iteration's finds stay in it
-    assert again == BASE + [FOUND[0].up_to_turn(1)] * ("failures" in settings)
+    assert again == BASE
 
 
 @pytest.mark.parametrize("start, policies", [("base", ["fresh", "fresh"]),
@@ -718,12 +708,11 @@ def test_evolve_of_no_iterations_does_nothing(monkeypatch):
 
 
 def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
-    """No success, and no demonstration or none that weighs anything: the next one explores."""
-    for base in ([], [BASE[2]]):
-        played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
-        evolve(played.run, base)
-        ((_, data, *_),) = played.learned               # by the second iteration
-        assert data == base + [FOUND[1], FOUND[2]] and played.saved == [1, 2]
+    """No success, and no demonstration: the next one explores."""
+    played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
+    evolve(played.run, [])
+    ((_, data, *_),) = played.learned                   # by the second iteration
+    assert data == [FOUND[1], FOUND[2]] and played.saved == [1, 2]
 
 
 # ---- exploration --------------------------------------------------------------------------------
@@ -815,7 +804,7 @@ def begun(url, **flags):
     cfg = Evolve(**TINY | flags)
     names = cfg.env.split(",")
     return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                           [EnvClient(url, name) for name in names])
+                           [EnvClient([url], name) for name in names], time.perf_counter())
 
 
 def script(monkeypatch, url, command="evolve", *more, **flags):
@@ -853,10 +842,9 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     """From nothing, with the control and the picture: the folder of a run like train.py's."""
     monkeypatch.chdir(tmp_path)
     script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
-    assert sorted(os.listdir()) == ["e", "e.lock"]
-    assert sorted(os.listdir("e")) == [
+    assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
         "clone", "config.json", "curve.png", "demonstrations.json", "metrics.jsonl", "result.json",
-        "samples.txt", "step_0", "step_1", "step_2"]
+        "samples.txt", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
@@ -877,7 +865,7 @@ def test_main_of_no_iterations_is_the_base_policy_alone(url, here, monkeypatch):
     script(monkeypatch, url, out="e", **TINY | dict(iterations=0))
     result = json.load(open("e/result.json"))
     assert result["before"] == result["after"] and result["steps"] == 0
-    assert "step_0" in os.listdir("e") and "clone" in os.listdir("e")
+    assert "clone" in os.listdir("e")
 
 
 def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, here, monkeypatch):
@@ -902,8 +890,7 @@ def test_an_iteration_without_a_success_is_survived_and_said(n, url, model, here
     script(monkeypatch, url, out="e", model=model, **TINY | dict(n=n, iterations=1))
     assert [(line["step"], line["kept"]) for line in lines_of("e")] == [(0, 0)]
     said = capsys.readouterr().out
-    assert re.findall(r"^iteration (\d) .*kept 0: no success among them \|", said,
-                      re.MULTILINE) == ["1"]
+    assert re.findall(r"^iteration (\d) .*kept 0 \|", said, re.MULTILINE) == ["1"]
     mine, base = weights_of("e/step_1"), weights_of("e/clone")
     changed = any(not torch.equal(mine[key], base[key]) for key in base)
     assert changed == (n > 0)               # it learns from the demonstrations, or not at all
@@ -921,10 +908,10 @@ class Killed(Exception):
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, monkeypatch):
     """Killed before the first iteration, in its learning, in a checkpoint, in the final report.
     The demonstrations are those of the run, whatever the experts would play now."""
-    flags = dict(model=model, start=start, failures=0.5, **TINY | dict(iterations=3))
+    flags = dict(model=model, start=start, **TINY | dict(iterations=3))
     script(monkeypatch, url, out="whole", **flags)
     for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
-                                (parallel, "save", 1), (metrics, "report", 0)):
+                                (agentevol, "save", 1), (metrics, "report", 0)):
         real, left = getattr(owner, name), [passes]
 
         def killing(*arguments, real=real, left=left):
@@ -951,7 +938,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name, value", [("samples", (2,)), ("seed", 1), ("weight", "filter"),
+@pytest.mark.parametrize("name, value", [("samples", (2,)), ("seed", 1), ("start", "last"),
                                          ("learn_lr", 0.5), ("unexplored", "maze")])
 def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkeypatch):
     cfg = Evolve(**TINY, out="e")
@@ -974,24 +961,24 @@ def test_every_field_is_the_same_on_resume_or_may_change():
 # ---- two ranks ----------------------------------------------------------------------------------
 
 RANKS = TINY | dict(env="toy,sums", micro_tokens=60, lr=3e-4, learn_lr=3e-4, eval_tasks=6,
-                    explore=6, samples=(2,), failures=0.3)
+                    explore=6, samples=(2,))
 
 
 def a_rank(rank, url, model, port):
     """What one of two processes does: cloning, AgentEvol, and train.py without a model."""
     make_known()
+    sys.modules["envs.toy"].TINY = dict(clone=dict(steps=3, n=8, width=16, heads=2))
     torch.set_num_threads(1)
     metrics.draw = lambda *_: None
-    metrics.rates = lambda *_: (1e11, 1e10)
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     evolve(*begun(url, out="e2", model=model, **RANKS))
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(port + 1)
     train.main([f"--env-url={url}", *(f"--{k.replace('_', '-')}={v}" for k, v in dict(
-        env="toy", name="t2", clone_steps=3, clone_n=8, clone_width=16, steps=1, tasks_per_step=4,
-        group_size=2, mini_batches=1, horizons="2", max_turn_tokens=4, max_context=200,
-        eval_every=0, eval_tasks=4, probe_every=0, device="cpu", filter="none").items())])
+        env="toy", name="t2", steps=1, tasks_per_step=4, group_size=2, mini_batches=1,
+        horizons="2", max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=4, device="cpu",
+        filter="none").items())])
 
 
 @pytest.mark.slow
@@ -1021,7 +1008,7 @@ def test_two_ranks_are_one(url, model, here, capfd):
 def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
-    base_set = clone(cfg, str(tmp_path / "both"), say=quiet)
+    base_set = clone(cfg, str(tmp_path / "both"), "cpu", say=quiet)
     assert [t.env for t in base_set] == ["maze"] * 4 + ["textcraft_small"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
     for word in ("move up", "craft"):
@@ -1033,8 +1020,8 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     assert json.load(open(tmp_path / "both/clone.json"))["env"] == "maze,textcraft_small"
 
 
-ASKED = {"toy": dict(clone_lr=2e-3, clone_n=50, clone_steps=90, max_context=300, horizons=(3, 9)),
-         "sums": dict(clone_lr=1e-3, clone_skill=0.9, lr=0.5, families="zero,one", format="think")}
+ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horizons=(3, 9)),
+         "sums": dict(clone=dict(lr=1e-3, skill=0.9), lr=0.5, families="zero,one", format="think")}
 
 
 def flags_of(monkeypatch, command, kind):
@@ -1043,20 +1030,21 @@ def flags_of(monkeypatch, command, kind):
 
 
 def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
-    """Of several the lower rate, else the larger number; what they ask of RL is not cloning's."""
+    """Of several what the first asks for, and the longest texts; what they ask of RL is not
+    cloning's."""
     for name, tiny in ASKED.items():
         monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
     one = flags_of(monkeypatch, "--env sums", Clone)
     assert (one.lr, one.skill, one.families, one.format) == (1e-3, 0.9, "zero,one", "think")
     assert (one.n, one.steps, one.max_context) == (8000, 800, 512)
     both = flags_of(monkeypatch, "--env toy,sums", Clone)
-    assert (both.lr, both.skill, both.families) == (1e-3, 0.9, "zero,one")
-    assert (both.n, both.steps, both.max_context) == (8000, 800, 512)
+    assert (both.lr, both.skill, both.families, both.horizon) == (2e-3, 0.6, "zero,one", 9)
+    assert (both.n, both.steps, both.max_context) == (50, 90, 512)
     # AgentEvol's demonstrations are its own: few, of the expert
     assert flags_of(monkeypatch, "--env toy", Evolve).n == 300
     assert flags_of(monkeypatch, "--env sums", Evolve).skill == 1.0
     both = flags_of(monkeypatch, "--env toy,sums --batch 3", Evolve)
-    assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 1e-3, 3, 1e-3)
+    assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 2e-3, 3, 1e-3)
     toy = flags_of(monkeypatch, "--env toy", Clone)
     assert (toy.n, toy.steps, toy.max_context) == (50, 90, 300)
     assert flags_of(monkeypatch, "--env toy --steps 5", Clone).steps == 5
@@ -1081,45 +1069,27 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("--help", "expected: agentevol.py evolve, clone or demos, then flags"),
     ("clone --env nowhere", "unknown environment 'nowhere'"),
     ("evolve --env maze,nowhere", "unknown environment 'nowhere'"),
-    ("evolve --env maze,maze", "env='maze,maze': expected each environment once"),
-    ("demos --env maze,maze", "env='maze,maze': expected each environment once"),
     ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("demos --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
-    ("demos --set agentgym", "set='agentgym'; known: agenttraj, agenttraj_l"),
-    ("demos --out=", "out='': expected a file in a folder that exists"),
-    ("demos --out .", "out='.': expected a file in a folder that exists"),
-    ("demos --out no/such/x.json", "out='no/such/x.json': expected a file in a folder that exists"),
-    ("clone --format speech", "format='speech'; known: act, react"),
+    ("demos --set agentgym", "set='agentgym': expected one of agenttraj, agenttraj_l"),
+    ("clone --format speech", "format='speech': expected one of act, react"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
     ("clone --n 0", "n=0: a tiny policy and --control learn from demonstrations"),
     ("evolve --n=-1", "n=-1: expected 0 or more"),
-    ("evolve --samples 0", r"samples=\(0,\): expected numbers of 1 or more, comma-separated"),
-    ("evolve --failures 2", "failures=2.0: expected from 0 to 1"),
     ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
-    ("evolve --weight score", "weight='score'; known: reward, filter"),
-    ("evolve --start again", "start='again'; known: base, last"),
-    ("evolve --normalise rows", "normalise='rows'; known: tokens, weights"),
-    ("evolve --learn-steps 0", "learn_steps=0: expected 1 or more"),
+    ("evolve --start again", "start='again': expected one of base, last"),
     ("evolve --env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
     ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
-    ("evolve --resume", "--resume: no runs/evolve/config.json"),
     ("evolve --model ./absent", "./absent: no such folder"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),
     ("clone --demos clone.json --format react", "clone.json: no JSON file"),
-    ("clone --batch 0", "batch=0: expected 1 or more"),
-    ("clone --steps 0", "steps=0: expected 1 or more"),
-    ("clone --layers 0", "layers=0: expected 1 or more"),
     ("clone --skill 2", "skill=2.0: expected from 0 to 1"),
     ("clone --lr nan", "lr=nan: expected above 0"),
-    ("clone --vocabulary 258", "vocabulary=258: expected 259 or more"),
-    ("clone --heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
-    ("evolve --heads 8 --width 24", "8 heads in a width of 24: .* a multiple of twice that number"),
-    ("clone --out clone.json", "out='clone.json': expected a folder"),
-    ("clone --out=", "out='': expected a folder")])
+])
 def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clone.json").write_text("mine")
@@ -1131,7 +1101,7 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["agentevol.py", *arguments.split()])
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
         agentevol.main()
-    assert {p.name for p in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"clone.json"}
+    assert os.listdir() == ["clone.json"]
     assert (tmp_path / "clone.json").read_text() == "mine"
 
 
