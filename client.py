@@ -162,9 +162,10 @@ class EnvClient:
     def create(self, url):
         """The id of a new session of an original."""
         made = self.post(f"{url}/create", wires.create_of(self.name))
-        with suppress(LookupError, TypeError):
-            made = wires.id_of(self.name, made)
-        number = field({"id": made}, "id", int, url)
+        try:
+            number = field({"id": wires.id_of(self.name, made)}, "id", int, url)
+        except (LookupError, TypeError):
+            raise EnvError(f"{url}/create: {brief(made)} is no answer of {self.name}") from None
         self.open.add((url, number))
         return number
 

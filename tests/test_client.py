@@ -770,11 +770,10 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("start, piece", [
-    (OK, b"X: " + b"y" * 60_000 + b"\r\n"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    (OK, b"X: " + b"y" * 60_000 + b"\r\n"),
     (OK + b"\r\n", b"1" * 2**20), (OK + b"Content-Length: 99999999999\r\n\r\n", b"1" * 2**20),
-    (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + b"1" * 2**20 + b"\r\n"),
-    (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n" * 100)],
-    ids=["headers", "continue", "until the end", "length", "chunks", "trailers"])
+    (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + b"1" * 2**20 + b"\r\n")],
+    ids=["headers", "until the end", "length", "chunks"])
 def test_an_endless_stream_is_cut(monkeypatch, start, piece):
     monkeypatch.setattr(client_file, "MAX_ANSWER", 2**22)
     sent = [0]

@@ -96,7 +96,7 @@ def item_of(name, verb, number, answer, success):
     wire = wire_of(name)
     form = wire.reset if verb == "reset" else wire.step
     if form[0] == "[":
-        answer = answer[0]
+        answer = answer[0] if type(answer) is list else None
     if form[0] != "{":
         answer = {"observation": answer}
     observation = answer["state" if "state" in form else "observation"]
