@@ -52,7 +52,10 @@ def start(device="auto", compute="auto"):
     One process that computes in bfloat16 is a group of one, in which FSDP keeps float32 weights.
     """
     auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if device == "auto" else device)
+    try:
+        device = torch.device(auto if device == "auto" else device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device}: {error}") from None
     cuda = device.type == "cuda"
     if cuda:
         number = device.index or int(os.environ.get("LOCAL_RANK", 0))

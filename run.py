@@ -194,8 +194,8 @@ def begun(folder, given, same):
     ValueError: a flag would make it another run. same: the fields that must not change."""
     path = os.path.join(folder, "config.json")
     was = read_json(path, {})
-    for name in same if was else ():
-        old, new = was.get(name), given.get(name, was.get(name))
+    for name in given.keys() & same if was else ():
+        old, new = was.get(name), given[name]
         if new != (tuple(old) if type(old) is list else old):
             raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
                              f"{old!r}; leave it out, or start another run")

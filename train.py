@@ -472,7 +472,7 @@ class Config(Machine, Speaks, Plays, Worlds):
     clip_high: Positive = 0.28    # the ratio is clipped above 1 + clip_high
     kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
     kl: Literal["k2", "k3", "reward"] = "k3"    # its estimator in the loss, or k1 in the reward
-    entropy_coef: float = 0.0     # bonus for entropy, per nat
+    entropy_coef: NonNegative = 0.0    # bonus for entropy, per nat
     gamma: Share = 1.0            # discount per action token
     lam: Share = 1.0              # GAE's lambda
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
@@ -538,6 +538,8 @@ def check(cfg):
     if cfg.model:
         check_model(base_of(cfg.model))
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
+    for tasks in filter(None, (cfg.tasks_per_step, cfg.eval_tasks)):
+        shares_of(tasks, len(cfg.env.split(",")))       # refuses too few of them
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="

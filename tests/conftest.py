@@ -3,3 +3,25 @@ each other, and on a busy machine they wait long."""
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"       # read when torch is imported, by the tests behind this
+
+import pytest
+from fakes import save_policy, served
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """Runs are written to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def url():
+    """The address of a server of the toys, which runs in this process."""
+    with served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a tiny random policy."""
+    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))

@@ -207,7 +207,7 @@ def toy():
     module.__dict__.update(
         NAME="toy", HORIZON=4, SUCCESS=1.0, TRAIN=range(0, 40), TEST=range(40, 60), PROMPT="Reply.",
         FAMILIES=("even", "odd"), family=lambda task: ("even", "odd")[task % 2],
-        unseen_goal=lambda task: task >= 55, Env=Env)
+        TINY=dict(clone=dict(n=20, steps=12, width=32)), Env=Env)
     return module
 
 
@@ -279,7 +279,15 @@ SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2,
 
 
 def config(model, algo="grpo", **flags):
-    return train.Config(**(SMALL | train.ALGOS[algo] | flags), model=model, algo=algo)
+    return train.Config(**(SMALL | train.ALGOS[algo] | dict(model=model, algo=algo) | flags))
+
+
+def command(**flags):
+    """Flags of train.py for a small run of the toy, without those that would change nothing."""
+    rule = SMALL | train.ALGOS[flags.get("algo", "grpo")] | flags
+    idle = {name for name, counts in train.COUNTS.items()
+            if name not in flags and not counts(config("", **rule))} | {"control"} - {*flags}
+    return flags_of(**{k: v for k, v in (SMALL | flags).items() if k not in idle})
 
 
 def flags_of(**flags):

@@ -10,26 +10,23 @@ import json
 import math
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
-from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, PhiConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
 import run as runs
 import algos
-import curriculum
 import eval as evaluation
 import metrics
 import parallel
@@ -41,33 +38,15 @@ from engine import load_policy, make_policy
 from envs import load_env
 from envs import maze
 from eval import model_defaults
-from fakes import (SMALL, Env, config, flags_of, make_known, play, save_policy, served, started,
-                   trained, trainer_of)
+from fakes import (Env, command, config, flags_of, make_known, play, started, trained,
+                   trainer_of)
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn
 from test_client import lmrl_gym, serving
 from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
-RATES = (1e11, 1e10)            # of this machine: measuring them would take longer than the tests
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    """Runs are written to a folder of their own; no machine's speed is measured."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(metrics, "rates", lambda *_: RATES)
-
-
-@pytest.fixture(scope="module")
-def url():
-    with served() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def batch_of(run, horizon=2):
@@ -90,10 +69,8 @@ def lines_of_all(folder):
 
 def lines_of(folder):
     """metrics.jsonl but for what a clock measured."""
-    clocks = ("seconds", "tokens_per_second", "_share")
-    return [{k: v for k, v in json.loads(line).items()
-             if k == "reward_std_share" or not any(c in k for c in clocks)}
-            for line in open(os.path.join(folder, "metrics.jsonl"))]
+    return [{k: v for k, v in line.items() if "seconds" not in k and "tokens_per_second" not in k}
+            for line in lines_of_all(folder)]
 
 
 # ---- one gradient -------------------------------------------------------------------------------
@@ -109,7 +86,7 @@ def gradient(run, batch, micro_tokens, monkeypatch):
                 weights.grad = None
         return 0.0
     monkeypatch.setattr(train, "optimizer_step", keep)
-    run.cfg = replace(run.cfg, micro_tokens=micro_tokens, mini_batches=1, epochs=1, reuse=1)
+    run.cfg = replace(run.cfg, micro_tokens=micro_tokens, mini_batches=1, epochs=1)
     train.update(run, batch)
     return grads
 
@@ -126,9 +103,9 @@ def moved(run):
 
 RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="none")
          for w in ("token", "sequence", "sequence_sum", "constant") for s in ("token", "sequence")]
-RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", dual_clip=2.0, importance_cap=2.0),
-          dict(algo="ppo", kl_coef=0.3, kl_in="reward", entropy_coef=0.1),
-          dict(algo="ppo", critic="shared", kl_coef=0.3, turn_level=True, weights="sequence"),
+RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", importance_cap=2.0),
+          dict(algo="ppo", kl_coef=0.3, kl="reward", entropy_coef=0.1),
+          dict(algo="ppo", critic="shared", kl_coef=0.3, advantage="turn_gae", weights="sequence"),
           dict(algo="gigpo", context="memory")]
 
 
@@ -216,8 +193,8 @@ def test_an_update_is_weighted_by_its_mini_batch_alone(url, model, monkeypatch):
     assert all(w == pytest.approx(1) and v == pytest.approx(1) for w, v, _ in seen)
 
 
-def test_epochs_and_reuse_pass_over_every_row(url, model, monkeypatch):
-    run = started(url, config(model, epochs=2, reuse=3, filter="none"))
+def test_epochs_pass_over_every_row(url, model, monkeypatch):
+    run = started(url, config(model, epochs=2, filter="none"))
     batch, rows, steps = batch_of(run), Counter(), []
     batch.rewards = torch.arange(16.0)                  # now a row's name
     monkeypatch.setattr(train, "optimizer_step", lambda *_: steps.append(1) or 1.0)
@@ -228,17 +205,7 @@ def test_epochs_and_reuse_pass_over_every_row(url, model, monkeypatch):
         return part_loss(run, part)
     monkeypatch.setattr(train, "part_loss", noting)
     train.update(run, batch)
-    assert rows == Counter({float(row): 6 for row in range(16)}) and len(steps) == 2 * 3 * 2
-
-
-def test_critic_warmup_leaves_the_policy_alone(url, model):
-    before = weights_of(model)
-    run = trained(url, config(model, "ppo", critic_warmup=1, steps=1, entropy_coef=0.1))
-    assert all(torch.equal(w, before[k]) for k, w in run.policy.state_dict().items())
-    assert any(not torch.equal(w, before[k]) for k, w in run.critic.state_dict().items()
-               if k in before)
-    run = trained(url, config(model, "ppo", critic_warmup=1, steps=2))
-    assert any(not torch.equal(w, before[k]) for k, w in run.policy.state_dict().items())
+    assert rows == Counter({float(row): 2 for row in range(16)}) and len(steps) == 2 * 2
 
 
 # ---- importance weights -------------------------------------------------------------------------
@@ -273,31 +240,6 @@ def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, m
         used.append(part.weights) or part_loss(run, part)))
     train.update(run, batch)
     assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
-
-
-@pytest.mark.parametrize("flags, weights", [
-    (dict(importance="mask", importance_cap=2.0), [1.25, 0, 0.5, 1]),
-    (dict(importance="mask", importance_cap=5.0, importance_low=0.75), [1.25, 4, 0, 1]),
-    (dict(importance="cap", importance_cap=2.0, importance_low=0.75), [1.25, 2, 0.75, 1]),
-    (dict(importance="sequence_mask", importance_cap=3.0), [2.5] * 4),      # 1.25 * 4 * 0.5
-    (dict(importance="sequence_mask", importance_cap=2.0), [0] * 4),
-    (dict(importance="sequence_mask", importance_cap=5.0, importance_low=0.75), [2.5] * 4)])
-def test_credit_corrects_the_sampler_as_the_flags_say(flags, weights, url, model):
-    """This sampler found three tokens 1.25 and 4 times rarer and twice as probable."""
-    run = started(url, config(model, filter="none", **flags))
-    chosen = kept(run)
-    places = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled]
-    assert len(places) > 3
-    for place, ratio in zip(places, (1.25, 4, 0.5)):
-        chosen[0].old_logprobs[place] -= math.log(ratio)
-    batch = train.to_batch(chosen)
-    train.credit(run, batch)
-    assert batch.weights[0, places[:4]].tolist() == pytest.approx(weights, rel=1e-3)
-    assert not batch.weights[~batch.response_mask].any()
-    masked = weights.count(0) if weights[-1] else len(places)       # of this row; of others none
-    stats = Stats(seconds=Counter(rollout=1.0))
-    line = metrics.measure(run, 2, chosen, batch, stats, Figures(), 2.0)
-    assert line["masked"] == pytest.approx(masked / int(batch.response_mask.sum()))
 
 
 # ---- the mismatch of sampler and trainer --------------------------------------------------------
@@ -351,16 +293,6 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
             assert figures.kl < 0.1 * figures.mismatch > 1e-7
 
 
-def test_without_a_cap_the_samplers_numbers_are_taken_as_they_are(url, model):
-    run = started(url, config(model, filter="none"))
-    chosen = kept(run)
-    batch = train.to_batch(chosen)
-    sampled = batch.old_logprobs
-    train.credit(run, batch)
-    assert batch.old_logprobs is sampled
-    assert torch.equal(batch.weights, batch.response_mask.float())
-
-
 # ---- resuming -----------------------------------------------------------------------------------
 
 STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3)
@@ -368,8 +300,7 @@ RUNS = {
     "grpo, a stage ends where it was saved": dict(STAGED, kl_coef=0.05),
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
     "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
-    "adaptive horizons": dict(STAGED, curriculum="adaptive"),
-    "two environments": dict(STAGED, env="toy,sums", shares=(1, 3)),
+    "two environments": dict(STAGED, env="toy,sums"),
 }
 
 
@@ -388,9 +319,6 @@ def killed_in(step, url, cfg, monkeypatch):
 
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
-    stopped_rising = curriculum.stopped_rising
-    monkeypatch.setattr(curriculum, "stopped_rising", lambda successes: stopped_rising(
-        successes, window=2, min_steps=4))
     whole = trained(url, config(model, name="whole", **flags))
     with pytest.raises(KeyboardInterrupt):
         killed_in(4, url, config(model, name="broken", **flags), monkeypatch)
@@ -404,24 +332,20 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
         assert all(torch.equal(mine[k], its[k]) for k in mine)
     assert lines_of("runs/whole") == lines_of("runs/broken")
     assert [m["step"] for m in lines_of("runs/whole")] == list(range(6))
-    horizons = [m["horizon"] for m in resumed.history]
-    if "curriculum" in flags:
-        assert horizons[:4] == [1] * 4 and horizons[5] == 2         # the kill lay within a stage
-    else:
-        assert horizons == [1, 1, 1, 2, 2, 2]
+    assert [m["horizon"] for m in resumed.history] == [1, 1, 1, 2, 2, 2]
     assert any(m["grad_norm"] for m in resumed.history[3:])
     assert not torch.equal(mine["model.norm.weight"], weights_of(model)["model.norm.weight"])
 
 
 def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, monkeypatch):
     cfg = config(model, name="killed", steps=4, save_every=2)
-    save, calls = parallel.dcp.save, itertools.count(1)
+    save, calls = runs.dcp.save, itertools.count(1)
 
     def killed(*arguments, **more):
         if next(calls) == 2:
             raise KeyboardInterrupt
         save(*arguments, **more)
-    monkeypatch.setattr(parallel.dcp, "save", killed)
+    monkeypatch.setattr(runs.dcp, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         trained(url, cfg)
     assert runs.last_checkpoint("runs/killed") == "runs/killed/step_2"
@@ -458,22 +382,10 @@ def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
 
 
-def test_checkpointing_brings_no_dropout(tmp_path):
-    AutoModelForCausalLM.from_config(PhiConfig(
-        vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=2, resid_pdrop=0.5, embd_pdrop=0.5)).save_pretrained(tmp_path)
-    ids, positions = torch.arange(9)[None], torch.arange(9)[None]
-    first, second = (
-        parallel.load(tmp_path, "cpu", SimpleNamespace(attention="torch", checkpointing=on,
-                                                         compute="auto"))
-        .action_logprobs(ids, positions > 0, positions) for on in (False, True))
-    assert torch.equal(first, second)
-
-
 def test_eval_speaks_by_default_as_a_checkpoint_was_trained(url, model):
     run = started(url, config(model, max_turn_tokens=5, history="template", format="react"))
     runs.save(run)
-    assert model_defaults(f"{run.cfg.folder}/step_0") == dict(
+    assert model_defaults(f"{run.folder}/step_0") == dict(
         format="react", context="full", history="template", thinking="", max_turn_tokens=5,
         max_context=run.cfg.max_context)
 
@@ -484,30 +396,10 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
     assert "texts of up to 4096 tokens: --max-context is 4096" in capsys.readouterr().out
 
 
-def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
-    with pytest.raises(ValueError, match="no whole checkpoint in .*start without --resume"):
-        runs.last_checkpoint(str(tmp_path))
-    for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights").write_bytes(b"abc")       # the example of FIPS 180-2
-        (tmp_path / name / "trainer.json").write_text(json.dumps({"checksums": {
-            "weights": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}))
-    (tmp_path / "step_20" / "weights").write_bytes(b"abd")      # as long as before
-    assert runs.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_9")
-    (tmp_path / "step_20" / "weights").write_bytes(b"abc")
-    assert runs.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
-
-
-def test_an_earlier_run_is_moved_aside(url, model):
-    for _ in range(3):
-        started(url, config(model, name="same"))
-    assert sorted(os.listdir("runs")) == ["same", "same.old1", "same.old2"]
-
-
 def test_resume_takes_the_runs_own_flags(url, model):
     cfg = config(model, "rloo", name="own", lr=0.123)
-    os.makedirs(cfg.folder)
-    json.dump(asdict(cfg), open(f"{cfg.folder}/config.json", "w"))
+    os.makedirs(cfg.path)
+    json.dump(asdict(cfg), open(f"{cfg.path}/config.json", "w"))
     got = train.parse_flags(Config, ["--resume", "--name", "own", "--steps", "9"], "", train.preset)
     assert got == replace(cfg, resume=True, steps=9)
     with pytest.raises(ValueError, match="algo='ppo', but runs/own was begun with .*rloo"):
@@ -517,8 +409,8 @@ def test_resume_takes_the_runs_own_flags(url, model):
 # ---- two ranks ----------------------------------------------------------------------------------
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
-SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance="mask",
-                       importance_cap=2.0, importance_low=0.5, env="toy,sums", shares=(3, 1)),
+SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance_cap=1.1,
+                       env="toy,sums"),
           "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
 
 
@@ -534,11 +426,10 @@ def a_rank(rank, url, model, port):
     train.credit = inexact
     make_known()
     torch.set_num_threads(1)
-    metrics.rates = lambda *_: RATES
     for i, (algo, flags) in enumerate(SHARED.items()):
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + i))
-        trained(url, config(model, algo, name=f"{algo}-2", probe_every=1, **flags))
+        trained(url, config(model, algo, name=f"{algo}-2", eval_every=1, **flags))
         dist.destroy_process_group()
 
 
@@ -549,10 +440,10 @@ def test_two_ranks_are_one(url, model, monkeypatch):
     start_processes(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2,
                     start_method="fork")
     for algo, flags in SHARED.items():
-        one = trained(url, config(model, algo, name=f"{algo}-1", probe_every=1, **flags))
+        one = trained(url, config(model, algo, name=f"{algo}-1", eval_every=1, **flags))
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
         for alone, together in zip(*lines, strict=True):
-            assert alone["mismatch"] > 0.01 and (algo == "ppo" or 0.1 < alone["masked"] < 0.3)
+            assert alone["mismatch"] > 0.01
             for key in alone.keys() - {"pages", "preempted"}:
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
         for stored in (lambda folder: load_file(f"{folder}/model.safetensors"), trainer_of):
@@ -572,7 +463,7 @@ def test_two_ranks_are_one(url, model, monkeypatch):
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_preset_takes_two_steps(algo, url, model):
     run = trained(url, config(model, algo))
-    assert len(run.history) == 2 and os.path.exists(f"{run.cfg.folder}/step_2/model.safetensors")
+    assert len(run.history) == 2 and os.path.exists(f"{run.folder}/step_2/model.safetensors")
     for line in run.history:
         assert all(math.isfinite(v) for v in line.values()), line
         assert line["skipped"] == 0 and line["grad_norm"] > 0 and line["trained"] > 0
@@ -613,30 +504,12 @@ def test_defaults_follow_the_model(model, tmp_path):
 
 def test_an_environment_says_what_its_tiny_policy_needs(model):
     tiny, chat = flags_chosen("--env babyai"), flags_chosen(f"--env babyai --model {model}")
-    assert (tiny.horizons, tiny.max_context, tiny.clone_width) == ((3, 6), 2048, 96)
+    assert (tiny.horizons, tiny.max_context) == ((3, 6), 2048)
+    assert runs.tiny_settings("babyai", Config)["clone"]["width"] == 96
     assert (chat.horizons, chat.families) == (Config.horizons, "")
     assert flags_chosen("--env babyai --horizons 4").horizons == (4,)
 
 
-ASKED = {       # by three environments; of the defaults lr is 0.5, the context "full", all others 8
-    "a": dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=4, form="long",
-              context="window"),
-    "b": dict(lr=0.75, clone_lr=1.0, horizons=(5, 7), width=6, form="long"),
-    "c": {}}
-
-
-@pytest.mark.parametrize("names, settings", [
-    ("a", ASKED["a"]), ("c", {}),                           # of one: as it asks
-    ("a,b", dict(families="x,y", lr=0.25, clone_lr=1.0, horizons=(3, 9), width=6, form="long")),
-    ("b,c", dict(lr=0.5, clone_lr=1.0, horizons=(5, 8), width=8)),
-    ("c,a", dict(families="x,y", lr=0.25, clone_lr=2.0, horizons=(3, 9), width=8))])
-def test_tiny_settings_of_several_environments_suit_them_all(names, settings, monkeypatch):
-    """The lower rates, the horizons that end later, of other numbers the larger, texts where all
-    agree; who asks for nothing stands for the default."""
-    defaults = dict(families="", lr=0.5, clone_lr=8.0, horizons=(5, 8), width=8, form="short",
-                    context="full")
-    monkeypatch.setattr(parallel, "load_env", lambda name: SimpleNamespace(TINY=ASKED[name]))
-    assert runs.tiny_settings(names, defaults) == settings
 
 
 def test_tiny_settings_of_several_environments_make_a_run():
@@ -672,7 +545,7 @@ def test_without_a_kl_there_is_no_reference(url, model):
 
 
 def test_a_kl_in_the_reward_is_paid_by_the_token(url, model):
-    run = moved(started(url, config(model, "reinforce_pp", kl_coef=0.5, kl_in="reward")))
+    run = moved(started(url, config(model, "reinforce_pp", kl_coef=0.5, kl="reward")))
     chosen = kept(run)
     batch = train.to_batch(chosen)
     plain = batch.token_rewards.clone()
@@ -697,15 +570,15 @@ def test_the_episodes_return_sits_on_the_last_action_token(url, model, monkeypat
         assert given["rewards"][row].count_nonzero() <= 1
 
 
-def test_turn_level_leaves_rewards_at_their_turns(url, model, monkeypatch):
+def test_turn_gae_leaves_rewards_at_their_turns(url, model, monkeypatch):
     given = []
     monkeypatch.setattr(algos, "turn_gae", lambda rewards, values, *rest: (
         given.append((rewards, *rest)) or (values, values)))
-    run = started(url, config(model, "ppo", turn_level=True, gamma=0.9, lam=0.8, turn_gamma=0.7))
+    run = started(url, config(model, "ppo", advantage="turn_gae", gamma=0.9, lam=0.8))
     batch = batch_of(run)
     rewards, _, turn_ids, gamma, lam, turn_gamma = given[0]
     assert torch.equal(rewards, batch.token_rewards) and torch.equal(turn_ids, batch.turn_ids)
-    assert (gamma, lam, turn_gamma) == (0.9, 0.8, 0.7)
+    assert (gamma, lam, turn_gamma) == (0.9, 0.8, train.TURN_GAMMA)
 
 
 def test_overlong_replies_are_charged_their_action_tokens(url, model):
@@ -718,28 +591,6 @@ def test_overlong_replies_are_charged_their_action_tokens(url, model):
     lengths = batch.response_mask.sum(1).float()
     torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
     assert lengths.max() > 4
-
-
-def test_the_fault_that_docs_show_trains_on_all_that_was_read(url, model, monkeypatch):
-    """docs/algorithms.md's file of one's own, run as it stands there."""
-    (file,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/algorithms.md").read_text(),
-                         re.DOTALL | re.MULTILINE)
-    monkeypatch.setattr(train, "credit", train.credit)      # so that it is put back
-    exec(file, {"__name__": "fault"})
-    run = started(url, config(model, filter="none"))
-    chosen = kept(run)
-    batch = train.to_batch(chosen)
-    sampled, old = batch.response_mask.clone(), batch.old_logprobs.clone()
-    train.credit(run, batch)
-    read = (batch.token_ids >= 0) & ~sampled
-    assert batch.response_mask[sampled].all() and batch.response_mask[:, 1:][read[:, 1:]].all()
-    assert not batch.response_mask[:, 0].any()                      # nothing comes before it
-    assert not batch.response_mask[batch.token_ids < 0].any()
-    torch.testing.assert_close(batch.old_logprobs[sampled], old[sampled], atol=1e-4, rtol=0)
-    assert (batch.old_logprobs[:, 1:][read[:, 1:]] < 0).all()
-    assert batch.advantages.shape == batch.response_mask.shape
-    steps = trained(url, config(model, name="all"))
-    assert steps.history[1]["grad_norm"] > 0
 
 
 # ---- which groups train -------------------------------------------------------------------------
@@ -826,25 +677,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, algo, url, 
         return (poison(run, loss) if len(calls) in (2, 3) else loss), sums
     monkeypatch.setattr(train, "part_loss", poisoned)
     train.train(run)
-    assert run.history[0]["skipped"] == 2 and run.skipped_in_a_row == 0
+    assert run.history[0]["skipped"] == 2
     assert math.isfinite(run.history[0]["grad_norm"])
     for owner in filter(None, (run.policy, run.critic)):
         assert all(torch.isfinite(w).all() for w in owner.state_dict().values())
     assert {int(s["step"]) for s in run.optimizer.state.values()} == {len(calls) - 2}
-
-
-def test_five_such_updates_in_a_row_end_the_run(url, model, monkeypatch):
-    run, part_loss = started(url, config(model, mini_batches=4, steps=9)), train.part_loss
-
-    def poisoned(run, part):
-        loss, sums = part_loss(run, part)
-        return loss * math.nan, {name: x * math.nan for name, x in sums.items()}
-    monkeypatch.setattr(train, "part_loss", poisoned)
-    with pytest.raises(FloatingPointError, match="step 1: five updates in a row.*lower --lr"):
-        train.train(run)
-    assert all(torch.equal(w, weights_of(model)[k]) for k, w in run.policy.state_dict().items())
-    (line,) = open(f"{run.cfg.folder}/metrics.jsonl")
-    assert "NaN" not in line and json.loads(line)["kl"] is None and json.loads(line)["skipped"] == 4
 
 
 # ---- what is watched ----------------------------------------------------------------------------
@@ -857,8 +694,8 @@ PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_st
 
 
 def test_the_panel_is_complete(url, model):
-    run = trained(url, config(model, steps=5, probe_every=2))
-    lines = [json.loads(line) for line in open(f"{run.cfg.folder}/metrics.jsonl")]
+    run = trained(url, config(model, steps=5, eval_every=2))
+    lines = [json.loads(line) for line in open(f"{run.folder}/metrics.jsonl")]
     assert lines == run.history and len(lines) == 5
     for line in lines:
         assert PANEL <= line.keys()
@@ -881,10 +718,6 @@ def test_speeds_are_tokens_over_seconds(url, model):
     # every trajectory has been trained on in one pass: the same tokens over other seconds
     assert line["trained"] == n and line["update_tokens_per_second"] == pytest.approx(
         line["tokens_per_second"] * line["seconds"] / line["seconds_update"])
-    # 6 FLOP a weight and token, and the attention's on top: at least this share of the peak
-    weights = sum(p.numel() for p in run.policy.parameters())
-    least = 6 * weights * line["update_tokens_per_second"] / RATES[0]
-    assert least < line["update_flop_share"] < 2 * least
 
 
 def test_measure_on_a_hand_made_step(url, model):
@@ -903,7 +736,7 @@ def test_measure_on_a_hand_made_step(url, model):
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
     assert m["cut_thoughts"] == 1 / 5
-    assert " | cut in thoughts 20%" in metrics.log_line(m | {"kl": 0.0})
+    assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%")
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
     assert m["entropy"] == 1.0 and m["rollout_tokens"] == 15
     assert m["distinct_3gram"] == 1.0
@@ -951,8 +784,8 @@ def with_weights(run, batch):
 
 
 def test_samples_show_what_was_trained_on(url, model):
-    run = trained(url, config(model, sample_every=1))
-    text = open(f"{run.cfg.folder}/samples.txt").read()
+    run = trained(url, config(model, eval_every=1))
+    text = open(f"{run.folder}/samples.txt").read()
     episodes = text.split("---- step ")[1:]
     assert [e[0] for e in episodes] == ["0", "0", "1", "1"]
     for episode in episodes:
@@ -960,50 +793,29 @@ def test_samples_show_what_was_trained_on(url, model):
         assert "⟧ (reward" in episode and "[toy " in episode
 
 
-def test_stop_on_collapse_saves_and_ends(url, model, monkeypatch, capsys):
-    monkeypatch.setattr(algos, "collapse_warnings", lambda history: (
-        [("entropy", "echo trap: entropy falls")] if len(history) >= 2 else []))
-    run = trained(url, config(model, steps=9, stop_on_collapse=True))
-    assert run.step == 2 and runs.last_checkpoint(run.cfg.folder).endswith("step_2")
-    assert run.notes.warnings == [(1, "entropy", "echo trap: entropy falls")]
-    out = capsys.readouterr().out
-    assert "WARNING at step 1: echo trap" in out and "stopped at step 2" in out
-    run = started(url, replace(run.cfg, resume=True))       # the trap was seen; then go on
-    train.train(run)
-    assert run.step == 9 and "WARNING" not in capsys.readouterr().out
-
-
 # ---- the whole script ---------------------------------------------------------------------------
 
 def test_main_clones_trains_and_reports(url, capsys):
-    flags = {k: v for k, v in SMALL.items() if k != "control"}
-    flags |= dict(eval_every=1, name="all", clone_steps=12, clone_n=20, clone_width=32,
-                  env_url=url, probe_every=1)
-    train.main(["--control", *flags_of(**flags)])
+    train.main(["--control", *command(eval_every=1, name="all", env_url=url)])
     result = json.load(open("runs/all/result.json"))
     assert result.keys() >= {"env", "algo", "seed", "seconds", "steps", "before", "after",
-                             "control", "random", "expert", "unseen_goals"}
+                             "control", "random", "expert"}
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
     for key in ("before", "after", "control"):
         assert result[key].keys() == {"sampled", "greedy", "stderr", "n", "envs"}
         assert 0 <= result[key]["sampled"] <= 1 and result[key]["n"] == 8
-    unseen = sum(task >= 55 for task in choose_tasks(sys.modules["envs.toy"], "test", 8))
-    assert {figures["n"] for figures in result["unseen_goals"].values()} == {unseen}
     assert result["expert"] == 1 and 0 < result["random"] <= 1
     assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
                                               "result.json", "samples.txt", "step_2"]
-    assert json.load(open("runs/all/config.json"))["clone_width"] == 32
     out = capsys.readouterr().out
     for row in ("before", "after grpo", "control: ", "random player", "expert player",
                 "held out"):
         assert row in out
     assert len(re.findall(r"^held out: [\d.]+% at T=1, [\d.]+% greedy$", out, re.MULTILINE)) == 3
-    assert "format=act" in out and "max_turn_tokens=4" in out and "M parameters on cpu x 1" in out
+    assert "max_turn_tokens=4" in out and "format=act" not in out     # which is the default
+    assert "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
     assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
-    shutil.rmtree("runs/all/step_2")
-    with pytest.raises(SystemExit, match="^train.py: --resume: no whole checkpoint in"):
-        train.main(["--resume", "--name", "all"])
 
 
 MISTAKES = [
@@ -1011,59 +823,35 @@ MISTAKES = [
     ("--algo ppo --group-size 0", "group_size=0: expected 1 or more"),
     ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
     ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
-    ("--name ../x", "name='../x': expected a folder's name without /"),
-    ("--name x/", "name='x/': expected a folder's name"),
-    ("--name ..", "name='..': expected a folder's name"),
-    ("--seed 9223372036854775808", "seed=9223372036854775808: expected from 0 to 2..63 - 1"),
     ("--env __init__", "unknown environment '__init__'; there are: academia, alfworld"),
-    ("--advantage best", "advantage='best': expected grpo, dr_grpo"),
-    ("--advantage gae", "advantage=gae, critic=none, .* gae needs a critic"),
-    ("--critic own", "advantage=grpo, critic=own, .* which nothing else uses"),
-    ("--turn-level", "advantage=grpo, .* turn_level=True: .* turn_level is a form of gae"),
+    ("--advantage best", "advantage='best'; known: grpo, dr_grpo"),
+    ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
+    ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
     ("--weights heavy", "weights='heavy'; known: token, sequence"),
-    ("--filter best", "filter='best'; known: none, varied"),
-    ("--surrogate x", "surrogate='x': expected token, sequence, or"),
-    ("--format x", "format='x'; known: act"),
-    ("--context x", "context='x'; known: full"),
-    ("--kl k3", "--kl and --kl-in do nothing while kl_coef is 0: give --kl-coef"),
-    ("--kl-in reward", "do nothing while kl_coef is 0"),
-    ("--algo starpo --kl-coef 0 --kl-in loss", "do nothing while kl_coef is 0"),
+    ("--filter best", "filter='best': expected one of none, varied"),
+    ("--surrogate x", "surrogate='x'; known: token, sequence"),
+    ("--format x", "format='x': expected one of act"),
+    ("--context x", "context='x': expected one of full"),
+    ("--kl k3", "--kl changes nothing under the rule that was chosen"),
     ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
-    ("--importance mask", "importance=mask, importance_low=0.0: give --importance-cap, and above"),
-    ("--importance-low 0.5", "importance=cap, importance_low=0.5: give --importance-cap"),
-    ("--importance sequence_mask --importance-low 0.5 --importance-cap 0.5", "it is 0.5, 0 is off"),
-    ("--importance-low 2 --importance-cap 3", "importance_low=2.0: expected from 0 to 1"),
     ("--importance-cap -1", "importance_cap=-1.0: expected 0 or more"),
-    ("--importance tis", "importance='tis'; known: cap, mask, sequence_mask"),
     ("--temperature 0", "temperature=0.0: expected above 0"),
-    ("--dual-clip 0.5", "dual_clip=0.5: expected above 1"),
-    ("--dual-clip nan", "dual_clip=nan: expected above 1, or 0 for none"),
-    ("--keep 0", "keep=0.0: expected above 0, at most 1"),
-    ("--keep 1.5", "keep=1.5: expected above 0, at most 1"),
-    ("--max-grad-norm -1", "max_grad_norm=-1.0: expected above 0; inf for no clipping"),
-    ("--max-grad-norm 0", "max_grad_norm=0.0: expected above 0; inf for no clipping"),
+    ("--filter top_p --keep -1", "keep=-1.0: expected from 0 to 1"),
+    ("--filter top_p --keep 1.5", "keep=1.5: expected from 0 to 1"),
+    ("--max-grad-norm -1", "max_grad_norm=-1.0: expected above 0"),
+    ("--max-grad-norm 0", "max_grad_norm=0.0: expected above 0"),
     ("--lr nan", "lr=nan: expected above 0"),
-    ("--lr inf", "lr=inf: expected above 0"),
     ("--lr-end -3", "lr_end=-3.0: expected from 0 to 1"),
-    ("--clip-low -1", "clip_low=-1.0: expected above 0, at most 1"),
-    ("--clip-high -2", "clip_high=-2.0: expected above 0; inf"),
-    ("--value-clip -1", "value_clip=-1.0: expected above 0; inf"),
-    ("--gamma 5", "gamma=5.0: expected from 0 to 1"),
-    ("--lam -1", "lam=-1.0: expected from 0 to 1"),
-    ("--turn-gamma nan", "turn_gamma=nan: expected from 0 to 1"),
+    ("--clip-low -1", "clip_low=-1.0: expected from 0 to 1"),
+    ("--clip-high -2", "clip_high=-2.0: expected above 0"),
+    ("--algo ppo --gamma 5", "gamma=5.0: expected from 0 to 1"),
+    ("--algo ppo --lam -1", "lam=-1.0: expected from 0 to 1"),
     ("--kl-coef nan", "kl_coef=nan: expected 0 or more"),
-    ("--entropy-coef nan", "entropy_coef=nan: expected a finite number"),
-    ("--value-coef -1", "value_coef=-1.0: expected 0 or more"),
-    ("--critic-warmup -1", "critic_warmup=-1: expected 0 or more"),
+    ("--entropy-coef nan", "entropy_coef=nan: expected 0 or more"),
     ("--eval-tasks -3", "eval_tasks=-3: expected 0 or more"),
-    ("--env-workers 0", "env_workers=0: expected 1 or more"),
     ("--max-concurrent -1", "max_concurrent=-1: expected 1 or more"),
-    ("--device foo", "device='foo': expected auto, cpu, or a device that torch finds here"),
     ("--max-turn-tokens 512", "max_turn_tokens=512: expected at most 511"),
     ("--overlong-buffer 241", "overlong_buffer=241: expected at most 240"),   # 24 tokens, 10 turns
-    ("--clone-heads 3", "3 heads in a width of 64: expected 1 head or an even number"),
-    ("--clone-skill 2", "clone_skill=2.0: expected from 0 to 1"),
-    ("--clone-layers 0", "clone_layers=0: expected 1 or more"),
     ("--switch-every=0,9 --horizons 5,6,7", r"switch_every \(0, 9\): .* rising from above 0"),
     ("--horizons 10,6", r"horizons \(10, 6\): .* none below the one before it"),
     ("--horizons 5,6,7 --switch-every 3,9,12", "or 2 switch steps for 3 horizons"),
@@ -1074,14 +862,15 @@ MISTAKES = [
     ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
     ("--env maze,nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
     ("--env maze,", "unknown environment ''; there are: .*textcraft"),
-    ("--env maze,maze", "env='maze,maze': expected each environment once"),
-    ("--env maze,wordle --shares 1", r"shares=\(1,\): .* as many shares, or none for equal ones"),
-    ("--shares 1,2", "env=textcraft_small, .* as many shares"),
-    ("--env maze,wordle --shares 99,1", "32 tasks by shares .*: some environment gets none"),
-    ("--env maze,wordle --tasks-per-step 1", "1 tasks by shares .*: some environment gets none"),
-    ("--env maze,wordle --shares 0,0", r"shares \(0, 0\): expected numbers above 0"),
-    ("--env maze,wordle --shares=2,-1", r"shares \(2, -1\): expected numbers above 0"),
-    ("--env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
+    ("--env maze,wordle --tasks-per-step 1", "1 tasks for 2 environments: some .* none"),
+    ("--env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
+    ("--keep 0.5", "--keep changes nothing under the rule"),
+    ("--lora-alpha 8", "--lora-alpha changes nothing under the rule"),
+    ("--critic-lr 1", "--critic-lr changes nothing under the rule"),
+    ("--algo ppo --critic shared --critic-lr 1", "--critic-lr changes nothing"),
+    ("--gamma 0.9", "--gamma changes nothing"),
+    ("--lam 0.9 --algo reinforce_pp", "--lam changes nothing"),
+    ("--horizons 5 --switch-every 3", "--switch-every changes nothing"),
 ]
 
 
@@ -1162,17 +951,6 @@ def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
                             (0,))
 
 
-@pytest.mark.parametrize("given", ["runs/x/clone", "runs/x", "link", "./runs/../runs/x/clone/"])
-def test_a_run_does_not_move_its_own_input_away(given, model, tmp_path):
-    shutil.copytree(model, tmp_path / "runs" / "x" / "clone")
-    shutil.copytree(model, tmp_path / "runs" / "x", dirs_exist_ok=True)
-    os.symlink(tmp_path / "runs" / "x" / "clone", tmp_path / "link")
-    with pytest.raises(SystemExit, match=f"{given} lies in this run's own folder"):
-        train.main(["--env", "toy", "--name", "x", "--model", given])
-    assert os.listdir(tmp_path / "runs") == ["x"]
-    assert "clone" in os.listdir("runs/x") and "config.json" not in os.listdir("runs")
-
-
 def test_a_control_needs_a_policy_that_was_cloned(url, model):
     with pytest.raises(SystemExit, match="--control clones on, in one process, .* leave it out"):
         train.main(["--env", "toy", "--control", "--model", model])
@@ -1183,11 +961,9 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     monkeypatch.setattr(metrics, "report", lambda run: (
         reports.append(run.notes.control) or report(run)))
     cloned = []
-    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds: (
+    monkeypatch.setattr(train, "continue_cloning", lambda folder, seconds, device: (
         cloned.append((folder, seconds)) or load_policy(folder)))
-    flags = {k: v for k, v in SMALL.items() if k != "control"}
-    train.main(["--control", *flags_of(**flags | dict(
-        name="c", clone_steps=3, clone_n=20, clone_width=32, env_url=url))])
+    train.main(["--control", *command(name="c", env_url=url)])
     assert reports[0] is None and reports[1]["sampled"]["n"] == 8
     lines = lines_of_all("runs/c")
     assert cloned == [("runs/c/clone", pytest.approx(sum(line["seconds"] for line in lines)))]
@@ -1200,40 +976,32 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
 def test_every_number_is_refused_out_of_its_range(kind):
     for field in fields(kind):
         base = getattr(field.type, "__origin__", field.type)        # int of Annotated[int, ...]
-        wrong = {int: ["-1"], float: ["nan", "-inf", "inf", "-1"]}.get(base, [])
-        if field.name in ("max_grad_norm", "clip_high", "value_clip"):
-            wrong.remove("inf")                                     # which means no clipping
-        if field.name == "entropy_coef":
-            wrong.remove("-1")                                      # certainty is rewarded
-        for text in wrong:
+        for text in {int: ["-1"], float: ["nan", "-inf", "-1"]}.get(base, []):
             with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
                 runs.checked(kind, {field.name: base(text)})
 
 
 @pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [
     f"--env {path.stem}" for path in (ROOT / "envs").glob("[a-z]*.py")] + [
-    "--max-grad-norm inf --clip-high inf --horizons 3 --switch-every 7 --no-env-batched --lr 1"])
+    "--max-grad-norm inf --clip-high inf --horizons 3 --lr 1"])
 def test_what_config_json_says_loads_again_to_the_same_config(command):
     cfg = flags_chosen(command + " --name kept --seed 9223372036854775807")
-    os.makedirs(cfg.folder)
-    with open(f"{cfg.folder}/config.json", "w") as file:
+    os.makedirs(cfg.path)
+    with open(f"{cfg.path}/config.json", "w") as file:
         json.dump(asdict(cfg), file)
     assert flags_chosen("--resume --name kept") == replace(cfg, resume=True)
 
 
 @pytest.mark.parametrize("kind", [Config, evaluation.Config, Demos, Clone, Evolve],
                          ids=lambda k: f"{k.__module__}-{k.__name__}")
-def test_every_flag_has_a_help_line(kind, capsys):
+def test_help_has_a_group_and_words_for_every_flag(kind, capsys):
     with pytest.raises(SystemExit):
         train.parse_flags(kind, ["--help"])
-    words = " ".join(capsys.readouterr().out.split())
+    printed, documented = " ".join(capsys.readouterr().out.split()), runs.documented(kind)
+    assert len(fields(kind)) <= 60
     for field in fields(kind):
-        flag = "--" + field.name.replace("_", "-")
-        entry = words.split(f" {flag} ")[-1].split(f" {flag}, ")[-1].split(" --")[0]
-        choices = " | ".join(get_args(field.type)) if get_origin(field.type) is Literal else ""
-        metavar = choices or entry.split()[0]               # INT, or a bool's --no-flag
-        help_text = re.sub(r"\([^()]*\)$", "", entry.removeprefix(metavar))     # and no default
-        assert len(help_text.split()) >= 2, (flag, entry)
+        title, words = documented[field.name]
+        assert title and words and words in printed, field.name
 
 
 def test_an_unknown_flag_is_an_error(capsys):
@@ -1254,11 +1022,10 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
         model, monkeypatch, capsys):
     """The fake original is won by any reply; it has the double T alone."""
     monkeypatch.setattr(maze, "ORIGINAL", range(26), raising=False)
-    monkeypatch.setattr(maze, "unseen_goal", lambda task: task == 24, raising=False)
     server = lmrl_gym()
     with serving(server) as address:
         cfg = config(model, env="maze", filter="none", steps=1, eval_tasks=0, families="")
-        run = train.setup(cfg, [maze], [EnvClient(address, "maze")])
+        run = train.setup(cfg, [maze], [EnvClient(address, "maze")], time.perf_counter())
         (world,) = run.worlds
         assert run.tasks == {world: list(maze.LEFT)}
         assert run.eval_tasks == [(world, task) for task in maze.RIGHT]
@@ -1270,5 +1037,4 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
     assert set(games) <= set(range(26)) and set(maze.RIGHT) <= set(games)
     assert math.isnan(run.history[0]["valid"]) and run.history[0]["reward"] == 1
     out = capsys.readouterr().out
-    assert "| valid    - |" in out and "goals never trained on, our local game: T=1 " in out
     assert "random player, our local game " in out and "expert player, our local game " in out
