@@ -424,8 +424,9 @@ def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
     two keep what --resume needs, all keep their weights."""
     weights = None if adapters(run.policy) else full_weights(run.policy)
+    state = trainer_state(run)
     with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
-        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
+        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(
             str(aside / "trainer"), save_distributed=True))
         if parallel.rank() == 0:
             if adapters(run.policy):
@@ -438,7 +439,7 @@ def save(run):
             speaks = {f.name: getattr(run.cfg, f.name) for f in fields(Speaks)}
             write_json(str(aside / "trainer.json"), dict(
                 step=run.step, speaks=speaks, seconds=time.perf_counter() - run.began,
-                notes=asdict(run.notes), history=run.history))
+                notes=asdict(run.notes), history=run.history, tensors=len(state)))
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -458,6 +459,8 @@ def restore(run, folder):
     reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
     try:
         kept = reader.read_metadata().state_dict_metadata
+        if len(kept) != memory["tensors"]:
+            raise FileNotFoundError
         for part, model, optimizer in run.trained:
             get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
             for name, weights in model.named_parameters():

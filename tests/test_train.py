@@ -337,26 +337,6 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
     assert not torch.equal(mine["model.norm.weight"], weights_of(model)["model.norm.weight"])
 
 
-def test_a_run_killed_while_saving_keeps_the_last_good_checkpoint(url, model, monkeypatch):
-    cfg = config(model, name="killed", steps=4, save_every=2)
-    save, calls = runs.dcp.save, itertools.count(1)
-
-    def killed(*arguments, **more):
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        save(*arguments, **more)
-    monkeypatch.setattr(runs.dcp, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
-        trained(url, cfg)
-    assert runs.last_checkpoint("runs/killed") == "runs/killed/step_2"
-    resumed = started(url, replace(cfg, resume=True))
-    assert resumed.step == 2
-    train.train(resumed)
-    assert runs.last_checkpoint("runs/killed") == "runs/killed/step_4"
-    assert not os.path.exists("runs/killed/step_4.part")
-    assert [m["step"] for m in lines_of("runs/killed")] == [0, 1, 2, 3]
-
-
 def test_a_checkpoint_is_an_ordinary_folder(url, model):
     run = trained(url, config(model, "starpo_s", critic="shared", name="x", filter="none"))
     run.policy.set_attn_implementation("sdpa")
@@ -394,16 +374,6 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
     run = started(url, config(model, max_context=5000))
     assert [world.agent.max_context for world in run.worlds] == [4096]
     assert "texts of up to 4096 tokens: --max-context is 4096" in capsys.readouterr().out
-
-
-def test_resume_takes_the_runs_own_flags(url, model):
-    cfg = config(model, "rloo", name="own", lr=0.123)
-    os.makedirs(cfg.path)
-    json.dump(asdict(cfg), open(f"{cfg.path}/config.json", "w"))
-    got = train.parse_flags(Config, ["--resume", "--name", "own", "--steps", "9"], "", train.preset)
-    assert got == replace(cfg, resume=True, steps=9)
-    with pytest.raises(ValueError, match="algo='ppo', but runs/own was begun with .*rloo"):
-        flags_chosen("--resume --name own --algo ppo")
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
