@@ -23,31 +23,19 @@ import algos
 import metrics
 import parallel
 import train
-from fakes import SMALL, Env, SumsEnv, config, flags_of, save_policy, served, started, trained
-from chat import Agent
+from fakes import Env, SumsEnv, command, config, started, trained
+from chat import FORMATS, Agent
 from rollout import Stats, Trajectory, Turn, World
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def here(tmp_path_factory):
-    """Runs are written to a folder of their own; no machine's speed is measured."""
+    """Runs are written to a folder of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("runs"))
-        patch.setattr(metrics, "rates", lambda *_: (1e11, 1e10))
         yield
-
-
-@pytest.fixture(scope="module")
-def url(here):
-    with served() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 # ---- the record ---------------------------------------------------------------------------------
@@ -111,15 +99,14 @@ STEPS, RATE, CRITIC_RATE, LR_END, LIMIT, HEAT = 7, 1e-2, 3e-3, 0.25, 0.05, 1.5
 def recorded_main(url, model, *more, **flags):
     """train.main with these flags, at a temperature and clip limit of which a test would notice
     the absence."""
-    flags = {k: v for k, v in SMALL.items() if k != "control"} | dict(
-        steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, critic_lr=CRITIC_RATE,
-        lr_end=LR_END, max_grad_norm=LIMIT, temperature=HEAT, format="act", model=model,
-        env_url=url) | flags
+    flags = dict(
+        steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, lr_end=LR_END,
+        max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "draw", lambda *_: None)     # the slowest part by far
         record, hook = recorded(patch)
         try:
-            train.main([*more, *flags_of(**flags)])
+            train.main([*more, *command(**flags)])
         finally:
             hook.remove()
     return record
@@ -128,7 +115,8 @@ def recorded_main(url, model, *more, **flags):
 @pytest.fixture(scope="module")
 def ppo(url, model):
     """A recorded run of PPO with a critic of its own, evaluated after steps 2, 4 and 6."""
-    return recorded_main(url, model, algo="ppo", eval_every=2, name="recorded")
+    return recorded_main(url, model, algo="ppo", eval_every=2, name="recorded",
+                         critic_lr=CRITIC_RATE)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +128,10 @@ def grpo(url, model):
 
 @pytest.fixture(scope="module")
 def both(url, model):
-    """A recorded run of GRPO on two environments: of 8 tasks a step 6 of the toy and 2 of sums, 5
-    and 4 of 9 held-out ones."""
-    return recorded_main(url, model, env="toy,sums", shares=(3, 1), tasks_per_step=8, steps=4,
-                         eval_tasks=9, eval_every=2, switch_every=(2,), sample_every=1,
+    """A recorded run of GRPO on two environments: of 8 tasks a step 4 of each, 5 and 4 of 9
+    held-out ones."""
+    return recorded_main(url, model, env="toy,sums", tasks_per_step=8, steps=4,
+                         eval_tasks=9, eval_every=2, switch_every=(2,),
                          filter="none", name="both")
 
 
@@ -296,31 +284,12 @@ def test_held_out_of_another_policy_leaves_the_runs_own_in_place(url, model, mon
     run, asked, collect = started(url, config(model, temperature=HEAT)), [], parallel.collect
     monkeypatch.setattr(parallel, "collect", lambda policy, *arguments, **named: (
         asked.append(policy) or collect(policy, *arguments, **named)))
-    mine, other = run.policy, parallel.load(model, "cpu", run.cfg)
+    mine, other = run.policy, parallel.load(model, run.device, run.cfg)
     metrics.sampled_and_greedy(run, other)
     assert asked == [other, other] and run.policy is mine
     assert [world.agent.temperature for world in run.worlds] == [HEAT]
     metrics.sampled_and_greedy(run)
     assert asked[2:] == [mine, mine]
-
-
-def test_held_out_counts_successes_and_goals_never_trained_on(url, model, monkeypatch):
-    run = started(url, config(model, eval_tasks=0))
-    played = [Trajectory(task, env="toy", success=task in (41, 55, 56)) for task in TEST_IDS]
-    monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (played, Stats()))
-    rate = metrics.held_out(run, 1.0)
-    assert (rate["n"], rate["unseen_n"]) == (20, 5)                 # unseen: tasks 55 to 59
-    assert rate["success"] == pytest.approx(3 / 20) and rate["unseen"] == pytest.approx(2 / 5)
-    # variance of 3 ones among 20: 20 * .15 * .85 / 19
-    assert rate["stderr"] == pytest.approx(math.sqrt(20 * 0.15 * 0.85 / 19 / 20))
-
-
-def test_current_horizon_of_the_adaptive_curriculum_follows_success(url, model):
-    run = started(url, config(model, curriculum="adaptive", horizons=(2, 5)))
-    rise, flat = [i / 40 for i in range(40)], [0.5] * 40
-    for success, reward, horizon in ((flat, rise, 5), (rise, flat, 2)):
-        run.history = [dict(success=s, reward=r) for s, r in zip(success, reward)]
-        assert train.current_horizon(run) == horizon
 
 
 def test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth(url, model, monkeypatch):
@@ -347,20 +316,20 @@ def envs_of(play):
     return [agent.module.NAME for agent in play.agents]
 
 
-def test_train_deals_the_tasks_of_a_step_by_shares(both):
-    """6 a step of the toy's 40 tasks, 2 of the 30 of sums; none twice in an epoch."""
+def test_train_deals_the_tasks_of_a_step(both):
+    """4 a step of the toy's 40 tasks, 4 of the 30 of sums; none twice in an epoch."""
     dealt = {"toy": [], "sums": []}
     for play in both.training():
-        assert envs_of(play) == ["toy"] * 6 + ["sums"] * 2
+        assert envs_of(play) == ["toy"] * 4 + ["sums"] * 4
         for name, task in zip(envs_of(play), play.tasks):
             dealt[name].append(task)
         assert [(t.env, t.task_id) for t in play.trajectories] == [
             pair for pair in zip(envs_of(play), play.tasks) for _ in range(4)]
-    assert {name: len(set(tasks)) for name, tasks in dealt.items()} == dict(toy=24, sums=8)
+    assert {name: len(set(tasks)) for name, tasks in dealt.items()} == dict(toy=16, sums=16)
     assert set(dealt["toy"]) <= set(TRAIN_IDS) and set(dealt["sums"]) <= set(range(100, 130))
 
 
-def test_train_deals_as_many_of_each_where_no_shares_are_given(url, model, monkeypatch):
+def test_train_deals_what_is_left_over_to_the_first(url, model, monkeypatch):
     run, asked = started(url, config(model, env="sums,toy", tasks_per_step=5)), []
     monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_, **__: (
         asked.extend(tasks) or [trajectory(0)] * 4, Stats()))
@@ -389,14 +358,14 @@ def test_held_out_plays_test_tasks_of_both_always_the_same(both):
 
 def test_metrics_of_each_environment_are_what_its_episodes_say(both):
     for play, line in zip(both.training(), both.run.history, strict=True):
-        toys, others = play.trajectories[:24], play.trajectories[24:]     # 6 and 2 groups of 4
-        assert len(others) == 8
+        toys, others = play.trajectories[:16], play.trajectories[16:]     # 4 groups of 4 each
+        assert len(others) == 16
         for name, played in (("toy", toys), ("sums", others)):
             assert line[f"success_{name}"] == statistics.fmean(t.success for t in played)
             assert line[f"reward_{name}"] == pytest.approx(
                 statistics.fmean(sum(turn.reward for turn in t.turns) for t in played))
         assert line["success"] == pytest.approx(
-            0.75 * line["success_toy"] + 0.25 * line["success_sums"])
+            (line["success_toy"] + line["success_sums"]) / 2)
     assert len({line["reward_sums"] for line in both.run.history}) > 1
     assert {line["reward_sums"] != line["reward_toy"] for line in both.run.history} == {True}
 
@@ -410,7 +379,7 @@ def test_the_random_players_line_weighs_the_environments_by_their_episodes(both)
 
     def rate(module, horizon):
         return metrics.builtin_rate(module, "random", module.TRAIN, horizon)[0]
-    want = [0.75 * rate(toy, horizon) + 0.25 * rate(sums, 2) for horizon in (2, 2, 3, 3)]
+    want = [(rate(toy, horizon) + rate(sums, 2)) / 2 for horizon in (2, 2, 3, 3)]
     assert [line["random"] for line in both.run.history] == pytest.approx(want)
 
 
@@ -424,8 +393,6 @@ def test_held_out_tells_the_success_in_each_environment(both):
             "sums": statistics.fmean(t.success for t in play.trajectories[5:])}
         assert rate["success"] == pytest.approx((5 * rate["envs"]["toy"]
                                                  + 4 * rate["envs"]["sums"]) / 9)
-        # 55 to 59 of the toy; none of sums, though its ids are above 55
-        assert rate["unseen_n"] == sum(task >= 55 for task in play.tasks[:5])
 
 
 def test_the_tables_players_are_weighed_by_the_tasks_of_each_environment(both):
@@ -461,7 +428,7 @@ def test_player_rate_by_hand(monkeypatch):
 
 def test_samples_name_the_environment_of_each_episode(both):
     text = open("runs/both/samples.txt").read()
-    assert "[toy " in text and text.count("---- step ") == 8
+    assert "[toy " in text and text.count("---- step ") == 4
 
 
 def test_train_learns_from_one_environment_while_the_other_fails(url, model, monkeypatch):
@@ -469,9 +436,9 @@ def test_train_learns_from_one_environment_while_the_other_fails(url, model, mon
     def broken(self, action):
         raise RuntimeError("the engine is gone")
     monkeypatch.setattr(SumsEnv, "step", broken)
-    run = trained(url, config(model, env="toy,sums", shares=(3, 1), steps=1, filter="none"))
+    run = trained(url, config(model, env="toy,sums", steps=1, filter="none"))
     (line,) = run.history
-    assert (line["dropped"], line["trajectories"], line["trained"]) == (1, 12, 12)
+    assert (line["dropped"], line["trajectories"], line["trained"]) == (2, 8, 8)
     assert line["success"] == line["success_toy"] and "success_sums" not in line
     assert line["grad_norm"] > 0
 
@@ -562,9 +529,9 @@ def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(url, model):
     assert sums["kl"].item() == pytest.approx(0, abs=1e-6)  # ratios of 1: nothing has moved yet
 
 
-@pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", 0.3)])
+@pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", train.VALUE_COEF)])
 def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, factor, url, model):
-    run = started(url, config(model, "ppo", critic=critic, value_coef=0.3))
+    run = started(url, config(model, "ppo", critic=critic))
     batch = weighted(run, batch_of(run))
     batch.advantages = torch.zeros_like(batch.advantages)   # so the policy's own loss is 0
     loss, sums = train.part_loss(run, batch)
@@ -575,9 +542,9 @@ def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, facto
     assert loss.item() == pytest.approx(factor * half_squares.mean().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("turn_level", [False, True])
-def test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns(turn_level, url, model):
-    run = started(url, config(model, "ppo", turn_level=turn_level, turn_gamma=0.9))
+@pytest.mark.parametrize("advantage", ["gae", "turn_gae"])
+def test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns(advantage, url, model):
+    run = started(url, config(model, "ppo", advantage=advantage))
     batch = batch_of(run)
     chosen = batch.advantages[batch.response_mask]
     assert chosen.mean().item() == pytest.approx(0, abs=1e-5)
@@ -590,7 +557,7 @@ def test_credit_whitens_the_advantages_of_a_critic_and_not_the_returns(turn_leve
 
 def test_part_loss_clips_how_far_values_move(url, model):
     """The critic's values V have moved up by 1 and may move by 1/2; what was earned is V + 1."""
-    run = started(url, config(model, "ppo", value_clip=0.5))
+    run = started(url, config(model, "ppo"))
     batch = weighted(run, batch_of(run))
     batch.values, batch.returns = batch.values - 1, batch.values + 1
     _, sums = train.part_loss(run, batch)
@@ -658,14 +625,6 @@ def test_surrogates_clip_below_and_above_as_the_flags_say(surrogate, model):
     torch.testing.assert_close(loss, torch.tensor([-1.25, -1.3, 0.9]))
 
 
-def test_token_surrogate_bounds_the_loss_of_a_bad_token_by_dual_clip(model):
-    now, advantages, row = torch.tensor([5.0]).log(), torch.tensor([-1.0]), torch.tensor([0])
-    for dual_clip, expected in ((0.0, 5.0), (2.0, 2.0)):
-        loss = train.SURROGATES["token"](now, torch.zeros(1), advantages, row,
-                                          config(model, dual_clip=dual_clip))
-        assert loss.item() == pytest.approx(expected)
-
-
 PRESETS = {     # as the papers have it: advantage, weights, critic, filter, clip low and high
     "grpo": ("grpo", "sequence", "none", "varied", 0.2, 0.28),
     "dr_grpo": ("dr_grpo", "constant", "none", "varied", 0.2, 0.2),
@@ -686,7 +645,7 @@ def test_presets_are_the_papers():
         assert PRESETS[name] == (c.advantage, c.weights, c.critic, c.filter, c.clip_low,
                                  c.clip_high), name
         assert (c.surrogate == "sequence") == (name == "gspo")
-        assert (c.kl_coef, c.kl_in) == ((0.001, "reward") if name == "starpo" else (0, "loss"))
+        assert (c.kl_coef, c.kl) == ((0.001, "reward") if name == "starpo" else (0, "k3"))
         assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
 
 
@@ -696,36 +655,60 @@ def test_setup_gives_adam_no_decay_and_a_short_memory(ppo):
         assert (tuple(group["betas"]), group["weight_decay"]) == ((0.9, 0.95), 0)
 
 
-def test_cloned_clones_as_the_flags_say(url, model, monkeypatch):
-    cfg = train.Config(env="toy", families="odd", clone_n=5, clone_skill=0.3, clone_steps=6,
-                       clone_lr=0.07, clone_width=48, clone_layers=3, clone_heads=6, seed=9,
-                       format="think", context="window", max_turn_tokens=11, max_context=99,
-                       name="settings")
+def test_cloned_clones_as_the_flags_and_the_environment_say(url, model, monkeypatch):
+    cfg = train.Config(env="toy", families="odd", seed=9, format="think", context="window",
+                       max_turn_tokens=11, max_context=99, horizons=(2, 5), micro_tokens=77)
     asked = []
     monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
-    assert train.cloned(cfg, "cpu") == "runs/settings/clone"
+    assert train.cloned(cfg, "runs/x", "cpu") == "runs/x/clone"
     ((settings, out, device),) = asked
-    assert (out, device) == ("runs/settings/clone", "cpu")
-    assert [settings.env, settings.families, settings.n, settings.skill, settings.steps,
-            settings.lr, settings.width, settings.layers, settings.heads, settings.seed,
-            settings.format, settings.context, settings.max_turn_tokens, settings.max_context] == [
-        "toy", "odd", 5, 0.3, 6, 0.07, 48, 3, 6, 9, "think", "window", 11, 99]
+    assert (out, device) == ("runs/x/clone", "cpu")
+    same = dict(env="toy", families="odd", seed=9, format="think", context="window",
+                max_turn_tokens=11, max_context=99, micro_tokens=77, horizon=5)
+    own = dict(n=20, steps=12, width=32)                # the toy's TINY
+    assert {name: getattr(settings, name) for name in same | own} == same | own
 
 
 def test_credit_of_gigpo_discounts_by_the_turn(url, model):
-    run = started(url, config(model, "gigpo", gamma=0.5, turn_gamma=0.9))
+    run = started(url, config(model, "gigpo", gamma=0.5))
     batch = batch_of(run)
     asked = batch.token_rewards, batch.response_mask, batch.turn_ids, batch.observation_hashes, 4
-    expected = algos.gigpo_advantages(*asked, gamma=0.9)
+    expected = algos.gigpo_advantages(*asked, gamma=train.TURN_GAMMA)
     torch.testing.assert_close(batch.advantages, expected)
     assert not torch.allclose(expected, algos.gigpo_advantages(*asked, gamma=0.5), atol=1e-3)
 
 
 def test_credit_of_reinforce_pp_discounts_by_the_token(url, model):
-    run = started(url, config(model, "reinforce_pp", gamma=0.5, turn_gamma=0.9))
+    run = started(url, config(model, "reinforce_pp", gamma=0.5))
     batch = batch_of(run)
     expected = algos.reinforce_pp_advantages(batch.token_rewards, batch.response_mask, 0.5)
     torch.testing.assert_close(batch.advantages, expected)
+
+
+def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
+    """Four tokens, reward 1 at the end, KL -0.4 paid at the first: returns of 0.6, 1, 1, 1 with
+    gamma 1; all of it at the end would be 0.6 four times."""
+    ones = torch.ones(1, 4)
+    batch = SimpleNamespace(
+        response_mask=ones.bool(), token_rewards=torch.tensor([[0.0, 0, 0, 1]]),
+        old_logprobs=torch.tensor([[-1.0, -2, -2, -2]]), values=0 * ones)
+    reference = torch.tensor([[-1.8, -2, -2, -2]])          # k1 of the first: 0.8, times 0.5
+    cfg = train.Config(**train.ALGOS["ppo"], kl_coef=0.5, kl="reward")
+    run = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(compute_dtype=torch.float32),
+                          reference=None, critic=SimpleNamespace(action_values=None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "logprobs_under", lambda *_: reference)
+        patch.setattr(parallel, "on_all_rows", lambda *_: 0 * ones)
+        train.credit(run, batch)
+    torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
+
+
+def test_longest_episode_counts_the_tries_of_reflect_and_the_lessons_between(model):
+    """Two tries of 3 turns and a lesson, of 4 tokens each: 28."""
+    assert FORMATS["reflect"].tries == 2
+    cfg = config(model, horizons=(2, 3), max_turn_tokens=4)
+    assert train.longest_episode(cfg) == 12
+    assert train.longest_episode(replace(cfg, format="reflect")) == 28
 
 
 def test_loss_weights_of_dr_grpo_divide_by_the_longest_episode_there_can_be(url, model):
@@ -746,7 +729,7 @@ def test_figures_are_means_over_tokens_and_over_updates():
 
 
 def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypatch):
-    run = started(url, config(model, filter="none", mini_batches=1, epochs=2, reuse=2))
+    run = started(url, config(model, filter="none", mini_batches=1, epochs=2))
     batch, orders = batch_of(run), []
     batch.rewards = torch.arange(16.0)                      # now a row's name
     rows = type(batch).rows
@@ -758,13 +741,13 @@ def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypat
     monkeypatch.setattr(type(batch), "rows", noting)
     monkeypatch.setattr(train, "optimizer_step", lambda *_: 1.0)
     train.update(run, batch)
-    assert len(orders) == 4 == len(set(orders))
+    assert len(orders) == 2 == len(set(orders))
     run.step += 1
     train.update(run, batch)
-    assert len(set(orders)) == 8
+    assert len(set(orders)) == 4
     run.step -= 1
     train.update(run, batch)
-    assert orders[8:] == orders[:4]
+    assert orders[4:] == orders[:2]
 
 
 def test_optimizer_step_leaves_no_gradient_behind(url, model):
@@ -866,7 +849,7 @@ def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model,
     before = [w.detach().clone() for w in run.policy.parameters()]
     monkeypatch.setattr(parallel, "summed", lambda x: x + math.nan if x.dim() == 0 else x)
     figures = train.update(run, batch)
-    assert figures.skipped == 2 == run.skipped_in_a_row
+    assert figures.skipped == 2
     assert all(torch.equal(a, b) for a, b in zip(before, run.policy.parameters()))
 
 
@@ -906,15 +889,15 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
 def test_a_resumed_run_carries_on_what_the_run_remembers(url, model):
     cfg = config(model, "ppo", name="memory", steps=6, save_every=2)
     run = started(url, cfg)
-    run.step, run.skipped_in_a_row = 2, 3
-    rate = dict(success=0.5, stderr=0.1, n=8, unseen=0.25, unseen_n=4)
+    run.step = 2
+    rate = dict(success=0.5, stderr=0.1, n=8, envs=dict(toy=0.5))
     run.notes = runs.Notes(before=dict(sampled=rate, greedy=rate), curve=[(1, 0.25)],
                               players=dict(random=dict(success=0.5, envs=dict(toy=0.5))),
                               warnings=[(0, "entropy", "it fell")])
     run.history = [dict(step=s, seconds=2.0 + s) for s in range(2)]
     train.evaluate_and_save(run)
     resumed = started(url, replace(cfg, resume=True))
-    assert (resumed.step, resumed.skipped_in_a_row) == (2, 3)
+    assert resumed.step == 2
     assert json.dumps(asdict(resumed.notes)) == json.dumps(asdict(run.notes))
     assert [line["step"] for line in resumed.history] == [0, 1]
     assert resumed.rl_seconds == 2.0 + 3.0
@@ -942,7 +925,7 @@ def test_a_resumed_run_is_not_measured_before_rl_again(url, model):
 
 def test_evaluate_and_save_saves_when_due_and_at_the_end(url, model, monkeypatch):
     saved = []
-    monkeypatch.setattr(runs, "save", lambda run: saved.append(run.step))
+    monkeypatch.setattr(train, "save", lambda run: saved.append(run.step))
     trained(url, config(model, steps=5, save_every=2, name="due"))
     assert saved == [2, 4, 5]
 
@@ -1048,21 +1031,16 @@ def test_probe_scores_every_reply_under_every_prompt(url, model):
 
 
 def test_record_probes_and_shows_samples_as_often_as_asked(url, model):
-    run = trained(url, config(model, steps=4, probe_every=2, sample_every=3, name="often"))
+    run = trained(url, config(model, steps=4, eval_every=2, name="often"))
     assert ["mutual_information" in line for line in run.history] == [True, False] * 2
     shown = [line for line in open("runs/often/samples.txt") if line.startswith("---- step")]
-    assert shown == ["---- step 0 ----\n"] * 2 + ["---- step 3 ----\n"] * 2
+    assert shown == ["---- step 0 ----\n"] * 2 + ["---- step 2 ----\n"] * 2
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):
-    monkeypatch.setattr(algos, "collapse_warnings", lambda history, *_: (
+    monkeypatch.setattr(metrics, "collapse_warnings", lambda history, *_: (
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
     run = trained(url, config(model, steps=3, name="warned"))
     assert [(step, signal) for step, signal, _ in run.notes.warnings] == [
         (1, "entropy"), (2, "valid")]
-
-
-def test_a_warning_is_no_reason_to_stop_unless_asked(url, model, monkeypatch):
-    monkeypatch.setattr(algos, "collapse_warnings", lambda *_: [("entropy", "it fell")])
-    assert trained(url, config(model, steps=2, name="on")).step == 2

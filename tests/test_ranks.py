@@ -1,4 +1,3 @@
-# ruff: noqa: F811  a test's arguments are named as the fixtures that are imported
 """pytest tests/test_ranks.py: 1, 2, 4 or 8 ranks take the steps of one process.
 
 The ranks are forked from this process, which has imported everything, and meet over gloo. All
@@ -18,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_train import config, here, model, started, trainer_of, url  # noqa: F401  fixtures
+from fakes import config, started, trainer_of
 from torch.multiprocessing import start_processes
 
 import run as runs
@@ -29,6 +28,7 @@ from engine import load_policy, make_policy
 
 STEPS = dict(steps=5, filter="none", lr=3e-4, critic_lr=3e-4, save_every=100, tasks_per_step=3,
              max_context=300)
+CPU = torch.device("cpu")
 KINDS = {       # the lengths of the episodes differ, so no rank has as many tokens as another
     "kl": dict(kl_coef=0.05, entropy_coef=0.01),
     "critic": dict(algo="ppo", micro_tokens=150),
@@ -37,6 +37,9 @@ KINDS = {       # the lengths of the episodes differ, so no rank has as many tok
     "lora": dict(algo="ppo", lora=4, kl_coef=0.05, micro_tokens=150),
     "memory": dict(context="memory", micro_tokens=60, max_turn_tokens=8, horizons=(3, 3)),
 }
+
+
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +188,7 @@ def ratios(url, cfg):
 # ---- models -------------------------------------------------------------------------------------
 
 def test_load_gives_every_rank_its_rows(model):
-    """Tied weights stay tied; buffers that no file holds are there; ids without a text too."""
+    """Tied weights stay tied; buffers that no file holds are there."""
     on_ranks(3, shares, model)
 
 
@@ -194,7 +197,7 @@ def shares(path):
     cfg, whole = train.Config(checkpointing=True), load_policy(path)
     for shard in ("full", "none"):
         cfg.shard = shard
-        policy = parallel.load(path, "cpu", cfg, value_head=True)
+        policy = parallel.load(path, CPU, cfg, value_head=True)
         assert policy.lm_head.weight is policy.model.embed_tokens.weight
         found = {k: w for k, w in policy.named_parameters() if "value_head" not in k}
         for key, weights in whole.named_parameters():
@@ -205,12 +208,11 @@ def shares(path):
         assert not found and not policy.value_head.weight.full_tensor().any()
         for key, buffer in whole.named_buffers():
             assert torch.equal(policy.get_buffer(key), buffer)
-        assert policy.padding.tolist() == whole.padding.tolist()
         ids = torch.arange(5)[None]                     # it learns, and what is tied stays so
         policy.action_logprobs(ids, ids > 0, ids).sum().backward()
         assert policy.lm_head.weight is policy.model.embed_tokens.weight
     cfg.compute = "bfloat16"
-    frozen = parallel.load(path, "cpu", cfg, frozen=True)
+    frozen = parallel.load(path, CPU, cfg, frozen=True)
     assert {(w.dtype, w.requires_grad) for w in frozen.parameters()} == {(torch.bfloat16, False)}
 
 
@@ -235,7 +237,7 @@ def grows(path):
         seen.append(anonymous() - before)
         return fully_shard(unit, **more)
     parallel.fully_shard = noting
-    policy = parallel.load(path, "cpu", train.Config())
+    policy = parallel.load(path, CPU, train.Config())
     seen.append(anonymous() - before)
     assert sum(w.numel() for w in policy.parameters()) > 25e6 and len(seen) == 10
     assert max(seen) < 80, seen
@@ -244,8 +246,8 @@ def grows(path):
 def test_load_lets_go_of_a_model_that_was_dropped(model):
     gc.disable()                                    # nobody else collects
     try:
-        first = weakref.ref(parallel.load(model, "cpu", train.Config()))
-        parallel.load(model, "cpu", train.Config())
+        first = weakref.ref(parallel.load(model, CPU, train.Config()))
+        parallel.load(model, CPU, train.Config())
         assert first() is None
     finally:
         gc.enable()
@@ -259,7 +261,7 @@ def groups_of(path):
     parallel.start("cpu")
     counts = defaultdict(int)
     for _ in range(3):
-        parallel.load(path, "cpu", train.Config(shard="none"))
+        parallel.load(path, CPU, train.Config(shard="none"))
         counts[len(dist.distributed_c10d._world.pg_map)] += 1
     assert [*counts.values()] == [3]
 
@@ -297,6 +299,7 @@ def fails(url, cfg):
     for weights in run.policy.parameters():
         run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
     os.fsync = full
-    with pytest.raises(OSError, match="step_1 could not be written .*No space left on device"):
+    with pytest.raises(SystemExit, match="^train.py: .*No space left on device"), \
+            runs.one_sentence("train.py"):
         runs.save(run)
     os.fsync = fsync
