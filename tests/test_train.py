@@ -414,7 +414,7 @@ def test_two_ranks_are_one(url, model, monkeypatch):
         lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
         for alone, together in zip(*lines, strict=True):
             assert alone["mismatch"] > 0.01
-            for key in alone.keys() - {"pages", "preempted"}:
+            for key in alone.keys() - {"pages", "preempted", "rollout_tokens"}:     # by rank
                 assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
         for stored in (lambda folder: load_file(f"{folder}/model.safetensors"), trainer_of):
             alone, together = (stored(f"runs/{algo}-{ranks}/step_2").keys() for ranks in (1, 2))
