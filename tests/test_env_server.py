@@ -5,7 +5,6 @@ Most of it is asked of `respond`, the whole server but for the sockets; toy is i
 
 import http.client
 import json
-import math
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,8 @@ import requests
 
 import envs
 import env_server
-from env_server import HttpServer, Service, Wire, local_server, respond
+from env_server import HttpServer, Service, local_server, respond
+from envs.parts.wires import WIRES, Wire
 
 ROOT = Path(__file__).parent.parent
 TOY = '''
@@ -169,7 +169,7 @@ ORIGINAL = {
 def speak(monkeypatch):
     """speak(name): a server whose toy uses the wire of that environment."""
     def start(name):
-        monkeypatch.setitem(env_server.WIRES, "toy", env_server.WIRES.get(name, Wire()))
+        monkeypatch.setitem(WIRES, "toy", WIRES.get(name, Wire()))
         return {"toy": Service("toy")}
     return start
 
@@ -193,7 +193,7 @@ def test_wires_are_the_original_ones(speak, name):
 
 
 def test_every_row_of_the_table_is_tested():
-    assert set(env_server.WIRES) <= set(ORIGINAL)
+    assert set(WIRES) <= set(ORIGINAL)
 
 
 @pytest.mark.parametrize("name, path, reply", [
@@ -206,7 +206,7 @@ def test_every_row_of_the_table_is_tested():
     ("webshop", "list_envs", [0]),
 ])
 def test_look_answers_what_clients_ask_beside(speak, name, path, reply):
-    services, wire = speak(name), env_server.WIRES["toy"]
+    services, wire = speak(name), WIRES["toy"]
     ask(services, "/create", {})
     if path == "filtered_vocab?id=0":                       # its client asks before it resets, too
         assert ask(services, f"/toy/{path}") == reply
@@ -220,7 +220,7 @@ def test_look_answers_what_clients_ask_beside(speak, name, path, reply):
     ("webshop", "instruction_text?env_idx=0"), ("webshop", "state?env_idx=0"),
     ("webshop", "available_actions?env_idx=0"), ("webarena", "observation_metadata?env_idx=0")])
 def test_look_before_the_first_reset_is_refused_and_breaks_nothing(speak, capfd, name, path):
-    services, wire = speak(name), env_server.WIRES["toy"]
+    services, wire = speak(name), WIRES["toy"]
     ask(services, "/create", {})
     reply = ask(services, f"/toy/{path}", status=200 if wire.id_key == "id" else 409)
     assert list(reply) == ["error"] and "Environment not initialized" in reply["error"]
@@ -230,7 +230,7 @@ def test_look_before_the_first_reset_is_refused_and_breaks_nothing(speak, capfd,
 
 
 def test_look_at_a_broken_session_tells_what_broke_it(services, capfd):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    ask(services, "/resets", {"items": [{"task": 7}]})
     reply = ask(services, "/step", {"id": 0, "action": "crash"})
     assert "KeyError" in reply["error"] and ask(services, "/toy/observation?id=0") == reply
 
@@ -242,7 +242,7 @@ def test_create_takes_no_body_and_an_empty_one(services):
 @pytest.mark.parametrize("name", ["bandit", "babyai"])      # with a row in WIRES and without
 def test_reset_passes_the_stream_to_every_environment(speak, name):
     services = speak(name)
-    reply = ask(services, "/resets", {"items": [{"data_idx": 7, "stream": 3}, {"data_idx": 7}]})
+    reply = ask(services, "/resets", {"items": [{"task": 7, "stream": 3}, {"task": 7}]})
     items = [{"id": item["id"], "action": "1"} for item in reply["items"]]
     assert [item["observation"] for item in ask(services, "/steps", {"items": items})["items"]] == [
         "4: 1", "1: 1"]
@@ -297,8 +297,8 @@ def test_wire_of_the_real_environment_as_recorded(name, reset_keys, step_keys):
     assert reply["done"] is True and reply["reward"] > 0 and reply["info"]["success"] is True
     assert ask(services, "/step", {"action": action, "id": 0}) == {
         "error": "The task with environment 0 has finished."}
-    assert ask(services, "/step", {"action": action, "id": 99}) == {
-        "error": "The id 99 is not valid."}
+    assert ask(services, "/step", {"action": action, "id": 99})["error"].startswith(
+        "The id 99 is not valid")
     detail = ask(services, "/step", {"id": 0}, status=422)["detail"]
     assert detail[0]["type"] == "missing" and detail[0]["loc"] == ["body", "action"]
     assert ask(services, "/close", {"id": 0}) is True
@@ -308,14 +308,14 @@ def test_wire_of_the_real_environment_as_recorded(name, reset_keys, step_keys):
 
 def test_resets_and_steps_answer_in_order_and_each_apart(services):
     reply = ask(services, "/toy/resets", {"items": [
-        {"data_idx": 7}, {"data_idx": 1000}, {"data_idx": 8}, {"data_idx": 13}, {"id": 50}, "x"]})
+        {"task": 7}, {"task": 1000}, {"task": 8}, {"task": 13}, {"id": 50, "task": 7}, "x"]})
     seven, no_task, eight, broken, unknown, text = reply["items"]
     assert seven == {"id": 0, "observation": "Add up.\nTo 7.", "reward": 0, "done": False,
                      "info": INFO}
     assert eight["observation"] == "Add up.\nTo 8."
     assert no_task == {"error": "toy: no task 1000; tasks are 5..98", "status": 400}
     assert broken["status"] == 500 and "KeyError: 'unlucky'" in broken["error"]
-    assert unknown == {"error": "The id 50 is not valid.", "status": 404}
+    assert unknown["status"] == 404 and unknown["error"].startswith("The id 50 is not valid")
     assert text["status"] == 422
     assert ask(services, "/health")["sessions"] == 2        # those that failed left none behind
     reply = ask(services, "/toy/steps", {"items": [
@@ -325,7 +325,7 @@ def test_resets_and_steps_answer_in_order_and_each_apart(services):
         "3: 3", 404, 500, 422, 422, "8: 5"]
     assert reply["items"][-1]["done"] is True and reply["items"][-1]["reward"] == 1
     assert all("reward" not in item for item in reply["items"][1:5])
-    again = {"items": [{"id": eight["id"], "data_idx": 9}]}         # in the session it has
+    again = {"items": [{"id": eight["id"], "task": 9}]}         # in the session it has
     assert ask(services, "/resets", again)["items"][0]["id"] == eight["id"]
     assert ask(services, "/closes", {"ids": [0, 0, "x", eight["id"]]}) == {
         "items": [True, False, False, True]}
@@ -336,7 +336,7 @@ def test_steps_of_a_parallel_engine_run_at_the_same_time_and_answer_in_order(toy
     toy.PARALLEL = True
     toy.Env.step = lambda env, action: (meeting.wait() and "" or action, 0, False, INFO)
     services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"data_idx": 7}] * 3})
+    ask(services, "/resets", {"items": [{"task": 7}] * 3})
     items = [{"id": number, "action": str(number)} for number in (2, 0, 1)]
     replies = ask(services, "/steps", {"items": items})["items"]
     assert [reply["observation"] for reply in replies] == ["2", "0", "1"]
@@ -351,10 +351,10 @@ def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
         return f"{env.sum}: {action}", 0, False, INFO
     toy.Env.step = count
     services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"data_idx": 7}] * 3})
+    ask(services, "/resets", {"items": [{"task": 7}] * 3})
     for begun in range(0, 60, 12):                      # 12 actions of each session in a request
-        items = [{"id": number % 3, "action": str(turn + 1), "turn": turn}
-                 for number in range(36) for turn in [begun + number // 3]]
+        items = [{"id": number % 3, "action": str(begun + number // 3 + 1)}
+                 for number in range(36)]
         replies = ask(services, "/steps", {"items": items})["items"]
         assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
             (item["id"], f"{item['action']}: {item['action']}") for item in items]
@@ -362,7 +362,7 @@ def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
 
 @pytest.mark.parametrize("verb", ["resets", "steps"])
 def test_items_of_one_request_are_bounded(services, verb):
-    items = [{"data_idx": 7}] * (env_server.MAX_ITEMS + 1)
+    items = [{"task": 7}] * (env_server.MAX_ITEMS + 1)
     assert "256 are the most" in ask(services, f"/{verb}", {"items": items}, status=422)["error"]
     assert ask(services, "/health")["sessions"] == 0
     assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
@@ -370,14 +370,12 @@ def test_items_of_one_request_are_bounded(services, verb):
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_reply_is_bounded_and_what_does_not_fit_is_not_executed(toy, parallel):
-    """20 old replies of 1 MB each, which need no more than 20 short items to be asked for again."""
+    """20 replies of 1 MB each."""
     toy.PARALLEL = parallel
     services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"data_idx": 90}] * 20})
+    ask(services, "/resets", {"items": [{"task": 90}] * 20})
     long = "\x7f" * 170_000                             # six bytes each, in JSON
-    for number in range(20):
-        ask(services, "/step", {"id": number, "action": long})
-    items = [{"id": number, "action": "", "turn": 0} for number in range(20)]
+    items = [{"id": number, "action": long} for number in range(20)]
     status, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
     replies = json.loads(text)["items"]
     threads = os.cpu_count() + 4 if parallel else 1     # each may be at one when it is too much
@@ -385,53 +383,18 @@ def test_reply_is_bounded_and_what_does_not_fit_is_not_executed(toy, parallel):
     fits = ["error" not in reply for reply in replies]
     assert 4 <= sum(fits) <= 5 + threads and (parallel or fits == sorted(fits, reverse=True))
     assert {reply["status"] for reply in replies if "error" in reply} <= {503}
-    items = [{"id": number, "action": "1", "turn": 1} for number in range(40)]      # no session
+    items = [{"id": number, "action": "1"} for number in range(40)]      # no session
     assert [reply["status"] for reply in ask(services, "/steps", {"items": items})["items"][20:]] \
         == [404] * 20           # the sessions go on, and errors need little room
-
-
-def test_step_of_a_turn_already_played_gets_its_old_reply(services):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
-    step = {"id": 0, "action": "3", "turn": 0}
-    first = ask(services, "/steps", {"items": [step]})
-    assert ask(services, "/steps", {"items": [step]}) == first
-    assert ask(services, "/step", step)["observation"] == "3: 3"        # not 6
-    last = ask(services, "/step", {"id": 0, "action": "4", "turn": 1})
-    assert last["done"] is True
-    assert ask(services, "/step", {"id": 0, "action": "4", "turn": 1}) == last
-    for turn in (0, 3, -1):     # long past, of the future, nonsense
-        assert "turn" in ask(services, "/step", {"id": 0, "action": "4", "turn": turn})["error"]
-    assert "finished" in ask(services, "/step", {"id": 0, "action": "4", "turn": 2})["error"]
-    ask(services, "/reset", {"id": 0, "data_idx": 8})
-    assert "turn" in ask(services, "/step", {"id": 0, "action": "1", "turn": 1})["error"]
-    assert "turn" in ask(services, "/step", {"id": 0, "action": "1", "turn": -1})["error"]
-    assert ask(services, "/step", {"id": 0, "action": "1", "turn": 0})["observation"] == "1: 1"
-
-
-def test_step_of_another_episode_is_refused(services):
-    task, step = {"id": 0, "data_idx": 9}, {"id": 0, "action": "1", "turn": 0}
-    ask(services, "/resets", {"items": [{"data_idx": 9, "episode": 4}]})
-    assert ask(services, "/step", step | {"episode": 4})["observation"] == "1: 1"
-    ask(services, "/resets", {"items": [task | {"episode": 5}]})
-    late = step | {"episode": 4}                        # sent twice, and the second copy was slow
-    assert ask(services, "/steps", {"items": [late]})["items"] == [
-        {"error": "Id 0 is in episode 5, not 4.", "status": 409}]
-    assert ask(services, "/step", step | {"episode": 5})["observation"] == "1: 1"
-    assert ask(services, "/step", step | {"turn": 1})["observation"] == "2: 1"      # an old client
-    ask(services, "/reset", task)
-    assert "error" in ask(services, "/step", step | {"episode": 5})
-    assert ask(services, "/step", step)["observation"] == "1: 1"
-    assert ask(services, "/step", step | {"episode": "5"}, status=422)["detail"]
 
 
 # ---- What goes wrong ----
 
 @pytest.mark.parametrize("task, status", [({"data_idx": 2000}, 200), ({}, 422),
-                                          ({"data_idx": "7"}, 422), ({"data_idx": 13}, 200),
-                                          ({"data_idx": 7, "episode": "x"}, 422)])
+                                          ({"data_idx": "7"}, 422), ({"data_idx": 13}, 200)])
 def test_reset_that_fails_ends_the_episode_before_it(services, capfd, task, status):
     """The original's clients pass over the error, and must not go on with the game before."""
-    ask(services, "/resets", {"items": [{"data_idx": 9}]})
+    ask(services, "/resets", {"items": [{"task": 9}]})
     ask(services, "/step", {"id": 0, "action": "1"})
     assert ask(services, "/reset", {"id": 0} | task, status)["error"]
     reply = ask(services, "/step", {"id": 0, "action": "1"})
@@ -443,11 +406,11 @@ def test_reset_that_fails_ends_the_episode_before_it(services, capfd, task, stat
 
 @pytest.mark.parametrize("name, key, statuses", [
     ("bandit", "id", [200, 200, 200, 200, 200]),            # the first dialect: always 200
-    ("searchqa", "env_idx", [404, 409, 400, 500, 410]),
+    ("searchqa", "env_idx", [404, 409, 400, 500, 404]),
 ])
 def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses, capsys):
     services = speak(name)
-    task_key = env_server.WIRES["toy"].task_key
+    task_key = WIRES["toy"].task_key
     ask(services, "/create", {})
     ask(services, "/create", {})
     ask(services, "/reset", {key: 1, task_key: 7})
@@ -456,8 +419,8 @@ def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses, capsys
         ("step", {key: 99, "action": "1"}), ("step", {key: 0, "action": "1"}),
         ("reset", {key: 0, task_key: 99}), ("reset", {key: 0, task_key: 13}),
         ("step", {key: 1, "action": "1"})])]
-    sentences = ["The id 99 is not valid.", "Environment not initialized",
-                 "no task 99; tasks are 5..98", "KeyError: 'unlucky'", "closed, or expired"]
+    sentences = ["The id 99 is not valid", "Environment not initialized",
+                 "no task 99; tasks are 5..98", "KeyError: 'unlucky'", "The id 1 is not valid"]
     for reply, text in zip(replies, sentences):
         assert list(reply) == ["error"] and text in reply["error"]
         assert "Traceback" not in reply["error"] and "\n" not in reply["error"]
@@ -465,7 +428,7 @@ def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses, capsys
 
 @pytest.mark.parametrize("action", ["crash", "nan", "inf", "score"])
 def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, toy, action, capsys):
-    ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}]})
+    ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})
     toy.closed.clear()
     reply = ask(services, "/step", {"id": 0, "action": action})
     assert list(reply) == ["error"] and "broke and needs a reset" in reply["error"]
@@ -480,11 +443,11 @@ def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, to
     b"{", b"\xff\xfe", b"[1, 2", b'{"id": 0, "action": "1"}}', b"[" * 100_000, b"[]", b"3", b"null",
     b'{"id": "0", "action": "1"}', b'{"id": 0.0, "action": "1"}', b'{"id": [0], "action": "1"}',
     b'{"id": true, "action": "1"}', b'{"action": "1"}', b'{"id": 0, "action": null}',
-    b'{"id": 0, "action": 7}', b'{"id": 0, "action": "1", "turn": "0"}',
+    b'{"id": 0, "action": 7}',
     b'{"id": 1' + b"0" * 5000 + b', "action": "1"}',
 ])
 def test_malformed_bodies_are_answered_and_touch_nothing(services, body):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    ask(services, "/resets", {"items": [{"task": 7}]})
     reply = ask(services, "/toy/step", body, status=422)
     assert reply["detail"][0]["type"] and reply["error"]
     assert ask(services, "/toy/step", {"id": 0, "action": "1"})["observation"] == "1: 1"
@@ -511,60 +474,26 @@ def test_look_wants_an_id(services, query):
 
 
 def test_odd_actions_come_back_as_they_are(services):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
+    ask(services, "/resets", {"items": [{"task": 7}]})
     for action in ("", "x" * 10_000, "\x00\x1b\n", "请", "\ud800", '{"a": 1}'):
         assert ask(services, "/step", {"id": 0, "action": action})["observation"] == f"0: {action}"
-
-
-def test_find_tells_an_expired_id_from_one_that_never_was(services):
-    assert "expired" not in ask(services, "/step", {"id": 0, "action": ""})["error"]
-    ask(services, "/create", {})
-    ask(services, "/close", {"id": 0})
-    items = [{"id": number, "action": ""} for number in (-1, 0, 1)]
-    assert [reply["status"] for reply in ask(services, "/steps", {"items": items})["items"]] == [
-        404, 410, 404]
 
 
 def test_session_limit_and_room_after_a_close():
     services = {"toy": Service("toy", max_sessions=2)}
     ask(services, "/create", {})
-    reply = ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}]})["items"]
+    reply = ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})["items"]
     assert reply[0]["id"] == 1 and reply[1]["status"] == 503 and "2 sessions" in reply[1]["error"]
     assert "2 sessions" in ask(services, "/create", {})["error"]
     ask(services, "/close", {"id": 0})
     assert ask(services, "/create", {}) == {"id": 2}
 
 
-def test_open_leaves_room_for_another_client():
-    """Each address gets three times what is left: of 64, 48 for one; then 12 of 16, 3 of 4, 1."""
-    services = {"toy": Service("toy", max_sessions=64)}
-    body = json.dumps({"items": [{"data_idx": 7}] * 64}).encode()
-    for client, room in (("10.0.0.1", 48), ("10.0.0.2", 12), ("10.0.0.1", 0), ("10.0.0.3", 3)):
-        replies = json.loads(respond(services, "POST", "/resets", body, client)[1])["items"]
-        assert ["error" in reply for reply in replies] == [False] * room + [True] * (64 - room)
-    assert "48 of them yours" in json.loads(
-        respond(services, "POST", "/create", b"", "10.0.0.1")[1])["error"]
-
-
-def test_http_tells_clients_apart_by_their_addresses():
-    with served(max_sessions=8) as server:
-        def create(address):
-            client = http.client.HTTPConnection(*server.server_address, timeout=5,
-                                                source_address=(address, 0))
-            return [exchange(client, "/create")[1] for _ in range(8)]
-        try:
-            other = create("127.0.0.2")
-        except OSError:
-            pytest.skip("this system has no second address of its own")
-        assert ["id" in reply for reply in other] == [True] * 6 + [False] * 2
-        assert "id" in create("127.0.0.1")[0]
-
-
 def test_idle_sessions_expire_and_busy_ones_do_not(toy):
     with served(idle_seconds=0.2) as server:
         services = server.services
-        ask(services, "/resets", {"items": [{"data_idx": 7}, {"data_idx": 8}, {"data_idx": 9}]})
-        with services["toy"].hold({"id": 1}):       # its step takes long
+        ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}, {"task": 9}]})
+        with services["toy"].hold(1):       # its step takes long
             deadline = time.monotonic() + 3
             while ask(services, "/health")["sessions"] > 2 and time.monotonic() < deadline:
                 ask(services, "/toy/observation?id=2")
@@ -575,7 +504,7 @@ def test_idle_sessions_expire_and_busy_ones_do_not(toy):
 
 
 def test_concurrent_steps_of_one_session_are_one_after_the_other(services):
-    ask(services, "/resets", {"items": [{"data_idx": 98}] * 2})
+    ask(services, "/resets", {"items": [{"task": 98}] * 2})
     steps = [{"id": number % 2, "action": "1"} for number in range(100)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda body: ask(services, "/step", body), steps))
@@ -583,14 +512,9 @@ def test_concurrent_steps_of_one_session_are_one_after_the_other(services):
     assert sums == ["50: 1", "50: 1"]
 
 
-def test_observation_before_the_first_reset_is_refused(services):
-    ask(services, "/create", {})
-    assert "Environment not initialized" in ask(services, "/toy/observation?id=0")["error"]
-
-
 def test_step_that_waited_while_its_session_was_closed_is_refused(services):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
-    with ThreadPoolExecutor(1) as pool, services["toy"].hold({"id": 0}):
+    ask(services, "/resets", {"items": [{"task": 7}]})
+    with ThreadPoolExecutor(1) as pool, services["toy"].hold(0):
         waiting = pool.submit(ask, services, "/step", {"id": 0, "action": "7"})
         time.sleep(0.05)
         services["toy"].sessions.clear()
@@ -598,8 +522,8 @@ def test_step_that_waited_while_its_session_was_closed_is_refused(services):
 
 
 def test_close_waits_for_the_step_at_work(services, toy):
-    ask(services, "/resets", {"items": [{"data_idx": 7}]})
-    with services["toy"].hold({"id": 0}):
+    ask(services, "/resets", {"items": [{"task": 7}]})
+    with services["toy"].hold(0):
         closing = threading.Thread(target=ask, args=(services, "/close", {"id": 0}))
         closing.start()
         closing.join(0.05)
@@ -669,8 +593,6 @@ def test_http_refuses_bodies_of_no_known_size_and_reads_no_second_request(head):
     ({"Host": "evil.example"}, 403), ({"Host": "evil.example:8000"}, 403), ({"Host": "evil"}, 403),
     ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "localhost.evil.example"}, 403),
     ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": ""}, 403),
-    ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
-    ({"Origin": "http://localhost:1"}, 403),    # a page of another server of this machine
     ({"Content-Type": "text/plain"}, 415), ({"Content-Type": ""}, 415),
     ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
     ({"Content-Type": "multipart/form-data; boundary=x"}, 411),     # Python misses its parts
@@ -736,7 +658,7 @@ def test_http_closes_a_connection_that_falls_silent(monkeypatch, sent):
         with requests.Session() as session:     # whose connection is closed while it does not ask
             url = "http://{}:{}/health".format(*server.server_address)
             session.get(url, timeout=5)
-            until(lambda: not server.quiet_since)
+            time.sleep(0.2)
             assert session.get(url, timeout=5).status_code == 200
 
 
@@ -746,7 +668,7 @@ def test_http_drops_a_client_that_never_reads(monkeypatch):
     request = (b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     with served() as server:
-        exchange(connect(server), "/resets", b'{"items": [{"data_idx": 7}]}')
+        exchange(connect(server), "/resets", b'{"items": [{"task": 7}]}')
         with socket.socket() as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             raw.settimeout(5)
@@ -754,43 +676,7 @@ def test_http_drops_a_client_that_never_reads(monkeypatch):
             with pytest.raises(OSError):        # what is sent to a closed connection is answered so
                 for _ in range(100):
                     raw.sendall(request)
-            until(lambda: not server.quiet_since)
         assert exchange(connect(server), "/create")[0] == 200
-
-
-def test_http_cuts_the_connection_that_is_quiet_for_longest_when_there_are_too_many():
-    with served() as server:
-        server.most = 4
-        good = connect(server)
-        exchange(good, "/resets", b'{"items": [{"data_idx": 7}]}')
-        for _ in range(5):
-            with ExitStack() as opened:
-                others = [opened.enter_context(socket.create_connection(server.server_address, 5))
-                          for _ in range(3)]
-                others[0].sendall(b"GET /heal")     # half a request is as quiet as none
-                until(lambda: len(server.quiet_since) == 4)
-                assert exchange(good, "/step", b'{"id": 0, "action": "1"}')[0] == 200
-                newcomer = opened.enter_context(closing(connect(server)))
-                assert exchange(newcomer, "/health", None, "GET")[0] == 200
-                assert at_its_end(others[0])
-                until(lambda: len(server.quiet_since) <= 4)     # a cut one may answer its half
-            until(lambda: len(server.quiet_since) == 1)      # the good one's
-
-
-def test_http_cuts_no_connection_at_work_for_a_new_one():
-    with served() as server:
-        server.most = 2
-        exchange(connect(server), "/resets", b'{"items": [{"data_idx": 7}, {"data_idx": 8}]}')
-        with ExitStack() as held, ThreadPoolExecutor(2) as pool:
-            with ExitStack() as steps_wait:
-                for number in (0, 1):
-                    steps_wait.enter_context(server.services["toy"].hold({"id": number}))
-                waiting = [pool.submit(exchange, connect(server), "/step",
-                                       b'{"id": %d, "action": "1"}' % number) for number in (0, 1)]
-                until(lambda: list(server.quiet_since.values()) == [math.inf] * 2)
-                newcomer = held.enter_context(socket.create_connection(server.server_address, 5))
-                assert at_its_end(newcomer)
-            assert [future.result()[1]["observation"] for future in waiting] == ["1: 1", "1: 1"]
 
 
 def test_http_survives_clients_that_hang_up_and_noise(capfd):
@@ -930,20 +816,11 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
         url = line.removeprefix("toy on ").removesuffix("/toy\n")
         assert url.startswith("http://127.0.0.1:")
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
-        exchange(connection, "/resets", b'{"items":[{"data_idx":7},{"data_idx":8}]}')
+        exchange(connection, "/resets", b'{"items":[{"task":7},{"task":8}]}')
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=5)
     assert (process.returncode, out) == (0, "")
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
-
-
-@pytest.mark.parametrize("flags", [
-    ["--workers=0"], ["--max-sessions=-1"], ["--idle-seconds=nan"], ["--idle-seconds=0"]])
-def test_main_refuses_limits_that_no_server_can_have(flags, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["env_server.py", "maze", *flags])
-    with pytest.raises(SystemExit, match="2"):
-        env_server.main()
-    assert "--workers and --max-sessions are 1 or more, --idle-seconds" in capsys.readouterr().err
 
 
 def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
@@ -980,19 +857,11 @@ def test_a_step_tells_reward_score_and_end_apart(speak, toy, name, answer):
     info = {"success": False, "valid": True, "score": 0.75}
     toy.Env.step = lambda env, action: ("end", 0.25, True, info)
     services = speak(name)
-    wire = env_server.WIRES["toy"]
+    wire = WIRES["toy"]
     ask(services, "/create", {})
     ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
     assert ask(services, "/step", {wire.id_key: 0, "action": "1"}) == {
         "observation": "end", "info": info, **answer}
-
-
-def test_create_gives_each_session_the_next_task(speak, toy):
-    """textcraft's /create begins an episode: session n plays the nth task of TRAIN."""
-    toy.TRAIN = range(5, 8)
-    services = speak("textcraft")
-    created = [ask(services, "/create", {})["observation"] for _ in range(4)]
-    assert created == [f"Add up.\nTo {task_id}." for task_id in (5, 6, 7, 5)]
 
 
 def test_reset_without_a_task_plays_the_first_of_train(speak):

@@ -178,11 +178,12 @@ def create(service, body):
 
 def reset(service, body):
     wire, module = service.wire, service.module
-    task_id = field_of(body, wire.task_key, int, wire.task_required)
-    task_id = module.TRAIN[0] if task_id is None else task_id
-    if wire.task_wraps:
-        task_id %= 1 + max(module.TRAIN[-1], module.TEST[-1])
     with service.hold(field_of(body, wire.id_key, int)) as session:
+        session.started = False         # their clients pass over an error, and must not play on
+        task_id = field_of(body, wire.task_key, int, wire.task_required)
+        task_id = module.TRAIN[0] if task_id is None else task_id
+        if wire.task_wraps:
+            task_id %= 1 + max(module.TRAIN[-1], module.TEST[-1])
         session.reset(module.Env, task_id, body.get("stream"))
         return reset_shaped(wire, session)
 
