@@ -30,7 +30,7 @@ import metrics
 import parallel
 from chat import FORMATS, Agent, make_tokenizer
 from client import connected
-from curriculum import choose_tasks, families_of, sample_tasks
+from curriculum import choose_tasks, families_of, sample_tasks, shares_of
 from engine import check_model, from_pretrained, make_policy
 from envs import demonstrations, load_env, open_envs
 from envs.parts.agentgym import (SET_SIZES, Manner, read_trajectories, threshold,
@@ -285,7 +285,7 @@ def opening(agent, demo):
                          "observation; use --format agentgym")
     own = copy.copy(agent)
     rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
-    own.manner = Manner(rules, None, agreed=agreed)
+    own.manner = Manner(rules, lambda reply: (reply, ""), agreed=agreed)
     return own
 
 
@@ -393,6 +393,8 @@ def check(cfg):
             cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
                          "; those of a file need --format react or agentgym and --context full")
+    if tasks := getattr(cfg, "eval_tasks", 0):
+        shares_of(tasks, len(cfg.env.split(",")))       # refuses too few of them
     unexplored = {*filter(None, getattr(cfg, "unexplored", "").split(","))}
     if not unexplored < {*cfg.env.split(",")}:
         raise ValueError(f"unexplored={cfg.unexplored!r}: expected some of {cfg.env}, not all")

@@ -36,6 +36,7 @@ from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, suite_tasks
 from lora import load_policy
 from metrics import as_json
+from parallel import device_of
 from rollout import World, collect, progress
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
                  model_defaults, one_sentence, open_folder, open_worlds, parse_flags, write_json)
@@ -100,8 +101,7 @@ def load(cfg):
     """The policy of cfg.model, None of an API or a built-in player."""
     if not cfg.model:
         return None
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if cfg.device == "auto" else cfg.device)
+    device = device_of(cfg.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return load_policy(cfg.model, device, dtype, cfg.attention).eval()
 

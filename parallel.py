@@ -46,16 +46,21 @@ def say(text):
         sys.stdout.flush()
 
 
+def device_of(name):
+    """The torch.device that --device names. ValueError: there is no such thing."""
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(auto if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name}: {error}") from None
+
+
 def start(device="auto", compute="auto"):
     """Join the other ranks, if torchrun started some -> this process's torch.device.
 
     One process that computes in bfloat16 is a group of one, in which FSDP keeps float32 weights.
     """
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(auto if device == "auto" else device)
-    except RuntimeError as error:
-        raise ValueError(f"device={device}: {error}") from None
+    device = device_of(device)
     cuda = device.type == "cuda"
     if cuda:
         number = device.index or int(os.environ.get("LOCAL_RANK", 0))

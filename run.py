@@ -148,7 +148,8 @@ def checked(kind, values):
             known = get_args(f.type)
             expected, right = "one of " + ", ".join(filter(None, known)), value in known
         elif base is tuple:
-            expected, right = "whole numbers", {*map(type, value)} <= {int}
+            expected = "whole numbers"
+            right = type(value) is tuple and {*map(type, value)} == {int}
         else:
             right = type(value) in (base, int if base is float else base) and fits(value)
         if not right:
@@ -180,11 +181,10 @@ def tiny_settings(env, kind):
     those of agentevol.py clone. Of several environments: what the first asks for, but the longest
     texts and horizons, and the families of all."""
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = dict(asked[0])
+    settings, defaults = dict(asked[0]), {f.name: f.default for f in fields(kind)}
     for name in ("horizons", "max_turn_tokens", "max_context") if len(asked) > 1 else ():
-        values = [tiny.get(name, getattr(kind, name, None)) for tiny in asked]
-        if values := [x for x in values if x is not None]:
-            settings[name] = max(values, key=lambda x: x[-1] if type(x) is tuple else x)
+        settings[name] = max((tiny.get(name, defaults.get(name, (0,))) for tiny in asked),
+                             key=lambda x: x[-1] if type(x) is tuple else x)
     settings["families"] = ",".join(tiny["families"] for tiny in asked if "families" in tiny)
     return settings
 

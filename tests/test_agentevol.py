@@ -39,6 +39,7 @@ from rollout import Stats, Trajectory, World, to_batch
 from run import CHAT_MODEL
 from train import continue_cloning
 
+CPU = torch.device("cpu")
 SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
               vocabulary=300, lr=1e-2)
 
@@ -60,7 +61,7 @@ def tokenizer(demos):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, str(out), "cpu", say=quiet)
+    clone(SMALL, str(out), CPU, say=quiet)
     return str(out)
 
 
@@ -490,7 +491,7 @@ def test_continue_cloning_goes_on_from_the_folder(folder):
                                    SMALL)
     before = loss_of(load_policy(folder), trajectories)
     assert before < 4                   # nats a token; 5.7 in a folder whose policy learned nothing
-    policy = continue_cloning(folder, 0.5, "cpu")
+    policy = continue_cloning(folder, 0.5, CPU)
     assert not policy.training and loss_of(policy, trajectories) < before
 
 
@@ -499,7 +500,7 @@ def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
     calls = []
     monkeypatch.setattr(train, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
-    continue_cloning(folder, 7.5, "cpu")
+    continue_cloning(folder, 7.5, CPU)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
     assert tasks == [d["task_id"] for d in lesson(SMALL, quiet)] and weights == [1.0] * 24
     assert (cfg.batch, seconds) == (8, 7.5)
@@ -511,7 +512,7 @@ def test_continue_cloning_checks_the_settings_it_reads(folder, tmp_path):
                                (dict(speed=3), "no such flags: speed")):
         (tmp_path / "clone.json").write_text(json.dumps(vars(SMALL) | settings))
         with pytest.raises(ValueError, match=sentence):
-            continue_cloning(str(tmp_path), 1, "cpu")
+            continue_cloning(str(tmp_path), 1, CPU)
 
 
 # ---- a weighted step ----------------------------------------------------------------------------
@@ -948,7 +949,7 @@ def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkey
         script(monkeypatch, url, "evolve", "--resume", out="e", **{name: value})
     assert str(error.value) == (
         f"agentevol.py: --resume: {name}={value!r}, but e was begun with {name}="
-        f"{getattr(cfg, name)!r}; leave it out, or start another run")
+        f"{json.loads(json.dumps(getattr(cfg, name)))!r}; leave it out, or start another run")
 
 
 def test_every_field_is_the_same_on_resume_or_may_change():
@@ -1008,7 +1009,7 @@ def test_two_ranks_are_one(url, model, here, capfd):
 def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
-    base_set = clone(cfg, str(tmp_path / "both"), "cpu", say=quiet)
+    base_set = clone(cfg, str(tmp_path / "both"), CPU, say=quiet)
     assert [t.env for t in base_set] == ["maze"] * 4 + ["textcraft_small"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
     for word in ("move up", "craft"):
@@ -1079,7 +1080,7 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("evolve --n=-1", "n=-1: expected 0 or more"),
     ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
     ("evolve --start again", "start='again': expected one of base, last"),
-    ("evolve --env maze,wordle --eval-tasks 1", "1 tasks by shares .*: some environment gets none"),
+    ("evolve --env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
     ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
     ("evolve --model ./absent", "./absent: no such folder"),

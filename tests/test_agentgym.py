@@ -8,9 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import agentevol
-import eval as evaluation
-import train
 from agentevol import Clone, lesson
 from envs import alfworld, babyai, maze, textcraft, wordle
 from envs.parts import agentgym
@@ -282,16 +279,3 @@ def test_manner_of_refuses_what_agentgym_does_not_have(name):
     with pytest.raises(ValueError, match=f"^format='agentgym': AgentGym has no {name}, only [^\n]*"
                                          "; use another format$"):
         manner_of(name)
-
-
-@pytest.mark.parametrize("script, argv", [
-    (evaluation, "--env bandit --model /no/such/folder"),
-    (train, "--env bandit"),
-    (agentevol, "clone --env bandit --out clone"),
-])
-def test_scripts_refuse_it_before_anything_is_loaded(script, argv, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["script", *argv.split(), "--format", "agentgym"])
-    with pytest.raises(SystemExit, match=r"^\w+.py: format='agentgym': AgentGym has no bandit"):
-        script.main()
-    assert list(tmp_path.iterdir()) == []

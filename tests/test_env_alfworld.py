@@ -64,7 +64,7 @@ def test_reset_over_http_leaves_joining_the_commands_to_the_originals_client():
     assert look.startswith("You are in the middle") and task.startswith("Your task is to: ")
     joined = f"{reply['observation']}\nAVAILABLE ACTIONS: {','.join(reply['available_actions'])}"
     assert joined == text       # so its agent reads what ours does, from our own client:
-    assert post("/resets", items=[{"game": 7}])["items"][0]["observation"] == text
+    assert post("/resets", items=[{"task": 7}])["items"][0]["observation"] == text
 
 
 def test_sentences_are_those_of_alfworlds_paper(houses):

@@ -499,9 +499,9 @@ def test_other_sessions_go_on_while_a_statement_is_slow():
 
 def test_sessions_of_one_batch_are_answered_beside_a_loop():
     services = {"bird": Service("bird")}
-    items = [{"item_id": task_id} for task_id in bird.TEST[:8]]
+    items = [{"task": task_id} for task_id in bird.TEST[:8]]
     replies = ask(services, "/bird/resets", {"items": items})["items"]
-    steps = [{"env_idx": reply["id"], "action": bird.task_of(item["item_id"]).sql}
+    steps = [{"id": reply["id"], "action": bird.task_of(item["task"]).sql}
              for reply, item in zip(replies, items)]
     steps[0]["action"] = ILL["loop"][0]
     replies = ask(services, "/bird/steps", {"items": steps})["items"]

@@ -487,7 +487,7 @@ def test_server_speaks_as_the_original_does():
     assert reply.keys() == {"observation", "reward", "done", "info"}
     assert reply["observation"].startswith("<information>Doc 1(Title: ")
     assert ask("/observation?env_idx=0") == prompted
-    items = ask("/resets", {"items": [{"id": 29190}]})["items"]     # our own client's way
+    items = ask("/resets", {"items": [{"task": 29190}]})["items"]     # our own client's way
     assert items[0]["observation"] == f"Question: {draw(29190).text}"
     assert ask("/close", {"env_idx": 0}) is True
 
@@ -649,9 +649,9 @@ def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp
         monkeypatch.setenv("NANO_SEARCHQA_URL", url)
         searchqa.use(write(tmp_path, **QUESTIONS))          # needs no corpus of its own then
         services = {"searchqa": Service("searchqa")}
-        respond(services, "POST", "/resets", b'{"items": [{"id": 0}, {"id": 1}]}')
-        items = [dict(env_idx=0, action="<search>x</search>"),
-                 dict(env_idx=1, action="<answer>Thames</answer>")]
+        respond(services, "POST", "/resets", b'{"items": [{"task": 0}, {"task": 1}]}')
+        items = [dict(id=0, action="<search>x</search>"),
+                 dict(id=1, action="<answer>Thames</answer>")]
         _, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
     broken, good = json.loads(text)["items"]
     assert broken["status"] == 500 and "reward" not in broken and url in broken["error"]

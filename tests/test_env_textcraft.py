@@ -646,9 +646,8 @@ def test_open_env_refuses_bad_recipes_and_stays_as_it_was(recipes, name, folder,
 
 
 def test_env_server_refuses_bad_recipes_in_one_sentence(tmp_path):
-    for workers in ("1", "2"):
-        ended = subprocess.run(
-            [sys.executable, "env_server.py", "textcraft", "--port", "0", "--workers", workers,
-             "--data", str(tmp_path / "nowhere")], cwd=ROOT, capture_output=True, text=True)
-        assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-        assert "neither a world nor a folder of recipe files" in ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "env_server.py", "textcraft", "--port", "0",
+         "--data", str(tmp_path / "nowhere")], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert "neither a world nor a folder of recipe files" in ended.stderr
