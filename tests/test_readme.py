@@ -93,10 +93,15 @@ def test_map_counts_the_lines_of_every_file():
         assert int(rows[name]) == pytest.approx(lines, rel=0.05), name
 
 
+OTHERS = ("index-url", "no-build-isolation",                            # of pip, of torchrun
+          "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id", "shutdown-timeout",
+          "sample-num")                                                 # of AgentGym
+
+
 def test_every_flag_in_the_docs_is_one():
     kinds = train.Config, evaluation.Config, agentevol.Demos, agentevol.Clone, agentevol.Evolve
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
-    known |= {f"no-{name}" for name in known} | {"help", "index-url", "nproc-per-node", "flag"}
+    known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
     for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):
         for path in ROOT.glob(pattern):
             known |= set(re.findall(r'"--([a-z-]+)"', path.read_text()))
