@@ -169,7 +169,7 @@ def test_reset_over_http_sends_the_score_of_the_start_room_as_the_original_does(
     assert reply["task_description"].startswith("Your task is to ")
     assert reply["observation"].startswith(("This room is", "This outside location"))
     assert post("/step", id=0, action="inventory")["score"] == score
-    (item,) = post("/resets", items=[{"id": 0, "data_idx": task_id}])["items"]
+    (item,) = post("/resets", items=[{"id": 0, "task": task_id}])["items"]
     assert (item["info"]["score"], item["reward"]) == (score, 0)    # 0: no action earned it
     assert post("/close", id=0) is True
 
