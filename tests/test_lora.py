@@ -1,4 +1,3 @@
-# ruff: noqa: F811  a test's arguments are named as the fixtures that are imported
 """pytest tests/test_lora.py: adapters by hand, their files against PEFT's, runs with --lora.
 
 Played is the toy of test_train.py. A stands for lora_A (r, in), B for lora_B (out, r).
@@ -18,21 +17,37 @@ from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 import fakes
-import run as runs
-import lora
 import metrics
 import parallel
+import run as runs
 import train
-from engine import add_value_head, load_policy, prepare
+from engine import add_value_head, prepare
 from eval import model_defaults
-from fakes import (config, flags_of, make_known, started, token_logprobs, trained, trainer_of,
-                   twins)
-from lora import adapt, adapters, base_of, merge, save_adapters, without_adapters
-from test_train import RATES, here, model, url  # noqa: F401  fixtures
+from fakes import (config, flags_of, make_known, save_policy, served, started, token_logprobs,
+                   trained, trainer_of, twins)
+from lora import (adapt, adapters, base_of, load_policy, merge, save_adapters, tokenizer_path,
+                  without_adapters)
+from recipes import merge_lora
 
 peft = pytest.importorskip("peft", reason="pip install -r tests/requirements.txt")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 LAYER = {"q_proj", "k_proj", "v_proj", "o_proj"} | MLP
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 @torch.no_grad()
@@ -55,7 +70,7 @@ def policy(kind="llama", tied=True, folder=None):
     ours, stock = twins(kind, tied)
     if folder:
         stock.save_pretrained(folder)
-    adapt(ours, 4, 32, seed=3)
+    adapt(ours, 4, 32, "base", seed=3)
     return shake(ours), stock
 
 
@@ -63,7 +78,7 @@ def policy(kind="llama", tied=True, folder=None):
 
 def test_adapt_gives_adapters_to_the_linear_layers_of_the_decoder_alone():
     ours, stock = twins("qwen2", tied=False)
-    adapt(ours, 4, 32, seed=3)
+    adapt(ours, 4, 32, "base", seed=3)
     shapes = {name: p.shape for name, p in adapters(ours).items()}
     wanted = {f"base_model.model.model.layers.{i}.{part}.{name}" for i in range(2)
               for part, names in (("self_attn", LAYER - MLP), ("mlp", MLP)) for name in names}
@@ -82,21 +97,21 @@ def test_adapt_leaves_experts_and_routers_alone():
         vocab_size=30, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
         num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1), dtype=torch.float32)
-    adapt(prepare(moe), 2, 32)
+    adapt(prepare(moe), 2, 32, "base")
     assert {name.split(".")[-3] for name in adapters(moe)} == LAYER - MLP
 
 
 def test_adapt_begins_with_the_base_to_the_bit_and_a_random_a():
     ours, stock = twins("qwen2")
     before = token_logprobs(ours, *text())
-    adapt(ours, 4, 32, seed=3)
+    adapt(ours, 4, 32, "base", seed=3)
     assert torch.equal(token_logprobs(ours, *text()), before)
     for name, p in adapters(ours).items():
         bound = p.shape[1] ** -0.5              # PEFT's kaiming_uniform_ with a = sqrt(5)
         assert ("lora_B" in name and not p.any()) or 0.9 * bound < p.abs().max() <= bound
     (a, again, other), name = (twins("qwen2")[0] for _ in range(3)), next(iter(adapters(ours)))
     for policy, seed in ((a, 3), (again, 3), (other, 4)):
-        adapt(policy, 4, 32, seed)
+        adapt(policy, 4, 32, "base", seed)
     assert torch.equal(adapters(a)[name], adapters(again)[name])
     assert not torch.equal(adapters(a)[name], adapters(other)[name])
 
@@ -126,10 +141,11 @@ def test_adapt_has_the_output_and_gradients_of_a_low_rank_layer(kind):
 
 
 def test_adapt_keeps_adapters_in_float32_over_a_base_in_16_bit(model):
-    half, whole = load_policy(model, dtype=torch.bfloat16), load_policy(model)
+    half, whole = (load_policy(model, "cpu", dtype) for dtype in
+                   (torch.bfloat16, torch.float32))
     values = []
     for policy in half, whole:
-        adapt(policy, 4, 32)
+        adapt(policy, 4, 32, "base")
         add_value_head(policy)
         shake(policy)
         logprobs = token_logprobs(policy, *text())
@@ -145,7 +161,7 @@ def test_adapt_keeps_adapters_in_float32_over_a_base_in_16_bit(model):
 def test_without_adapters_is_the_base_to_the_bit_and_leaves_them_on():
     ours, _ = twins()
     base = token_logprobs(ours, *text())
-    adapt(ours, 4, 32)
+    adapt(ours, 4, 32, "base")
     now = token_logprobs(shake(ours), *text())
     assert (now - base).abs().max() > 0.1
     assert torch.equal(token_logprobs(without_adapters(ours), *text()), base)
@@ -183,7 +199,7 @@ def logprobs_of(logits):
 @pytest.mark.parametrize("kind, tied", [("llama", True), ("qwen2", False)])
 def test_save_adapters_loads_in_peft_to_the_same_logits(kind, tied):
     ours, _ = policy(kind, tied, folder="base")
-    save_adapters(ours, "own", "base")
+    save_adapters(ours, "own")
     torch.testing.assert_close(logprobs_of(peft_logits("own", "base")),
                                token_logprobs(ours, *text())[0], atol=1e-5, rtol=0)
     loaded = peft.PeftConfig.from_pretrained("own")     # as PEFT understands it
@@ -217,7 +233,7 @@ def changed(name="own", **settings):
 
 def test_load_adapters_refuses_what_it_would_compute_wrongly():
     ours, _ = policy(folder="base")
-    save_adapters(ours, "own", "base")
+    save_adapters(ours, "own")
     twins(layers=1)[1].save_pretrained("small")
     for settings, word in ((dict(use_rslora=True), "use_rslora"),
                            (dict(peft_type="IA3"), "peft_type"),
@@ -241,7 +257,9 @@ def test_load_adapters_refuses_what_it_would_compute_wrongly():
 
 @pytest.mark.parametrize("base", ["./base", "models/of/mine", "/nowhere/base", None])
 def test_base_of_says_where_to_mend_a_base_that_is_gone(base):
-    save_adapters(policy()[0], "own", base)
+    ours, _ = policy()
+    ours.lora.base = base
+    save_adapters(ours, "own")
     with pytest.raises(ValueError, match="own holds adapters of .* which is not there; put it "
                                          "back, or .* own/adapter_config.json"):
         load_policy("own")
@@ -344,7 +362,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model):
 def test_average_gradients_takes_the_mean_of_adapters_alone(model, monkeypatch):
     """Of two ranks with gradients 1, 2, .. and thrice that the mean is twice that."""
     policy = load_policy(model)
-    adapt(policy, 4, 32)
+    adapt(policy, 4, 32, "base")
     add_value_head(policy)
     own = [p for p in policy.parameters() if p.requires_grad]
     grads = [torch.full_like(p, i + 1) for i, p in enumerate(own)]
@@ -393,7 +411,6 @@ def a_rank(rank, url, model, port):
     """What one of two processes does; rank 0 writes runs/2."""
     make_known()
     torch.set_num_threads(1)
-    metrics.rates = lambda *_: RATES
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     run = trained(url, config(model, name="2", **SHARED))
@@ -421,49 +438,40 @@ def test_two_ranks_are_one(url, model):
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=1e-5)
 
 
-def test_main_writes_an_ordinary_folder(url, model, monkeypatch):
+def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     run = trained(url, config(model, lora=4, lr=3e-2, max_turn_tokens=5))
-    folder = f"{run.cfg.folder}/step_2"
-    monkeypatch.setattr(sys, "argv", ["lora.py", folder, "merged"])
-    lora.main()
+    folder = f"{run.cfg.path}/step_2"
+    monkeypatch.setattr(sys, "argv", ["merge_lora.py", folder, "merged"])
+    merge_lora.main()
     assert not any(name.startswith("adapter") or name == "trainer"
                    for name in os.listdir("merged"))
-    merged = load_policy("merged")
-    assert not adapters(merged) and len(merged.padding) == len(run.policy.padding)
-    expected = token_logprobs(run.policy, *text())
+    merged, expected = load_policy("merged"), token_logprobs(run.policy, *text())
+    assert not adapters(merged) and merged.known_ids == run.policy.known_ids
     torch.testing.assert_close(token_logprobs(merged, *text()), expected, atol=1e-5, rtol=1e-5)
     assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
-    assert model_defaults("merged") == model_defaults(folder) and \
-        model_defaults("merged")["max_turn_tokens"] == 5
-    with pytest.raises(SystemExit, match="lora.py: .* File exists: 'merged'"):
-        lora.main()
-    monkeypatch.setattr(sys, "argv", ["lora.py", model, "more"])
-    with pytest.raises(SystemExit, match="lora.py: .*: no whole adapter_model.safetensors"):
-        lora.main()
+    assert runs.model_defaults("merged") == runs.model_defaults(folder) and \
+        runs.model_defaults("merged")["max_turn_tokens"] == 5
+    with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
+        merge_lora.main()
 
 
-def test_an_adapter_is_a_model_to_eval_and_to_train(url, model, capsys):
-    """All weights are trained on from the merged ones; new adapters want a folder to name."""
-    folder = f"{trained(url, config(model, lora=4, lr=3e-2)).cfg.folder}/step_2"
-    adapted = load_policy(folder)
-    run = started(url, config(folder, name="full"))
-    assert not adapters(run.policy)
-    (group,) = run.optimizer.param_groups
-    assert {*map(id, run.policy.parameters())} == {*map(id, group["params"])}
-    torch.testing.assert_close(token_logprobs(run.policy, *text()),
-                               token_logprobs(adapted, *text()), atol=1e-5, rtol=1e-5)
-    for given in folder, "":            # a tiny policy's folder is moved aside by the next run
-        with pytest.raises(ValueError, match=f"--model '{given}'.* python lora.py FOLDER OUT"):
-            train.check(config(given, name="new", lora=4))
-    shutil.move(model, "runs/own")
-    Path(folder, "adapter_config.json").write_text(Path(
-        folder, "adapter_config.json").read_text().replace(model, "runs/own"))
-    with pytest.raises(ValueError, match="runs/own lies in this run's own folder"):
-        train.check(config(folder, name="own"))
-    shutil.move("runs/own", model)
-    os.rename(f"{folder}/adapter_config.json", "kept")
-    with pytest.raises(ValueError, match="transformers cannot load it"):
-        train.check(config(folder, name="none"))
+def test_a_folder_of_adapters_is_a_model_to_train(url, model):
+    """Without --lora all weights are trained, from the merged ones; with it these adapters are."""
+    folder = f"{trained(url, config(model, lora=4, lr=3e-2)).cfg.path}/step_2"
+    expected = token_logprobs(load_policy(folder), *text())
+    full = started(url, config(folder, name="full"))
+    assert not adapters(full.policy) and tokenizer_path(folder) == folder
+    (group,) = full.optimizer.param_groups
+    assert {*map(id, full.policy.parameters())} == {*map(id, group["params"])}
+    torch.testing.assert_close(token_logprobs(full.policy, *text()), expected, atol=1e-5,
+                               rtol=1e-5)
+    more = trained(url, config(folder, name="more", lora=4, kl_coef=0.1))
+    assert more.policy.lora.base == base_of("runs/more/step_2") == model
+    assert not torch.equal(token_logprobs(more.policy, *text()), expected)
+    torch.testing.assert_close(token_logprobs(more.reference, *text()), expected, atol=1e-5,
+                               rtol=1e-5)          # where this run began, not the base
+    os.remove(f"{folder}/tokenizer_config.json")
+    assert tokenizer_path(folder) == model and tokenizer_path("org/name") == "org/name"
 
 
 def test_defaults_of_a_chat_model_with_lora_learn_faster(model):
