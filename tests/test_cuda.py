@@ -104,29 +104,6 @@ def check_table(table, rows, pages, multiple):
     assert 0 <= int(table.min()) and int(table.max()) < len(pages)
 
 
-def flash4(*nothing, q=None, k=None, v=None, cu_seqlens_q=None, cu_seqlens_k=None,
-           max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None, page_table=None,
-           softmax_scale=None, causal=False, window_size=(None, None)):
-    """flash-attn-4's: the order of its arguments is its own, so that only q, k, v may come without
-    their names; pages exclude cu_seqlens_k; None, not -1, is no window; (out, log-sum-exp) comes
-    back."""
-    q, k, v = nothing or (q, k, v)
-    assert window_size == (None, None) or window_size[0] >= 0
-    window_size = tuple(-1 if x is None else x for x in window_size)
-    assert (page_table is None) != (cu_seqlens_k is None) and seqused_q is None
-    if page_table is None:
-        assert seqused_k is None
-        return flash2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                      softmax_scale=softmax_scale, causal=causal, window_size=window_size), None
-    assert seqused_k.dtype == torch.int32 and seqused_k.shape == (len(page_table),)
-    check_table(page_table, len(cu_seqlens_q) - 1, k, 128)
-    check_heads(q, k, v)
-    assert torch.isfinite(k).all() and torch.isfinite(v).all()    # also behind a page's last token
-    return one_by_one_sequence(q, k, v, check_cu_seqlens(cu_seqlens_q, len(q)), summed(seqused_k),
-                               max_seqlen_q, max_seqlen_k, softmax_scale, window_size[0],
-                               page_table), None
-
-
 def summed(lengths):
     return [0, *lengths.cumsum(0).tolist()]
 
@@ -166,13 +143,11 @@ class Recorded(DecodeGraph):
             replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
 
 
-@pytest.fixture(params=["flash2", "flash4", "varlen"])
+@pytest.fixture(params=["flash2", "varlen"])
 def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
-    flash_attn, cute = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
-    flash_attn.flash_attn_varlen_func, cute.flash_attn_varlen_func = flash2, flash4
-    monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    package = types.SimpleNamespace(flash_attn_varlen_func=flash2)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
     monkeypatch.setattr(engine_module, "DecodeGraph", Recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
@@ -326,8 +301,8 @@ def test_a_random_schedule_by_flash_and_by_torch_says_the_same(kernel, monkeypat
 
 
 def test_a_lone_episode_of_many_pages_fits_beside_the_spare_page(kernel):
-    """1,000 tokens are four pages of 256 or eight of 128; one more lies behind them for graphs, one
-    in all and not one for each row."""
+    """1,000 tokens are four pages; one more lies behind them for graphs, one in all and not one for
+    each row."""
     model = twins(vocabulary=len(chat_tokenizer()), loud=[0])[0]
     agent = Agent(chat_tokenizer(), "", max_turn_tokens=8, max_context=1000)
     (episode,), stats = collect(model, agent, LocalClient(Long), [0], 1, 5)
@@ -338,7 +313,7 @@ def test_a_lone_episode_of_many_pages_fits_beside_the_spare_page(kernel):
     for episodes, memory, pages in ((1, 1, most), (3, None, 3 * most)):      # 1: memory is scarce
         engine = make_engine(model, agent, episodes, memory=memory)
         assert engine.pages.count == pages and engine.memory.keys.shape[1] == pages + 1
-        assert engine.pages.page_size == (128 if kernel == "flash4" else 256)
+        assert engine.pages.page_size == 256
 
 
 class Long:
@@ -377,22 +352,15 @@ def test_kernels_are_chosen_where_they_can_run(monkeypatch):
     cuda, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setitem(sys.modules, "flash_attn", None)           # as if not installed
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
     kernel, why = choose_kernel("auto", cuda, bf16)
     assert kernel == "varlen" and why.startswith("flash2: import of flash_attn")
     assert choose_kernel("varlen", cuda, bf16) == ("varlen", "installed")
-    with pytest.raises(ValueError, match="attention=flash4, but flash4: .*: use auto"):
-        choose_kernel("flash4", cuda, bf16)
-    packages = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
-    for package, function in zip(packages, (flash2, flash4)):
-        package.flash_attn_varlen_func = function
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", packages[1])
-    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))   # 4 without 2
-    assert choose_kernel("auto", cuda, bf16)[0] == "varlen"        # 4 decodes without splitting
-    assert choose_kernel("flash4", cuda, bf16) == ("flash4", "installed")
-    monkeypatch.setitem(sys.modules, "flash_attn", packages[0])
+    with pytest.raises(ValueError, match="attention=flash2, but flash2: .*: use auto"):
+        choose_kernel("flash2", cuda, bf16)
+    package = types.SimpleNamespace(flash_attn_varlen_func=flash2)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
     assert choose_kernel("auto", cuda, torch.float16) == ("flash2", "installed")
-    assert flash_function("flash4") is flash4 and flash_function("varlen") is varlen_attn
+    assert flash_function("flash2") is flash2 and flash_function("varlen") is varlen_attn
     assert choose_kernel("auto", cuda, torch.float32) == ("torch", "cuda, torch.float32")
     assert choose_kernel("auto", cpu, bf16) == ("torch", "cpu, torch.bfloat16")
     assert choose_kernel("torch", cuda, bf16) == ("torch", "asked for")
@@ -515,7 +483,7 @@ class TestFsdpOnGpu:
 
 @pytest.mark.parametrize("attention, dtype", [
     ("torch", torch.float32), ("torch", torch.bfloat16), ("flash2", torch.bfloat16),
-    ("varlen", torch.bfloat16), ("flash4", torch.bfloat16)], ids=str)
+    ("varlen", torch.bfloat16)], ids=str)
 class TestOnGpu:
     pytestmark = on_cuda
 
@@ -598,10 +566,3 @@ class TestOnGpu:
                         for m in (model, stock))
         assert (ours - theirs).norm() / theirs.norm() < (1e-4 if dtype == torch.float32 else 5e-2)
         assert math.isfinite(ours.norm().item())
-
-
-# What was broken to see these tests fail: lengths of the cache instead of the whole in a later
-# prefill; a decode length without its own token; no page of its own for a recorded batch's padding;
-# a replay that does not copy the table; pages of 32; no write before the read; keys for values; no
-# scale; flash-attn-4's pair taken for its output; a window that looks ahead; 4 chosen before 2; two
-# splits; the spare page dealt to a sequence, or one for each row; a small graph recorded first

@@ -65,28 +65,28 @@ def test_load_policy_says_what_is_missing(tmp_path):
 
 
 def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
-    """Half of 50 ids without a text, and likelier than the others: sampler and trainer see the
-    distribution that stock transformers has over the 25 others, and no NaN in the entropy."""
-    vocabulary = {"<|endoftext|>": 0} | {f"w{n}": n for n in range(2, 50, 2)}
-    stock = twins("qwen2", vocabulary=50, loud=range(1, 50, 2))[1]
+    """25 of 50 ids lie behind the tokenizer's last one, and are likelier than the others: sampler
+    and trainer see the distribution that stock transformers has over the first 25, and no NaN in
+    the entropy."""
+    stock = twins("qwen2", vocabulary=50, loud=range(25, 50))[1]
     stock.save_pretrained(tmp_path)
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary))) \
+    known = {"<|endoftext|>": 0} | {f"w{n}": n for n in range(1, 25)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(known))) \
         .save_pretrained(tmp_path)
-    policy, text = load_policy(tmp_path), tokens_of(random.Random(1), 20)
+    policy, text = load_policy(tmp_path), tokens_of(random.Random(1), 20, 25)
     logits = stock(torch.tensor([text]), use_cache=False).logits[0]
-    assert logits.argmax(-1).remainder(2).sum() > 5                       # odd ids are likely
-    want = logits[:, ::2].log_softmax(-1)                                 # (T, 25)
+    assert (logits.argmax(-1) >= 25).sum() > 5
+    want = logits[:, :25].log_softmax(-1)                                 # (T, 25)
     engine = Engine(policy, 1, 4)
     got = engine.prefill([engine.start()], [text])
-    assert (got.log_softmax(-1)[:, ::2] - want[-1]).abs().max() < 1e-5
+    assert (got.log_softmax(-1)[:, :25] - want[-1]).abs().max() < 1e-5
     for u in torch.arange(0, 1, 0.01):
         for temperature in (0, 0.5, 1, 2):
-            assert sample(got, u[None], temperature)[0].item() % 2 == 0
-    ids = torch.tensor([[t - t % 2 for t in text]])
-    want = stock(ids, use_cache=False).logits[0, :-1, ::2].log_softmax(-1)
-    got, entropy = action_logprobs(policy, ids, torch.arange(20)[None] > 0, torch.arange(20)[None],
-                                   entropy=True)
-    assert (got - want.gather(1, ids[0, 1:, None] // 2)[:, 0]).abs().max() < 1e-5
+            assert sample(got, u[None], temperature)[0].item() < 25
+    ids, positions = torch.tensor([text]), torch.arange(20)[None]
+    got, entropy = action_logprobs(policy, ids, positions > 0, positions, entropy=True)
+    want = want[:-1]
+    assert (got - want.gather(1, ids[0, 1:, None])[:, 0]).abs().max() < 1e-5
     assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
     (got.sum() + entropy.sum()).backward()
     assert all(p.grad.isfinite().all() for p in policy.parameters())
@@ -993,7 +993,7 @@ def test_a_models_own_cap_of_16_bit_logits_is_float32_too():
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
         num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=4.0,
         initializer_range=0.5), dtype=torch.bfloat16))
-    model.padding, seen = torch.tensor([49]), []
+    model.known_ids, seen = 49, []
     model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
     engine = Engine(model, 1, 1)
     got = engine.prefill([engine.start()], [[1, 2, 3]])

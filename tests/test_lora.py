@@ -22,7 +22,6 @@ import parallel
 import run as runs
 import train
 from engine import add_value_head, prepare
-from eval import model_defaults
 from fakes import (config, flags_of, make_known, save_policy, served, started, token_logprobs,
                    trained, trainer_of, twins)
 from lora import (adapt, adapters, base_of, load_policy, merge, save_adapters, tokenizer_path,
