@@ -359,7 +359,7 @@ def main(argv=None):
     more, left_out = measured(args, limits, deadline)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = [f"{name} {installed.get(name, 'absent')}" for name in (
-        "torch", "transformers", "flash-attn", "flash-attn-4")]
+        "torch", "transformers", "flash-attn")]
     text = report(torch.cuda.get_device_name(), versions, limits, tests, rows + more, left_out)
     print(text)
     if args.out:
