@@ -131,15 +131,9 @@ REFUSED = {         # how the template goes wrong -> its text, what is said
         "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'user' %}({{ loop.index }}) "
         "{% endif %}{{ m.content }}<|end|>{% endfor %}",
         "rewrites earlier messages.*--history template"),
-    "counts messages": (
-        "{{ messages|length }} messages{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-        "<|end|>{% endfor %}", "rewrites earlier messages.*--history template"),
     "says the rules beside the last message": (
         "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{% if loop.last %}"
         "{{ messages[0].content }}{% endif %}{{ m.content }}<|end|>{% endfor %}",
-        "refuses rules, then user and.*leaves out or repeats"),
-    "keeps the last two messages": (
-        "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
         "refuses rules, then user and.*leaves out or repeats"),
     "refuses rules": ("{{ raise_exception('System role not supported') }}",
                       "refuses rules, then user.*not supported"),
@@ -182,7 +176,6 @@ COMPLAIN_THINK = "no <think>"
 
 
 @pytest.mark.parametrize("name, reply, action, complaint", [
-    ("act", "get 2 bone", "get 2 bone", ""),
     ("act", "  get 2 bone\n", "get 2 bone", ""),
     ("act", "", "", ""),
     ("act", "up || left", "up || left", ""),
@@ -191,7 +184,6 @@ COMPLAIN_THINK = "no <think>"
     ("react", "Action: up || left", "up || left", ""),
     ("react", "get 2 bone", "", COMPLAIN_REACT),
     ("react", "Thought: action: get", "", COMPLAIN_REACT),
-    ("react", "", "", COMPLAIN_REACT),
     ("react", "Action: up\nAction: down", "", SEVERAL),
     ("think", "<think>bone first</think><answer>get 2 bone</answer>", "get 2 bone", ""),
     ("think", "<think>a\nb</think>\n<answer>up || left</answer> yes", "up || left", ""),
@@ -201,12 +193,8 @@ COMPLAIN_THINK = "no <think>"
     ("think", "<think>x</think><answer>up", "", COMPLAIN_THINK),                # cut off
     ("think", "<think>x</think><answer>up</answer><answer>down</answer>", "up", ""),
     ("plan", "Plan: bone, soap\nThought: first bone\nAction: get 2 bone", "get 2 bone", ""),
-    ("plan", "Thought: on with it\nAction: get 2 bone", "get 2 bone", ""),
     ("plan", "Plan: get 2 bone", "", COMPLAIN_REACT),
-    ("plan", "Plan: p\nAction: a\nAction: b", "", SEVERAL),
-    ("reflect", "Thought: this time bone\nAction: get 2 bone", "get 2 bone", ""),
     ("reflect", "I was wrong.", "", COMPLAIN_REACT),
-    ("reflect", "Action: a\nAction: b", "", SEVERAL),
 ])
 def test_format_read_gives_the_action_or_a_complaint(name, reply, action, complaint):
     got, complained = FORMATS[name].read(reply)
@@ -677,12 +665,6 @@ def test_what_failed_does_not_keep_the_engine(monkeypatch):
                for stats in kept for words in stats.failures)
 
 
-def test_play_raises_what_the_environment_failed_with():
-    client = Failing(lambda task, n: n == 3)
-    with pytest.raises(EnvError, match="task 2 is down"):
-        play(policy(), agent(), client, 2, 5)
-
-
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("number", [1, 7])
 def test_collect_shows_a_crash_of_the_client(number, batched):
@@ -722,17 +704,6 @@ def test_stats_of_several_are_added():
     assert sum([a, b], Stats()) == Stats(3, ["x", "y"], Counter(decode=1.5, prefill=2.0),
                                          Counter(prefill=13, decode=4), 5, 3)
     assert Stats().seconds["decode"] == 0                       # a phase that never ran
-
-
-def test_stats_of_collect_tell_where_the_time_went():
-    """Phases do not overlap: together at most the whole time, and most of it."""
-    began = time.perf_counter()
-    _, stats = collect(policy(), agent(), LocalClient(before=lambda *_: time.sleep(0.002)),
-                       [1, 2], 3, 4)
-    seconds = time.perf_counter() - began
-    assert stats.seconds.keys() == {"environment", "prefill", "decode", "sampling"}
-    assert all(s > 0 for s in stats.seconds.values())
-    assert 0.5 * seconds < sum(stats.seconds.values()) <= seconds
 
 
 # ---- several environments at once ----------------------------------------------------------------
@@ -1020,16 +991,6 @@ def test_compose_writes_the_plan_in_the_first_reply_only():
 def test_start_asks_for_a_note_where_only_a_note_is_kept(context, parts):
     assert agent(format="react", context=context).start() == [
         {"role": "system", "content": "\n\n".join(parts)}]
-
-
-def test_observe_takes_an_action_for_valid_unless_told_otherwise():
-    for info, valid in ((None, True), ({}, True), ({"valid": True}, True),
-                        ({"valid": False}, False)):
-        episode = Episode(agent(), 1, KEY, 5)
-        episode.observe("start")
-        reply_to(episode, "go")
-        episode.observe("on", 0.0, False, info)
-        assert episode.trajectory.turns[0].valid is valid
 
 
 def test_episode_plays_a_turn_that_just_fits():
