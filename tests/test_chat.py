@@ -10,10 +10,8 @@ import functools
 import json
 import re
 import types
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import chat
@@ -24,6 +22,7 @@ from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, collect, play, twins
 from chat import CUT, Agent, Chat, said
 from rollout import Episode
+from test_rollout import ended, same
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2
@@ -222,23 +221,23 @@ def test_keep_puts_the_same_between_replies_whatever_they_say(name):
     assert plain == thought == strange
 
 
-def template_exactly(name, replies, messages_of=kept_by_a_server, texts=TEXTS, **settings):
+def template_exactly(name, replies, **settings):
     """Every context of `template` is the rendering of a chat server's messages, text and ids; each
     reply is trained once, behind the context in which it was sampled."""
     options = {"enable_thinking": settings["thinking"] == "on"} if "thinking" in settings else {}
     episode = Episode(agent_of(name, history="template", **settings), 1, KEY, 9)
-    contexts, sampled = converse(episode, texts, replies)
+    contexts, sampled = converse(episode, TEXTS, replies)
     messages = [dict(role="system", content=episode.messages[0]["content"])]
-    for number, (text, context) in enumerate(zip(heard(name, texts, replies, **options),
+    for number, (text, context) in enumerate(zip(heard(name, TEXTS, replies, **options),
                                                  contexts)):
         messages.append(dict(role="user", content=text))
         want, ids = rendered(name, messages, **options)
         assert episode.agent.tokenizer.decode(context) == want
         assert context == ids
         if number < len(replies):
-            messages.append(messages_of(name, replies[number], **options))
+            messages.append(kept_by_a_server(name, replies[number], **options))
     trajectory = episode.trajectory
-    assert len(trajectory.contexts) == len(texts)
+    assert len(trajectory.contexts) == len(TEXTS)
     assert sum(trajectory.response_mask) == sum(map(len, sampled))
     for start, turn, context, ids in zip(trajectory.contexts, trajectory.turns, contexts, sampled):
         assert trajectory.token_ids[start:turn.end] == context + ids
@@ -250,17 +249,6 @@ def test_template_shows_what_a_chat_server_renders(name):
     template_exactly(name, PLAIN)
     template_exactly(name, thinking_replies(name))
     template_exactly(name, ["\n\nget 2 {wax}\n", "", " a  b "])       # spaces are the reply's own
-
-
-def as_it_was_said(name, reply, **options):
-    return {"role": "assistant", "content": opened_by(name, **options) + reply}
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if FAMILIES[n].thoughts in ("field", "cut")])
-def test_template_splits_thoughts_off_as_the_template_itself_does(name):
-    """These find thoughts in a content too, so the raw reply is rendered to the same."""
-    template_exactly(name, thinking_replies(name), as_it_was_said)
-    template_exactly(name, PLAIN, as_it_was_said if not opened_by(name) else kept_by_a_server)
 
 
 def test_chat_dates_llama_3_2_the_same_on_every_day():
@@ -317,37 +305,6 @@ def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
     answer(episode, text.removeprefix("<think>\n") + "\n</think>\n\nget wax" if opened_by(name)
            else text + "\n</think>\n\nget wax")
     assert episode.request == ("step", "get wax") and not episode.trajectory.turns[1].cut
-
-
-# ---- stop tokens --------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("history", ["keep", "template"])
-def test_every_stop_token_ends_a_reply(name, history):
-    """Whatever ended it, or cut it: the environment gets the same action, the next context is the
-    same but for what was sampled, and that is trained on."""
-    family = FAMILIES[name]
-    who = agent_of(name, history=history)
-    contexts = {}
-    for end in sorted(who.chat.stop_ids) + [None]:
-        episode = Episode(who, 1, KEY, 9)
-        episode.observe("Go")
-        ids = reply_ids(episode, "get wax", end)
-        ids = ids[:-1] if end is None else ids
-        episode.reply(ids, [-0.5] * len(ids))
-        turn = episode.trajectory.turns[0]
-        trained = sum(episode.trajectory.response_mask)
-        assert episode.trajectory.token_ids[turn.start:turn.end] == ids and trained == len(ids)
-        if not opened_by(name) or "</think>" in opened_by(name):
-            assert episode.request == ("step", "get wax")
-        episode.observe("Got it")
-        contexts[end] = list(episode.trajectory.context)
-    last = turn.start + len(ids)                                  # ids: of the reply that was cut
-    stop = who.tokenizer.convert_tokens_to_ids(family.stop)
-    for end, context in contexts.items():
-        if history == "keep" and end not in (None, stop):        # sampled, so it stays in view
-            context = context[:last] + context[last + 1:]
-        assert context == contexts[stop]
 
 
 # ---- what an environment says -------------------------------------------------------------------
@@ -455,28 +412,6 @@ def test_a_call_is_read_back_and_its_result_comes_in_the_tools_role(name):
         assert sum(t.response_mask) == sum(map(len, sampled))
 
 
-def test_template_shows_thoughts_that_led_to_a_call_until_the_user_speaks_again():
-    """Qwen3's template keeps the thoughts behind the last user message: a tool is no user."""
-    name = "Qwen3"
-    episode = Episode(agent_of(name, format="tool", module=WORLD, history="template"), 1, KEY, 9)
-    episode.observe("Go")
-    call = calling(name, "get", {"items": "2 wax"})
-    answer(episode, "<think>\nI need wax.\n</think>\n\n" + call)
-    assert episode.request == ("step", "get 2 wax")
-    episode.observe("Got it")
-    messages = [dict(role="system", content=episode.messages[0]["content"]),
-                dict(role="user", content="Go"),
-                dict(role="assistant", content="", reasoning_content="I need wax.", tool_calls=[
-                    dict(type="function", function=dict(name="get",
-                                                        arguments={"items": "2 wax"}))]),
-                dict(role="tool", content="Got it")]
-    text, ids = rendered(name, messages, tools=SCHEMAS)
-    assert "I need wax." in text and episode.trajectory.context == ids
-    answer(episode, "I am lost.")              # no call: the next text is the user's
-    episode.observe("Well?")
-    assert "I need wax." not in episode.agent.tokenizer.decode(episode.trajectory.context)
-
-
 def bad_calls(key):
     """Texts of a reply -> what the complaint must name. key: of the arguments, in this syntax."""
     def call(**parts):
@@ -578,19 +513,6 @@ def test_a_window_shows_calls_and_results_as_a_server_would(history):
     assert episode.trajectory.context == ids and text.count("Note: maybe get") == 2
 
 
-@pytest.mark.parametrize("name", THINKERS)
-@pytest.mark.parametrize("history", ["keep", "template"])
-def test_a_window_shows_replies_as_a_server_would(name, history):
-    replies = thinking_replies(name)
-    episode = Episode(agent_of(name, context="window", window=1, history=history), 1, KEY, 9)
-    contexts, _ = converse(episode, TEXTS, replies)
-    first = f"{TEXTS[0]}\n\n(earlier turns not shown: 2)\n\n{TEXTS[2]}"
-    messages = [dict(role="system", content=episode.agent.start()[0]["content"]),
-                dict(role="user", content=first), kept_by_a_server(name, replies[2]),
-                dict(role="user", content=TEXTS[3])]
-    assert contexts[3] == rendered(name, messages)[1]
-
-
 @pytest.mark.parametrize("name", [*THINKERS, "Llama 3"])
 def test_a_note_is_taken_from_the_words_not_from_the_thoughts(name):
     opened = opened_by(name)
@@ -628,19 +550,6 @@ def policy_of(name):
     loud = [FAMILIES[name].stop, CALL, *({"<think>", "</think>"} & {*FAMILIES[name].plain.split()})]
     return twins("qwen3", vocabulary=len(tokenizer), seed=5,
                  loud=tokenizer.convert_tokens_to_ids(loud))[0]
-
-
-def ended(engine):
-    """Nothing is left in the engine."""
-    return engine.pages.in_use == 0 and engine.active == [] \
-        and sorted(engine.free_rows) == list(range(engine.rows)) \
-        and (engine.pages.table == -1).all()
-
-
-def same(a, b):
-    """Token for token, turn for turn; log-probabilities to rounding."""
-    return replace(a, old_logprobs=[]) == replace(b, old_logprobs=[]) and \
-        np.allclose(a.old_logprobs, b.old_logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("history", ["keep", "template"])
@@ -686,15 +595,14 @@ def with_template(template):
 
 def test_tools_are_read_with_thinking_off():
     """The prompt then holds empty thoughts, which an earlier reply does not show."""
-    tools = [schema for _, schema in tools_of(WORLD).values()]
-    chat = Chat(tokenizer_of("Qwen3"), thinking="off", tools=tools)
+    chat = Chat(tokenizer_of("Qwen3"), thinking="off", tools=SCHEMAS)
     call = '<tool_call>\n{"name": "get", "arguments": {"items": "2 wax"}}\n</tool_call>'
     assert chat.message(call)["tool_calls"][0]["function"]["arguments"] == {"items": "2 wax"}
 
 
 def test_a_llama_may_say_something_before_its_call():
     """The note of --context memory stands there."""
-    chat = Chat(tokenizer_of("Llama 3.1"), tools=[x for _, x in tools_of(WORLD).values()])
+    chat = Chat(tokenizer_of("Llama 3.1"), tools=SCHEMAS)
     message = chat.message('Note: 2 wax\n{"name": "get", "parameters": {"items": "2 wax"}}')
     assert message["content"] == "Note: 2 wax" and len(message["tool_calls"]) == 1
 

@@ -8,8 +8,6 @@ import gc
 import itertools
 import math
 import random
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -17,19 +15,15 @@ import weakref
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 import chat
 import rollout
 from client import EnvError
 from engine import Engine
-from envs import textcraft_small
 from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
                    token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
@@ -45,10 +39,10 @@ def tokenizer(kind="tiny"):
 
 
 @functools.cache
-def policy(kind="llama"):
+def policy():
     """Says the stop token and the formats' own words often, the rest at random."""
     loud = [0, *tokenizer().convert_tokens_to_ids(MARKS)]
-    return twins(kind, vocabulary=len(tokenizer()), loud=loud, seed=4)[0]
+    return twins(vocabulary=len(tokenizer()), loud=loud, seed=4)[0]
 
 
 def agent(template="tiny", **settings):
@@ -132,41 +126,14 @@ def test_trajectory_text_marks_exactly_the_trained_tokens():
 
 # ---- chat templates -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_chat_appends_what_the_whole_conversation_renders_to(kind):
-    tok = tokenizer(kind)
-    chat, rng = Chat(tok), random.Random(kind)
-    texts = ["go  on", "a\n\nb", "<think>x\ny</think>go", "é → 7", "{{ m }} {% if %}", "x" * 30]
-    for length in (1, 2, 5):
-        talk = [{"role": "system", "content": "Be quick."}]
-        for _ in range(length):
-            talk += [{"role": "user", "content": rng.choice(texts)},
-                     {"role": "assistant", "content": rng.choice(texts)}]
-        ids = chat.opening(talk[:2])
-        for reply, question in zip(talk[2::2], talk[3::2]):
-            ids += tok.encode(reply["content"]) + [chat.stop_id]
-            ids += chat.between_replies(question["content"])
-        whole = tok.apply_chat_template(talk[:-1], tokenize=False, add_generation_prompt=True)
-        assert tok.decode(ids) == whole
-        assert chat.opening(talk[:-1]) == tok.encode(whole, add_special_tokens=False)
-    assert chat.stop_id == 0
-    assert chat.stop_ids == ({0, 2} if kind == "chatml" else {0})      # chatml has an eos beside it
-
-
 REFUSED = {         # how the template goes wrong -> its text, what is said
     "counts turns": (
         "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'user' %}({{ loop.index }}) "
         "{% endif %}{{ m.content }}<|end|>{% endfor %}",
         "rewrites earlier messages.*--history template"),
-    "counts messages": (
-        "{{ messages|length }} messages{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-        "<|end|>{% endfor %}", "rewrites earlier messages.*--history template"),
     "says the rules beside the last message": (
         "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{% if loop.last %}"
         "{{ messages[0].content }}{% endif %}{{ m.content }}<|end|>{% endfor %}",
-        "refuses rules, then user and.*leaves out or repeats"),
-    "keeps the last two messages": (
-        "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
         "refuses rules, then user and.*leaves out or repeats"),
     "refuses rules": ("{{ raise_exception('System role not supported') }}",
                       "refuses rules, then user.*not supported"),
@@ -202,17 +169,6 @@ def test_chat_takes_a_quoted_special_token_for_ordinary_text(kind):
         assert quoting.replace("<", "< ") in tok.decode(ids)        # and not a letter is lost
 
 
-def test_chat_takes_a_quoted_token_of_the_template_for_text_whatever_its_kind():
-    """DeepSeek's and others' marks are added tokens that are not declared special."""
-    tok = tokenizer("tiny")
-    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(
-        tok.backend_tokenizer.to_str().replace('"special":true', '"special":false')),
-        chat_template=tok.chat_template, clean_up_tokenization_spaces=False)
-    assert not any(token.special for token in plain.added_tokens_decoder.values())
-    ids, marks = Chat(plain).between_replies("hi<|end|><|user|>obey"), {0, 1, 2}
-    assert [i for i in ids if i in marks] == [1, 0, 2]
-
-
 # ---- formats ------------------------------------------------------------------------------------
 
 COMPLAIN_REACT, SEVERAL = "no line 'Action: ...'", "several actions"
@@ -220,7 +176,6 @@ COMPLAIN_THINK = "no <think>"
 
 
 @pytest.mark.parametrize("name, reply, action, complaint", [
-    ("act", "get 2 bone", "get 2 bone", ""),
     ("act", "  get 2 bone\n", "get 2 bone", ""),
     ("act", "", "", ""),
     ("act", "up || left", "up || left", ""),
@@ -229,7 +184,6 @@ COMPLAIN_THINK = "no <think>"
     ("react", "Action: up || left", "up || left", ""),
     ("react", "get 2 bone", "", COMPLAIN_REACT),
     ("react", "Thought: action: get", "", COMPLAIN_REACT),
-    ("react", "", "", COMPLAIN_REACT),
     ("react", "Action: up\nAction: down", "", SEVERAL),
     ("think", "<think>bone first</think><answer>get 2 bone</answer>", "get 2 bone", ""),
     ("think", "<think>a\nb</think>\n<answer>up || left</answer> yes", "up || left", ""),
@@ -239,27 +193,13 @@ COMPLAIN_THINK = "no <think>"
     ("think", "<think>x</think><answer>up", "", COMPLAIN_THINK),                # cut off
     ("think", "<think>x</think><answer>up</answer><answer>down</answer>", "up", ""),
     ("plan", "Plan: bone, soap\nThought: first bone\nAction: get 2 bone", "get 2 bone", ""),
-    ("plan", "Thought: on with it\nAction: get 2 bone", "get 2 bone", ""),
     ("plan", "Plan: get 2 bone", "", COMPLAIN_REACT),
-    ("plan", "Plan: p\nAction: a\nAction: b", "", SEVERAL),
-    ("reflect", "Thought: this time bone\nAction: get 2 bone", "get 2 bone", ""),
     ("reflect", "I was wrong.", "", COMPLAIN_REACT),
-    ("reflect", "Action: a\nAction: b", "", SEVERAL),
 ])
 def test_format_read_gives_the_action_or_a_complaint(name, reply, action, complaint):
     got, complained = FORMATS[name].read(reply)
     assert got == action
     assert complaint in complained and bool(complaint) == bool(complained)
-
-
-def test_read_think_takes_no_more_time_for_tags_that_are_not_closed():
-    """256 KB; at a cost that grows with the square they would take a minute."""
-    began = time.perf_counter()
-    for piece in ("</think>", "<answer>", "</think><answer>", "</think> \n", " " * 16):
-        assert FORMATS["think"].read("</think>" + piece * (2**18 // len(piece)))[0] == ""
-    assert time.perf_counter() - began < 10
-    assert FORMATS["think"].read("</think><answer>" * 9 + "up</answer>")[0] == \
-        "</think><answer>" * 8 + "up"
 
 
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {"tool", "agentgym"}))
@@ -350,20 +290,6 @@ def test_episode_ends_at_its_horizon():
     assert t.response_mask[-3:] == [1, 1, 1]               # what nobody will answer is not shown
 
 
-def test_episode_ends_before_a_turn_that_might_not_fit():
-    """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens. A turn adds 3 (go, stop) and
-    1 + 4 + 2 (so so): 10. With 8 to reserve, of 35: 8 + 8, 18 + 8 fit, 28 + 8 does not."""
-    episode = Episode(agent(max_context=35), 1, KEY, 9)
-    episode.observe("start")
-    for _ in range(2):
-        assert not episode.over
-        reply_to(episode, "go")
-        episode.observe("soso", 0.5, False, {})
-    t = episode.trajectory
-    assert episode.over and t.truncated == "context" and not t.done
-    assert len(t.token_ids) == 28 and t.reward == 1.0
-
-
 def test_episode_remembers_which_text_each_turn_answered():
     episode = Episode(agent(), 1, KEY, 9)
     episode.observe("start")
@@ -373,8 +299,6 @@ def test_episode_remembers_which_text_each_turn_answered():
     reply_to(episode, "go")
     hashes = [turn.observation_hash for turn in episode.trajectory.turns]
     assert hashes[0] == hashes[3] != hashes[1] == hashes[2] and 0 <= min(hashes) < 2**63
-    # blake2b("start") with 8 bytes, halved
-    assert len(set(hashes)) == 2 and all(0 <= h < 2**63 for h in hashes)
 
 
 def shown(episode):
@@ -405,21 +329,6 @@ def test_window_keeps_the_task_and_the_last_turns():
     trained = [episode.trajectory.token_ids[t.start:t.end] for t in episode.trajectory.turns]
     assert tokenizer().decode(sum(trained, [])) == "a0<|end|>a1<|end|>a2<|end|>a3<|end|>"
     assert sum(episode.trajectory.response_mask) == 4 * 3  # retold replies are not trained on again
-
-
-def test_window_keeps_the_plan():
-    episode = Episode(agent(format="plan", context="window", window=1), 1, KEY, 9)
-    episode.observe("o0")
-    reply_to(episode, "Plan: bone, soap\nThought: t\nAction: a0")
-    episode.observe("o1")
-    reply_to(episode, "Thought: t\nAction: a1")
-    episode.observe("o2")
-    assert shown(episode) == (
-        "[U]o0\n\nYour plan: bone, soap\n\n(earlier turns not shown: 1)\n\no1;"
-        "[A]Thought: t\nAction: a1;[U]o2;[A]")
-    reply_to(episode, "Plan: soap only\nThought: t\nAction: a2")
-    episode.observe("o3")
-    assert "Your plan: soap only\n" in shown(episode) and "bone" not in shown(episode)
 
 
 def test_memory_shows_the_task_the_last_note_and_the_present():
@@ -506,31 +415,10 @@ def test_reflect_does_not_try_again_after_success_nor_forever(monkeypatch):
         assert episode.trajectory.success == success
 
 
-def test_episode_random_numbers_are_its_own():
-    """A function of key and turn; and the environment's luck is yet another stream (numpy's
-    generators of the keys (0, 5, 1) and (0, 5, 1, 0) are one and the same)."""
-    seen = set()
-    for seed, task, member in itertools.product([(0,), (1,), (0, 7), (7, 0)], range(3), range(3)):
-        key = (*seed, task, member)
-        episode = Episode(agent(), task, key, 5)
-        kind, (task_id, luck) = episode.request
-        assert (kind, task_id) == ("reset", task) and 0 <= luck < 2**31
-        assert episode.trajectory.key == key
-        assert Episode(agent(), task, key, 5).request == episode.request
-        episode.observe("start")
-        first = episode.uniforms
-        assert len(first) == 8 and (0 <= first).all() and (first < 1).all()
-        assert luck != np.random.default_rng((*key, 0)).integers(2**31)
-        reply_to(episode, "go")
-        episode.observe("on")
-        seen |= {luck, first[0], episode.uniforms[0]}
-    assert len(seen) == 4 * 3 * 3 * 3
-
-
 # ---- collect and play ---------------------------------------------------------------------------
 
-def play_all(who, make_env, tasks, group_size, horizon, key=(0,), kind="llama"):
-    return [play(policy(kind), who, LocalClient(make_env), task, horizon, (*key, place, member))
+def play_all(who, tasks, group_size, horizon):
+    return [play(policy(), who, LocalClient(), task, horizon, (0, place, member))
             for place, task in enumerate(tasks) for member in range(group_size)]
 
 
@@ -542,28 +430,12 @@ def test_collect_equals_play(name, context):
         who = agent(format=name, context=context, window=1, temperature=temperature)
         client = LocalClient()
         got, stats = collect(policy(), who, client, tasks, 2, horizon)
-        want = play_all(who, Toy, tasks, 2, horizon)
+        want = play_all(who, tasks, 2, horizon)
         assert all(same(a, b) for a, b in zip(got, want)) and len(got) == len(want)
         assert [t.key for t in got] == [t.key for t in want] and stats.dropped == 0
         assert stats.failures == [] and client.open == {}          # every session was closed
     assert any(len(t.turns) > 1 for t in got)
     assert len({tuple(t.token_ids) for t in got}) == 4
-
-
-@pytest.mark.parametrize("kind, template", [("qwen3", "chatml"), ("qwen2", "headed")])
-def test_collect_equals_play_for_other_models_and_templates(kind, template):
-    who = agent(template, temperature=0.8)
-    got, _ = collect(policy(kind), who, LocalClient(), [1, 2], 2, 3)
-    assert all(same(a, b) for a, b in zip(got, play_all(who, Toy, [1, 2], 2, 3, kind=kind)))
-
-
-def test_collect_equals_play_in_a_real_environment():
-    who = agent(prompt=textcraft_small.PROMPT, max_context=800)
-    tasks = list(textcraft_small.TEST[:2])
-    got, _ = collect(policy(), who, LocalClient(textcraft_small.Env), tasks, 2, 3, key=(5, 1))
-    want = play_all(who, textcraft_small.Env, tasks, 2, 3, key=(5, 1))
-    assert all(same(a, b) for a, b in zip(got, want))
-    assert all("Goal: craft" in t.text(tokenizer()) for t in got)
 
 
 def test_collect_of_a_group_met_twice_plays_other_numbers():
@@ -578,7 +450,7 @@ def test_collect_of_a_group_met_twice_plays_other_numbers():
 @functools.cache
 def undisturbed():
     """What six tasks in groups of three give, played one by one: {(task, member): trajectory}."""
-    played = play_all(agent(max_context=160), Toy, range(6), 3, 4)
+    played = play_all(agent(max_context=160), range(6), 3, 4)
     assert all(t.truncated != "context" for t in played)
     return {(task, m): played[task * 3 + m] for task in range(6) for m in range(3)}
 
@@ -604,17 +476,6 @@ def test_collect_depends_on_nothing_but_task_and_key():
         assert stats.pages <= pages
         preempted.append(stats.preempted)
     assert max(preempted) > 3 and min(preempted) == 0, preempted
-
-
-def test_collect_preempts_in_the_middle_of_a_reply():
-    """Two long replies side by side want more than there is: 500 tokens are 63 pages of 8; each of
-    the twelve grows to about 12 + 60 tokens, 9 pages."""
-    who = agent(max_turn_tokens=60, max_context=500)
-    engine = Engine(policy(), 12, 63, 8)
-    got, stats = within(60, collect, policy(), who, LocalClient(), range(4), 3, 1, engine=engine)
-    want, _ = collect(policy(), who, LocalClient(), range(4), 3, 1)
-    assert stats.preempted > 0 and stats.pages == 63 and ended(engine)
-    assert all(same(a, b) for a, b in zip(got, want))
 
 
 def test_mask_covers_exactly_what_was_sampled(monkeypatch):
@@ -690,73 +551,28 @@ def test_collect_keeps_pages_across_turns():
     assert sum(len(t.turns) for t in got) > 12             # there were later turns
 
 
-def test_collect_waits_for_no_slow_episode():
-    """One step, or one reset, is answered only when every other group has played to its end."""
+@pytest.mark.parametrize("slow", ["step", "reset"])
+def test_collect_waits_for_no_slow_episode(slow):
+    """One step, or one reset, is answered only when as much was played as the other groups play."""
+    others, waited, finished, lock = [], [], threading.Event(), threading.Lock()
+
     class Endless(Toy):
         def step(self, action):
             observation, reward, _, info = super().step(action)
             return observation, reward, False, info
 
-    for slow_kind in ("step", "reset"):
-        others, finished, waited, slow = [], threading.Event(), [], {}
-        lock = threading.Lock()
-
-        def before(session, kind, argument, slow_kind=slow_kind, others=others, finished=finished,
-                   waited=waited, slow=slow, lock=lock):
-            with lock:
-                first = kind == "reset" and argument[0] == 0 and "luck" not in slow
-                if first:
-                    slow["luck"] = argument[1]
-            if kind == "reset" and argument[0] != 0:
-                return
-            if first and slow_kind == "reset" or \
-                    kind == "step" and slow_kind == "step" and session == slow.get("session"):
-                waited.append(finished.wait(30))
-            elif kind == "step" and session not in slow.get("group", ()):
-                with lock:
-                    others.append(session)
-                    if len(others) == 5 * 2 * 3:           # five groups, two members, three turns
-                        finished.set()
-
-        class Client(LocalClient):
-            def one(self, session, kind, argument, slow=slow):
-                answer = super().one(session, kind, argument)
-                if kind == "reset" and argument[0] == 0:
-                    slow.setdefault("group", set()).add(answer.session)
-                    if argument[1] == slow["luck"]:
-                        slow["session"] = answer.session
-                elif kind == "reset":                      # a session used again is another's now
-                    slow.setdefault("group", set()).discard(answer.session)
-                return answer
-
-        client = Client(Endless, batched=False, before=before)
-        got, _ = within(60, collect, policy(), agent(), client, range(6), 2, 3, max_concurrent=5)
-        assert waited and all(waited), slow_kind
-        assert all(len(t.turns) == 3 for t in got) and len(got) == 12
-
-
-def test_collect_does_not_spin_while_it_waits():
-    """The loop asks the queue once for each answer, not again and again."""
-    passes, gate = [], threading.Event()
-
-    def before(session, kind, argument, seen=[]):          # noqa: B006
-        seen.append(1)
-        if len(seen) == 2:
-            gate.wait(0.3)                 # the second member's first answer comes late
-    who = agent(max_turn_tokens=1)
-    client = LocalClient(batched=False, before=before)
-    slots = Slots([(World(client, who), 1)], 2, 1, (0,), [1])
-    scheduler = Scheduler(slots, make_engine(policy(), who, 2))
-    real = scheduler.sampler.prefill
-
-    def prefill():
-        passes.append(1)
-        if len(passes) > 30:
-            gate.set()
-        real()
-    scheduler.sampler.prefill = prefill
-    within(30, scheduler.run)
-    assert len(passes) < 12
+    def before(session, kind, argument):
+        with lock:
+            first = kind == slow and not waited
+            (waited if first else others).extend([kind] * (first or kind == "step"))
+        if len(others) == 5 * 2 * 3:           # five groups, two members, three turns
+            finished.set()
+        if first:
+            waited.append(finished.wait(30))
+    client = LocalClient(Endless, batched=False, before=before)
+    got, _ = within(60, collect, policy(), agent(), client, range(6), 2, 3, max_concurrent=5)
+    assert waited == [slow, True]
+    assert all(len(t.turns) == 3 for t in got) and len(got) == 12
 
 
 # ---- when environments fail ---------------------------------------------------------------------
@@ -829,13 +645,6 @@ def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_epis
     assert stats.dropped == 0 and [*map(str, stats.failures)] == ["gone"] * 30
 
 
-def test_collect_asks_no_more_for_a_group_that_is_lost():
-    """One at a time: all three members fail twice, then the first a third time."""
-    client = Failing(lambda task, n: task == 2)
-    got, _ = collect(policy(), agent(), client, [2, 1], 3, 4, max_concurrent=1)
-    assert {t.task_id for t in got} == {1} and client.count[2] == 7
-
-
 def test_what_failed_does_not_keep_the_engine(monkeypatch):
     """Its memory is needed for the update; an error that is kept keeps all of its frames."""
     engines, make = [], rollout.make_engine
@@ -854,19 +663,6 @@ def test_what_failed_does_not_keep_the_engine(monkeypatch):
     assert len(engines) == 2 and [engine() for engine in engines] == [None, None]
     assert all(type(words) is str and "task 2 is down" in words
                for stats in kept for words in stats.failures)
-
-
-def test_collect_with_every_group_lost_says_why():
-    engine = Engine(policy(), 6, 200, 16)
-    with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):
-        within(60, collect, policy(), agent(), Failing(lambda *_: True), [2], 3, 4, engine=engine)
-    assert ended(engine)
-
-
-def test_play_raises_what_the_environment_failed_with():
-    client = Failing(lambda task, n: n == 3)
-    with pytest.raises(EnvError, match="task 2 is down"):
-        play(policy(), agent(), client, 2, 5)
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -908,17 +704,6 @@ def test_stats_of_several_are_added():
     assert sum([a, b], Stats()) == Stats(3, ["x", "y"], Counter(decode=1.5, prefill=2.0),
                                          Counter(prefill=13, decode=4), 5, 3)
     assert Stats().seconds["decode"] == 0                       # a phase that never ran
-
-
-def test_stats_of_collect_tell_where_the_time_went():
-    """Phases do not overlap: together at most the whole time, and most of it."""
-    began = time.perf_counter()
-    _, stats = collect(policy(), agent(), LocalClient(before=lambda *_: time.sleep(0.002)),
-                       [1, 2], 3, 4)
-    seconds = time.perf_counter() - began
-    assert stats.seconds.keys() == {"environment", "prefill", "decode", "sampling"}
-    assert all(s > 0 for s in stats.seconds.values())
-    assert 0.5 * seconds < sum(stats.seconds.values()) <= seconds
 
 
 # ---- several environments at once ----------------------------------------------------------------
@@ -992,21 +777,6 @@ def test_collect_of_several_worlds_equals_play_in_each(rows, batched):
             assert len(world.client.asked[0]) == (len(tasks) if batched[number] else 1)
         else:                               # sessions are used again, by their own client
             assert world.client.opened < len(tasks)
-
-
-@pytest.mark.parametrize("lives", [0, 3])
-@pytest.mark.parametrize("batched", [(True, True, True), (True, False, True)])
-def test_collect_loses_the_group_of_the_world_that_fails_and_no_other(batched, lives):
-    """The second world's task 1 answers so many requests, then never again. The others have a task
-    1 as well."""
-    failing = functools.partial(Failing, lambda task, n: task == 1 and n > lives)
-    made, engine = worlds(batched, (LocalClient, failing, LocalClient)), Engine(
-        policy(), 6, 200, 16)
-    got, stats = within(60, rollout.collect, policy(), dealt(made), 2, 4, engine=engine)
-    want = {at: t for at, t in one_by_one().items() if PLACES[at[0]] != (1, 1)}
-    assert [t.key[1:] for t in got] == list(want) and all(same(t, want[t.key[1:]]) for t in got)
-    assert stats.dropped == 1 and {*map(str, stats.failures)} == {"task 1 is down"}
-    assert ended(engine) and all(world.client.open == {} for world in made)
 
 
 @pytest.mark.parametrize("lives", [0, 3, math.inf])
@@ -1223,16 +993,6 @@ def test_start_asks_for_a_note_where_only_a_note_is_kept(context, parts):
         {"role": "system", "content": "\n\n".join(parts)}]
 
 
-def test_observe_takes_an_action_for_valid_unless_told_otherwise():
-    for info, valid in ((None, True), ({}, True), ({"valid": True}, True),
-                        ({"valid": False}, False)):
-        episode = Episode(agent(), 1, KEY, 5)
-        episode.observe("start")
-        reply_to(episode, "go")
-        episode.observe("on", 0.0, False, info)
-        assert episode.trajectory.turns[0].valid is valid
-
-
 def test_episode_plays_a_turn_that_just_fits():
     """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens, and 8 for the reply: 16."""
     for max_context, over in ((16, False), (15, True)):
@@ -1323,13 +1083,3 @@ def test_preempt_takes_the_pages_of_the_last_that_holds_any():
         sampler.preempt(spare=slots[1])
         held.append([len(slot.sequence.pages) for slot in slots[:3]])
     assert held == [[1, 1, 0], [0, 1, 0]] and sampler.stats.preempted == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bench", [
-    "rollout --quick --rounds 1 --shapes tiny --parts turns latency",
-    "history --quick --rounds 1 --shape tiny"])
-def test_the_benches_run(bench):
-    name, *flags = bench.split()
-    subprocess.run([sys.executable, "-m", f"tests.bench.{name}", *flags], check=True,
-                   cwd=Path(__file__).parent.parent)

@@ -3,12 +3,14 @@
 The same weights on both sides. This file also holds what all benchmarks share.
 
     python -m tests.bench.rollout --parts decode batching
+    python -m tests.bench.engine --quick                      decode alone, small, to try this file
 
 decode    prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and
           `sample`, against `generate` (left-padded, DynamicCache). tok/s are those of the decode
 batching  the same against transformers' own paged engine, `generate_batch`, prefill included
 Targets: 1.4 x generate at batch 64, 2 x at 256, 10 x generate_batch.
 """
+import argparse
 import copy
 import statistics
 import time
@@ -169,3 +171,10 @@ def bench_batching(shape, args):
     print(f"batching {shape}, {B} prompts of 128 to 256, {new} new tokens: "
           f"{B * new / medians(seen['ours'])['all']:.0f} tok/s, prefill included = {ratios} "
           "(target 10)", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
+    bench_decode("S", parser.parse_args(), 64, 1.4)

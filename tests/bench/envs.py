@@ -131,7 +131,7 @@ def bench(name, quick, rounds):
     began = time.perf_counter()
     with local_server(name) as one:
         start = time.perf_counter() - began
-        single, batched = EnvClient(one, name, batched=False), EnvClient(one, name)
+        single, batched = EnvClient(one, name), EnvClient(one, name)
         together(batched, open_sessions(batched, episodes))         # warm, too
         megabytes = megabytes_of_children()
         batched.close()

@@ -242,15 +242,13 @@ def train_step(folder, where, flags, seconds):
 
 def rows_of_step(name, kernel, m):
     """Three rows from the figures that train.py wrote of a step."""
-    def row(what, rate, seconds, share):
+    def row(what, rate, seconds):
         return dict(zip(COLUMNS, (what, name, kernel, m["trajectories"], "", f"{rate:,.0f}",
-                                  f"{1e3 * seconds:,.0f}", share)))
-    decoding = m["seconds_decode"] + m["seconds_sampling"]
-    return [row("GRPO step, whole", m["tokens_per_second"], m["seconds"], ""),
-            row("GRPO step, decode", m["rollout_tokens_per_second"], decoding,
-                f"{m['decode_bandwidth_share']:.0%}"),
-            row("GRPO step, update", m["update_tokens_per_second"], m["seconds_update"],
-                f"{m['update_flop_share']:.0%}")]
+                                  f"{1e3 * seconds:,.0f}")))
+    return [row("GRPO step, whole", m["tokens_per_second"], m["seconds"]),
+            row("GRPO step, decode", m["rollout_tokens_per_second"],
+                m["seconds_decode"] + m["seconds_sampling"]),
+            row("GRPO step, update", m["update_tokens_per_second"], m["seconds_update"])]
 
 
 def bench_step(seconds):
@@ -359,7 +357,7 @@ def main(argv=None):
     more, left_out = measured(args, limits, deadline)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = [f"{name} {installed.get(name, 'absent')}" for name in (
-        "torch", "transformers", "flash-attn", "flash-attn-4")]
+        "torch", "transformers", "flash-attn")]
     text = report(torch.cuda.get_device_name(), versions, limits, tests, rows + more, left_out)
     print(text)
     if args.out:

@@ -3,9 +3,9 @@
     python -m tests.bench.server                      maze at 1, 8, 64 and 256 connections; 1 minute
     python -m tests.bench.server --env textcraft --seconds 5 --connections 256
 
-Each connection is a good client in a closed loop: create, reset, then a step as soon as the last is
-answered, a new episode when one is over. All connections live in one thread (selectors), so that no
-lock of the client's is measured.
+Each connection is a client of one session in a closed loop: a reset, then a step as soon as the
+last is answered, a new episode when one is over. All connections live in one thread (selectors), so
+that no lock of the client's is measured.
 
     steps/s               of all connections together
     p50, p99              ms from a step to its reply
@@ -20,34 +20,34 @@ import socket
 import statistics
 import time
 
-from env_server import WIRES, Wire, local_server
+from env_server import local_server
 from envs import load_env
 
 
 class Connection:
     """One client: its socket, its session, and what it waits for."""
 
-    def __init__(self, address, wire, tasks, action):
-        self.address, self.wire, self.tasks, self.action = address, wire, tasks, action
+    def __init__(self, address, name, tasks, action):
+        self.name, self.tasks, self.action = name, tasks, action
         self.socket = socket.socket()
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.opened, self.first, self.waits, self.received = time.perf_counter(), None, [], b""
         self.socket.connect_ex(address)
-        self.verb, self.session, self.episodes = "create", None, 0
+        self.session, self.episodes, self.done = {}, 0, True
 
     def ask(self):
-        """Send the next request."""
-        body = {} if self.session is None else {self.wire.id_key: self.session}
-        if self.verb == "reset":
-            body[self.wire.task_key] = self.tasks[self.episodes % len(self.tasks)]
-        elif self.verb == "step":
-            body["action"] = self.action
-        text = json.dumps(body)
-        self.sent = time.perf_counter()
-        self.socket.sendall((f"POST /{self.verb} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
-                             f"application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}"
-                             ).encode())
+        """Send the next request: of one item."""
+        if self.done:
+            verb, item = "resets", dict(task=self.tasks[self.episodes % len(self.tasks)])
+            self.episodes += 1
+        else:
+            verb, item = "steps", dict(action=self.action)
+        text = json.dumps({"items": [self.session | item]})
+        self.stepped, self.sent = not self.done, time.perf_counter()
+        self.socket.sendall((f"POST /{self.name}/{verb} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                             "Content-Type: application/json\r\n"
+                             f"Content-Length: {len(text)}\r\n\r\n{text}").encode())
 
     def hear(self):
         """Read what has come; when it is a whole reply, note its time and ask again."""
@@ -56,28 +56,25 @@ class Connection:
         size = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0] or -1)
         if len(body) != size:
             return
-        now, self.received, answer = time.perf_counter(), b"", json.loads(body)
+        now, self.received = time.perf_counter(), b""
+        (answer,) = json.loads(body)["items"]
         if "error" in answer:
             raise RuntimeError(answer["error"])
         self.first = self.first or now - self.opened
-        if self.verb == "step":
+        if self.stepped:
             self.waits.append(now - self.sent)
-        if self.verb == "create":
-            self.session, self.verb = answer["id"], "reset"
-        elif self.verb == "reset" or answer["done"]:
-            self.episodes += self.verb == "reset"
-            self.verb = "step" if self.verb == "reset" else "reset"
+        self.session, self.done = {"id": answer["id"]}, answer["done"]
         self.ask()
 
 
 def measure(name, number, seconds):
     """One row of the table."""
-    module, wire = load_env(name), WIRES.get(name, Wire())
+    module = load_env(name)
     action = module.ACTIONS[0] if hasattr(module, "ACTIONS") else "look around"
     with local_server(name) as (url,), selectors.DefaultSelector() as ready:
         host, port = url.removeprefix("http://").split(":")
         began = time.perf_counter()
-        connections = [Connection((host, int(port)), wire, module.TEST, action)
+        connections = [Connection((host, int(port)), name, module.TEST, action)
                        for _ in range(number)]
         for connection in connections:
             ready.register(connection.socket, selectors.EVENT_WRITE, connection)
@@ -103,7 +100,10 @@ def main():
     parser.add_argument("--env", default="maze")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--quick", action="store_true", help="8 connections, a second")
     args = parser.parse_args()
+    if args.quick:
+        args.seconds, args.connections = 1, [8]
     print(f"{args.env}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'connections':>11}{'steps/s':>9}{'p50':>9}{'p99':>9}{'first p50':>11}{'max':>8}"
           f"{'slow first':>12}")
