@@ -94,8 +94,8 @@ def test_map_counts_the_lines_of_every_file():
 
 
 OTHERS = ("index-url", "no-build-isolation",                            # of pip, of torchrun
-          "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id", "shutdown-timeout",
-          "sample-num")                                                 # of AgentGym
+          "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id",
+          "shutdown-timeout", "sample-num")                             # the last of AgentGym
 
 
 def test_every_flag_in_the_docs_is_one():
