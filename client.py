@@ -69,17 +69,13 @@ class EnvClient:
 
     def __init__(self, urls, name, success=1.0, patience=60.0, timeout=120.0):
         self.name, self.success, self.patience = name, success, patience
+        self.id_key = wires.wire_of(name).id_key        # of an original
         self.http = urllib3.PoolManager(
             maxsize=32, timeout=urllib3.Timeout(connect=min(10, timeout), read=timeout),
             retries=urllib3.Retry(None, connect=2, read=0, redirect=False, status=0, other=0,
                                   backoff_factor=0.1))      # again only what was never sent
-        found = [find_server(self.http, url, name)
-                 for url in ([urls] if isinstance(urls, str) else urls)]
-        self.urls, kinds = [url for url, _ in found], {original for _, original in found}
-        if len(kinds) > 1:
-            raise EnvError(f"{', '.join(self.urls)}: give addresses of one kind, ours or the "
-                           "original's")
-        (self.original,) = kinds
+        urls = [urls] if isinstance(urls, str) else urls
+        self.urls, self.original = find_servers(self.http, urls, name)
         self.batched = not self.original        # an original takes one episode in a request
         self.connections = 2 if self.batched else 32
         self.away = {}          # URL -> (since when it gives no answer, when it is asked again)
@@ -93,9 +89,9 @@ class EnvClient:
             return module.PROMPT, None
         prompt, url = module.PROMPT, self.urls[0]
         if self.name == "wordle":
-            words = self.post(f"{url}/filtered_vocab?id={self.create(url)}", None)
-            words = field({"words": words}, "words", list[str], url)
-            prompt = prompt.replace(", ".join(module.LISTED), ", ".join(words))
+            words = {"words": self.post(f"{url}/filtered_vocab?id={self.create(url)}", None)}
+            prompt = prompt.replace(", ".join(module.LISTED), ", ".join(
+                field(words, "words", list[str], url)))
         return prompt, getattr(module, "ORIGINAL", None)
 
     def answer(self, items):
@@ -104,20 +100,12 @@ class EnvClient:
         opens a session. A task may be (task_id, stream), a number that seeds the episode's luck."""
         bodies, replies = defaultdict(list), {}     # (URL, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
-            url, body = session[0] if session else self.live_url(), {}
-            if session:
-                body["id"] = session[1]
-            if verb == "step":
-                body["action"] = argument
-            else:
-                task, stream = argument if isinstance(argument, tuple) else (argument, None)
-                body |= {"task": task} if stream is None else {"task": task, "stream": stream}
-            bodies[url, verb].append((place, body))
+            url = session[0] if session else self.live_url()
+            bodies[url, verb].append((place, body_of(session, verb, argument)))
         most = MAX_ITEMS if self.batched else 1
         calls = [(*key, mine[i:i + most]) for key, mine in bodies.items()
                  for i in range(0, len(mine), most)]
-        run = self.pool.map if len(self.urls) > 1 and len(calls) > 1 else map
-        replies.update(itertools.chain(*run(lambda call: self.call(*call), calls)))
+        replies.update(itertools.chain(*self.pool.map(lambda call: self.call(*call), calls)))
         return [replies[place] for place in range(len(items))]
 
     def live_url(self):
@@ -135,7 +123,7 @@ class EnvClient:
             time.sleep(0.05)
 
     def call(self, url, verb, part):
-        """One request -> [(place, Reply or EnvError)]. If it fails, all its episodes fail."""
+        """One request -> (place, Reply or EnvError)s. If it fails, all its episodes fail."""
         bodies = [body for _, body in part]
         try:
             if self.original:
@@ -146,8 +134,10 @@ class EnvClient:
                 raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
         except EnvError as error:
             return [(place, error) for place, _ in part]
-        return [(place, self.reply(url, verb, body, item))
-                for (place, body), item in zip(part, items)]
+        replies = [reply_of(url, verb, body, item, self.original)
+                   for body, item in zip(bodies, items)]
+        self.open |= {reply.session for reply in replies if isinstance(reply, Reply)}
+        return zip([place for place, _ in part], replies)
 
     def ask_original(self, url, verb, body):
         """The item of one episode, as ours would answer it; EnvError."""
@@ -161,27 +151,10 @@ class EnvClient:
 
     def create(self, url):
         """The id of a new session of an original."""
-        made = self.post(f"{url}/create", wires.create_of(self.name))
-        try:
-            number = field({"id": wires.id_of(self.name, made)}, "id", int, url)
-        except (LookupError, TypeError):
-            raise EnvError(f"{url}/create: {brief(made)} is no answer of {self.name}") from None
+        made, key = self.post(f"{url}/create", wires.create_of(self.name)), self.id_key
+        number = field(made if isinstance(made, dict) else {key: made}, key, int, url)
         self.open.add((url, number))
         return number
-
-    def reply(self, url, verb, body, item):
-        """One episode's item in an answer -> Reply or EnvError."""
-        try:
-            checked(200, item, f"{url}/{verb}")
-            number, *values, info = (field(item, *each, url) for each in ITEM.items())
-            if number != body.get("id", number):
-                raise EnvError(f"{url}: an answer of id {number} to {brief(body)}")
-            kinds = dict(success=bool, valid=type(None) if self.original else bool, score=float)
-            info = {key: field(info, key, kind, url) for key, kind in kinds.items()}
-        except EnvError as error:
-            return error
-        self.open.add((url, number))
-        return Reply((url, number), *values, info)
 
     def post(self, url, body):
         """Send once -> the answer, `checked`. EnvError: none came. A server that gave none is left
@@ -207,7 +180,38 @@ class EnvClient:
                 if ids and not self.original:
                     self.post(f"{url}/closes", {"ids": ids})
                 for number in ids if self.original else ():
-                    self.post(f"{url}/close", {wires.wire_of(self.name).id_key: number})
+                    self.post(f"{url}/close", {self.id_key: number})
+
+
+def body_of(session, verb, argument):
+    """An item of EnvClient.answer in the words of the wire."""
+    body = {"id": session[1]} if session else {}
+    if verb == "step":
+        return body | {"action": argument}
+    task, stream = argument if isinstance(argument, tuple) else (argument, None)
+    return body | {"task": task} | ({} if stream is None else {"stream": stream})
+
+
+def reply_of(url, verb, body, item, original):
+    """One episode's item in an answer to `body` -> Reply or EnvError; ValueError: a wrong task."""
+    try:
+        checked(200, item, f"{url}/{verb}")
+        number, *values, info = (field(item, *each, url) for each in ITEM.items())
+        if number != body.get("id", number):
+            raise EnvError(f"{url}: an answer of id {number} to {brief(body)}")
+        kinds = dict(success=bool, valid=type(None) if original else bool, score=float)
+        info = {key: field(info, key, kind, url) for key, kind in kinds.items()}
+    except EnvError as error:
+        return error
+    return Reply((url, number), *values, info)
+
+
+def find_servers(http, urls, name):
+    """([where this environment plays on each], whether they are the original's). EnvError."""
+    found, kinds = zip(*(find_server(http, url, name) for url in urls))
+    if len({*kinds}) > 1:
+        raise EnvError(f"{', '.join(found)}: give addresses of one kind, ours or the original's")
+    return list(found), kinds[0]
 
 
 def find_server(http, url, name):

@@ -718,7 +718,7 @@ def outages_of_an_original(name, verb, wrong):
 @pytest.mark.parametrize("name", ["babyai", "webshop"])
 @pytest.mark.parametrize("verb", ["create", "reset", "step"])
 def test_answer_makes_an_outage_of_a_broken_answer_of_an_original(name, verb):
-    right = {("webshop", "create"): "5", ("webshop", "reset"): '["x"]'}.get((name, verb))
+    right = {"create": "5", "reset": '["x"]' * (name == "webshop")}.get(verb)
     outages_of_an_original(name, verb, [Raw(text) for text in BROKEN if text != right])
 
 

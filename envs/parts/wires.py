@@ -75,12 +75,6 @@ def create_of(name):
     return {"id": 0} if wire_of(name).id_key == "env_idx" else {}
 
 
-def id_of(name, made):
-    """The id in what /create answered. LookupError, TypeError: there is none."""
-    wire = wire_of(name)
-    return made if wire.create == wire.id_key else made[wire.id_key]
-
-
 def request_of(name, verb, item):
     """Our item {"id", "task" or "action"} -> the body of /reset or /step."""
     wire = wire_of(name)
