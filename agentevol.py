@@ -393,6 +393,8 @@ def check(cfg):
             cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
                          "; those of a file need --format react or agentgym and --context full")
+    if min(getattr(cfg, "samples", (1,))) < 1:
+        raise ValueError(f"samples={cfg.samples}: expected 1 or more tries at a task")
     if tasks := getattr(cfg, "eval_tasks", 0):
         shares_of(tasks, len(cfg.env.split(",")))       # refuses too few of them
     unexplored = {*filter(None, getattr(cfg, "unexplored", "").split(","))}

@@ -74,10 +74,8 @@ class EnvClient:
             maxsize=32, timeout=urllib3.Timeout(connect=min(10, timeout), read=timeout),
             retries=urllib3.Retry(None, connect=2, read=0, redirect=False, status=0, other=0,
                                   backoff_factor=0.1))      # again only what was never sent
-        urls = [urls] if isinstance(urls, str) else urls
         self.urls, self.original = find_servers(self.http, urls, name)
-        self.batched = not self.original        # an original takes one episode in a request
-        self.connections = 2 if self.batched else 32
+        self.batched, self.connections = (False, 32) if self.original else (True, 2)    # requests
         self.away = {}          # URL -> (since when it gives no answer, when it is asked again)
         self.open, self.turn = set(), itertools.count()         # sessions; of new ones
         self.pool = ThreadPoolExecutor(2 * len(self.urls))      # servers answer side by side
@@ -116,7 +114,8 @@ class EnvClient:
             due = [url for url in self.urls if self.away.get(url, (0, 0))[1] <= now]
             if due:
                 return due[next(self.turn) % len(due)]
-            if now - max(since for since, _ in self.away.values()) > self.patience:
+            gone = [since for since, _ in list(self.away.values())]
+            if len(gone) == len(self.urls) and now - max(gone) > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "
                                   f"{self.patience:g} s; start one and repeat the command "
                                   "(train.py: with --resume)")
@@ -158,14 +157,15 @@ class EnvClient:
 
     def post(self, url, body):
         """Send once -> the answer, `checked`. EnvError: none came. A server that gave none is left
-        alone for a second, or as long as the failure took."""
-        root = next((root for root in self.urls if url.startswith(root)), url)
+        alone for as long as the failure took, a second at least, half of the patience at most."""
+        root = next((root for root in self.urls if url.startswith(f"{root}/")), url)
         began = time.monotonic()
         try:
             status, answer = exchange(self.http, "GET" if body is None else "POST", url, body)
         except NO_ANSWER as error:
             now, late = time.monotonic(), isinstance(error, urllib3.exceptions.ReadTimeoutError)
-            self.away[root] = self.away.get(root, (now,))[0], now + max(1, now - began)
+            rest = min(max(1, now - began), self.patience / 2)
+            self.away[root] = self.away.get(root, (now,))[0], now + rest
             raise EnvError(f"{url}: {type(error).__name__}: {brief(str(error))}",
                            away=not late) from None     # late: it may be the episode's fault
         self.away.pop(root, None)
@@ -208,6 +208,7 @@ def reply_of(url, verb, body, item, original):
 
 def find_servers(http, urls, name):
     """([where this environment plays on each], whether they are the original's). EnvError."""
+    urls = [urls] if isinstance(urls, str) else urls
     found, kinds = zip(*(find_server(http, url, name) for url in urls))
     if len({*kinds}) > 1:
         raise EnvError(f"{', '.join(found)}: give addresses of one kind, ours or the original's")

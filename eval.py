@@ -35,7 +35,7 @@ from envs import folders_of, known_envs, open_env
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, suite_tasks
 from lora import load_policy
-from metrics import as_json
+from metrics import with_nulls
 from parallel import device_of
 from rollout import World, collect, progress
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
@@ -283,8 +283,8 @@ def run(cfg):
           f"{cfg.temperature:g}, seed {cfg.seed}; {len(tasks)} tasks, list {digest}\nsuccess: the "
           "final score reaches the environment's threshold; score: the environment's own, at the "
           "end", *notes, table(rows, cfg.k), sep="\n")
-    results = dict(tasks=digest, rows=rows, notes=notes, seconds=time.perf_counter() - began)
-    results = json.loads(as_json(results))
+    results = with_nulls(dict(tasks=digest, rows=rows, notes=notes,
+                              seconds=time.perf_counter() - began))
     if folder:
         write_json(os.path.join(folder, "results.json"), results)
     return results

@@ -123,12 +123,12 @@ def record_iteration(run, explored, kept, stats, held, seconds):
 def remember(run, line):
     """Add a line of metrics to run.history and to metrics.jsonl, there with null for not finite."""
     run.history.append(line)
-    append(run, "metrics.jsonl", as_json(line) + "\n")
+    append(run, "metrics.jsonl", json.dumps(with_nulls(line)) + "\n")
 
 
-def as_json(value):
-    """JSON text of a value, with null for numbers that are not finite: JSON has none."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+def with_nulls(value):
+    """The value as JSON holds it, with null for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def append(run, name, text):
@@ -210,6 +210,8 @@ def log_line(m):
     rare = [f"{name} {m[name]:{form}}" for name, form in (
         ("dropped", "d"), ("skipped", "d"), ("preempted", "d"), ("masked", ".0%"),
         ("cut_thoughts", ".0%")) if m[name] > 0]
+    if m["valid"] < 0.9:        # not where an original does not say: NaN
+        rare.append(f"valid {m['valid']:.0%}")
     return (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
             f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) | "
             f"entropy {m['entropy']:.2f} | kl {m['kl']:.3f} | {m['tokens_per_second']:.0f} tok/s"
@@ -297,7 +299,7 @@ def report(run):
                        *(point for point in notes.curve if point[0] < run.step),
                        (run.step, after["sampled"], after["envs"])]
     if parallel.rank() == 0:
-        write_json(os.path.join(run.folder, "result.json"), json.loads(as_json(result)))
+        write_json(os.path.join(run.folder, "result.json"), with_nulls(result))
         draw(run, result)
     parallel.say("\n".join([*lines, f"{run.folder}: result.json, metrics.jsonl, samples.txt, "
                                     f"curve.png, step_{run.step}/"]))

@@ -505,8 +505,10 @@ class Scheduler:
         each answer is waited for, so that a run is the same to the bit; else one, when `stuck`."""
         asked, came = list(self.slots["in flight"]), {}
         with self.slots.stats.clock("environment"):
-            while len(came) < len(asked) and (
-                    self.in_step or not self.answers.empty() or not came and self.stuck):
+            while len(came) < len(asked):
+                must_wait = self.in_step or not came and self.stuck
+                if self.answers.empty() and not must_wait:
+                    break
                 came.update(self.answers.get().result())
         for slot in asked:
             if slot in came:

@@ -460,7 +460,7 @@ def restore(run, folder):
     try:
         kept = reader.read_metadata().state_dict_metadata
         if len(kept) != memory["tensors"]:
-            raise FileNotFoundError
+            raise ValueError("tensors are missing")
         for part, model, optimizer in run.trained:
             get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
             for name, weights in model.named_parameters():
@@ -468,9 +468,12 @@ def restore(run, folder):
                     optimizer.state.pop(weights, None)      # without a gradient so far
         if kept:
             dcp.load(trainer_state(run), storage_reader=reader)
+    except torch.OutOfMemoryError:
+        raise                                           # the checkpoint is good
     except (Exception, dcp.CheckpointException) as error:
-        raise ValueError(f"{folder}/trainer cannot be read ({type(error).__name__}); delete "
-                         f"{folder}, and --resume goes on from the checkpoint before") from error
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{folder}/trainer cannot be read ({why}); delete {folder}, and --resume "
+                         "goes on from the checkpoint before") from error
     run.step, run.history = memory["step"], memory["history"]
     run.began -= memory["seconds"]
     vars(run.notes).update(memory["notes"])

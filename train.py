@@ -318,13 +318,14 @@ def ends_after_step(run):
 def setup(cfg, modules, clients, began):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
     the process began."""
+    families = families_of(modules, cfg.families)
     device = parallel.start(cfg.device, cfg.compute)
-    folder = open_folder(cfg.path, cfg)
+    folder = open_folder(cfg.path, cfg)                 # behind what may be refused
     last = last_checkpoint(folder)
     start_model = cfg.model or cloned(cfg, folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
-    splits = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks)
+    splits = both_splits(worlds, families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
     if cfg.lora and base_of(start_model) == start_model:
         run.reference = without_adapters(policy)
@@ -492,15 +493,16 @@ class Config(Machine, Speaks, Plays, Worlds):
                             f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
 
 
-# Flags that change nothing unless another one says so: where each counts.
-COUNTS = dict(
-    keep=lambda c: c.filter in ("uncertain", "top_p"),
-    kl=lambda c: c.kl_coef > 0,
-    lam=lambda c: c.critic != "none",
-    gamma=lambda c: c.critic != "none" or c.advantage == "reinforce_pp",
-    critic_lr=lambda c: c.critic == "own",
-    lora_alpha=lambda c: c.lora > 0,
-    switch_every=lambda c: len(c.horizons) > 1,
+# Flags that do nothing without another one: which, and whether it is there.
+NEEDS = dict(
+    keep=("--filter uncertain or top_p", lambda c: c.filter in ("uncertain", "top_p")),
+    kl=("--kl-coef", lambda c: c.kl_coef > 0),
+    lam=("a critic", lambda c: c.critic != "none"),
+    gamma=("a critic or --advantage reinforce_pp",
+           lambda c: c.critic != "none" or c.advantage == "reinforce_pp"),
+    critic_lr=("--critic own", lambda c: c.critic == "own"),
+    lora_alpha=("--lora", lambda c: c.lora > 0),
+    switch_every=("several --horizons", lambda c: len(c.horizons) > 1),
 )
 # What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
 # and "after" in the final table would measure two different things.
@@ -523,9 +525,8 @@ def preset(given, kind=Config):
         values = values | begun(cfg.path, given, SAME_ON_RESUME)
     rule = SimpleNamespace(**vars(cfg) | values | given)
     for name in given:
-        if name in COUNTS and not COUNTS[name](rule):
-            raise ValueError(f"--{name.replace('_', '-')} changes nothing under the rule that was "
-                             "chosen; leave it out, or see --help for what it belongs to")
+        if name in NEEDS and not NEEDS[name][1](rule):
+            raise ValueError(f"--{name.replace('_', '-')} does nothing without {NEEDS[name][0]}")
     return values
 
 

@@ -140,9 +140,12 @@ def folders_of(names, data):
 
 
 def open_envs(names, data=""):
-    """`open_env` for each of these names, comma-separated."""
-    folders = folders_of(names.split(","), data)
-    return [open_env(name, folders.get(name, "")) for name in names.split(",")]
+    """`open_env` for each of these names, comma-separated. ValueError: one stands there twice."""
+    every = names.split(",")
+    if len({*every}) < len(every):
+        raise ValueError(f"env={names!r}: expected each environment once")
+    folders = folders_of(every, data)
+    return [open_env(name, folders.get(name, "")) for name in every]
 
 
 # ---- demonstrations -----------------------------------------------------------------------------

@@ -286,8 +286,8 @@ def command(**flags):
     """Flags of train.py for a small run of the toy, without those that would change nothing."""
     flags = dict(format="act") | flags                  # a chat model's is another
     rule = SMALL | train.ALGOS[flags.get("algo", "grpo")] | flags
-    idle = {name for name, counts in train.COUNTS.items()
-            if name not in flags and not counts(train.Config(**rule))} | {"control"} - {*flags}
+    idle = {name for name, (_, there) in train.NEEDS.items()
+            if name not in flags and not there(train.Config(**rule))} | {"control"} - {*flags}
     return flags_of(**{k: v for k, v in (SMALL | flags).items() if k not in idle})
 
 

@@ -1051,3 +1051,20 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(dialect, retries
         assert stats.dropped == 0 and len(stats.failures) == len(thrown)
     if dialect == "original":
         assert all(turn.reward >= 1 and turn.valid is None for t in got for turn in t.turns)
+
+
+@pytest.mark.parametrize("away", [60.0, 0.5])
+def test_post_leaves_a_late_server_alone_for_half_of_the_patience_at_most(away, monkeypatch):
+    """A wait of 120 s, the default, must not outlast a patience of 60."""
+    with serving(canned(lambda *_: (200, '{"server": "nanoAgentGym", "environments": ["maze"]}'))) \
+            as address:
+        client, clock = EnvClient(address, "maze", patience=2 * away), [1000.0]
+    monkeypatch.setattr(client_file.time, "monotonic", lambda: clock[0])
+
+    def late(*_):
+        clock[0] += 120
+        raise urllib3.exceptions.ReadTimeoutError(None, address, "timed out")
+    monkeypatch.setattr(client_file, "exchange", late)
+    with pytest.raises(EnvError):
+        client.post(f"{client.urls[0]}/steps", {})
+    assert client.away == {client.urls[0]: (1120.0, 1120.0 + away)}

@@ -706,7 +706,8 @@ def test_measure_on_a_hand_made_step(url, model):
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
     assert m["cut_thoughts"] == 1 / 5
-    assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%")
+    assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%, "
+                                        "valid 80%")
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
     assert m["entropy"] == 1.0 and m["rollout_tokens"] == 15
     assert m["distinct_3gram"] == 1.0
@@ -802,7 +803,7 @@ MISTAKES = [
     ("--surrogate x", "surrogate='x'; known: token, sequence"),
     ("--format x", "format='x': expected one of act"),
     ("--context x", "context='x': expected one of full"),
-    ("--kl k3", "--kl changes nothing under the rule that was chosen"),
+    ("--kl k3", "--kl does nothing without --kl-coef"),
     ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
     ("--importance-cap -1", "importance_cap=-1.0: expected 0 or more"),
     ("--temperature 0", "temperature=0.0: expected above 0"),
@@ -834,13 +835,14 @@ MISTAKES = [
     ("--env maze,", "unknown environment ''; there are: .*textcraft"),
     ("--env maze,wordle --tasks-per-step 1", "1 tasks for 2 environments: some .* none"),
     ("--env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
-    ("--keep 0.5", "--keep changes nothing under the rule"),
-    ("--lora-alpha 8", "--lora-alpha changes nothing under the rule"),
-    ("--critic-lr 1", "--critic-lr changes nothing under the rule"),
-    ("--algo ppo --critic shared --critic-lr 1", "--critic-lr changes nothing"),
-    ("--gamma 0.9", "--gamma changes nothing"),
-    ("--lam 0.9 --algo reinforce_pp", "--lam changes nothing"),
-    ("--horizons 5 --switch-every 3", "--switch-every changes nothing"),
+    ("--env maze,maze", "env='maze,maze': expected each environment once"),
+    ("--keep 0.5", "--keep does nothing without --filter uncertain"),
+    ("--lora-alpha 8", "--lora-alpha does nothing without --lora"),
+    ("--critic-lr 1", "--critic-lr does nothing without --critic own"),
+    ("--algo ppo --critic shared --critic-lr 1", "--critic-lr does nothing without"),
+    ("--gamma 0.9", "--gamma does nothing without a critic"),
+    ("--lam 0.9 --algo reinforce_pp", "--lam does nothing without a critic"),
+    ("--horizons 5 --switch-every 3", "--switch-every does nothing without several"),
 ]
 
 
