@@ -706,8 +706,8 @@ def test_measure_on_a_hand_made_step(url, model):
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
     assert m["cut_thoughts"] == 1 / 5
-    assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%, "
-                                        "valid 80%")
+    assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%")
+    assert metrics.log_line(m | dict(valid=0.4, kl=0.1)).endswith(", valid 40%, kl 0.10")
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
     assert m["entropy"] == 1.0 and m["rollout_tokens"] == 15
     assert m["distinct_3gram"] == 1.0
