@@ -169,8 +169,6 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
         chosen, order = order[:cfg.batch], order[cfg.batch:]
         loss = learn_step(policy, optimizer, [trajectories[i] for i in chosen],
                           [weights[i] for i in chosen], cfg)
-        if step == 5 and seconds == math.inf:
-            say(f"this learning takes about {spent / 5 * steps / 60:.1f} minutes")
         if step % 100 == 0 or step == steps - 1:
             say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
 

@@ -506,8 +506,7 @@ class Scheduler:
         asked, came = list(self.slots["in flight"]), {}
         with self.slots.stats.clock("environment"):
             while len(came) < len(asked):
-                must_wait = self.in_step or not came and self.stuck
-                if self.answers.empty() and not must_wait:
+                if self.answers.empty() and not self.in_step and (came or not self.stuck):
                     break
                 came.update(self.answers.get().result())
         for slot in asked:

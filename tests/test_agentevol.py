@@ -382,9 +382,7 @@ def test_learn_lowers_the_loss_and_repeats_itself(demos, tokenizer):
     for _ in range(2):
         policies.append(copy.deepcopy(fresh))
         imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0, say=said.append)
-    assert [line.split(" |")[0] for line in said if "takes about" not in line] == 2 * [
-        "learn     0", "learn    24"]
-    assert re.fullmatch(r"this learning takes about \d+\.\d minutes", said[1])
+    assert [line.split(" |")[0] for line in said] == 2 * ["learn     0", "learn    24"]
     before, after = loss_of(fresh, trajectories), loss_of(policies[0], trajectories)
     # at first nothing is known: log 300 = 5.7 nats a token
     assert before == pytest.approx(5.7, abs=0.3) and after < 0.6 * before
