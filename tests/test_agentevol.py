@@ -34,7 +34,7 @@ from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
 from engine import load_policy, make_policy
 from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
-from fakes import make_known, save_policy, served, token_logprobs
+from fakes import make_known, token_logprobs
 from rollout import Stats, Trajectory, World, to_batch
 from run import CHAT_MODEL
 from train import continue_cloning
@@ -778,17 +778,6 @@ def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
 TINY = dict(env="toy", n=8, steps=2, batch=4, iterations=2, learn_steps=3, learn_lr=3e-3, horizon=3,
             eval_tasks=8, max_turn_tokens=4, max_context=200, device="cpu", lr=1e-3, explore=12,
             width=16, layers=1, heads=2, vocabulary=280, format="act")
-
-
-@pytest.fixture(scope="module")
-def url():
-    with served() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 @pytest.fixture

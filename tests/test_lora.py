@@ -20,31 +20,16 @@ import parallel
 import run as runs
 import train
 from engine import add_value_head, prepare
-from fakes import (config, flags_of, save_policy, served, started, token_logprobs,
+from fakes import (config, flags_of, started, token_logprobs,
                    trained, trainer_of, twins)
 from lora import (adapt, adapters, base_of, load_policy, merge, save_adapters, tokenizer_path,
                   without_adapters)
 from recipes import merge_lora
 
+pytestmark = pytest.mark.usefixtures("here")
 peft = pytest.importorskip("peft", reason="pip install -r tests/requirements.txt")
 MLP = {"gate_proj", "up_proj", "down_proj"}
 LAYER = {"q_proj", "k_proj", "v_proj", "o_proj"} | MLP
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def url():
-    with served() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_policy(str(tmp_path_factory.mktemp("models") / "policy"))
 
 
 @torch.no_grad()
