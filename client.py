@@ -103,7 +103,8 @@ class EnvClient:
         most = MAX_ITEMS if self.batched else 1
         calls = [(*key, mine[i:i + most]) for key, mine in bodies.items()
                  for i in range(0, len(mine), most)]
-        replies.update(itertools.chain(*self.pool.map(lambda call: self.call(*call), calls)))
+        run = map if len(self.urls) == 1 else self.pool.map         # one server: in their order
+        replies.update(itertools.chain(*run(lambda call: self.call(*call), calls)))
         return [replies[place] for place in range(len(items))]
 
     def live_url(self):
@@ -111,8 +112,7 @@ class EnvClient:
         the last second. ServersGone."""
         while True:
             now = time.monotonic()
-            due = [url for url in self.urls if self.away.get(url, (0, 0))[1] <= now]
-            if due:
+            if due := [url for url in self.urls if self.away.get(url, (0, 0))[1] <= now]:
                 return due[next(self.turn) % len(due)]
             gone = [since for since, _ in list(self.away.values())]
             if len(gone) == len(self.urls) and now - max(gone) > self.patience:

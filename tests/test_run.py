@@ -584,12 +584,12 @@ def test_a_killed_process_and_its_resumption_are_one_run(model):
 
 
 @pytest.mark.slow
-def test_eight_kills_at_random_moments_change_nothing(model):
+def test_five_kills_at_random_moments_change_nothing(model):
     flags = dict(steps=16, save_every=1, eval_every=4)
     whole = script("whole", model, **flags)
     assert whole.wait() == 0, whole.stdout.read()
     rng, resume, reached = random.Random(0), [], []
-    for _ in range(8):
+    for _ in range(5):
         broken = script("broken", model, *resume, **flags)
         until(broken, " | turns")                   # a line of the log
         time.sleep(rng.uniform(0, 1))
@@ -598,7 +598,7 @@ def test_eight_kills_at_random_moments_change_nothing(model):
         if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
             resume = ["--resume"]
             reached.append(runs.last_checkpoint("runs/broken"))
-    assert len({*reached}) > 3                      # it went on, some steps at a time
+    assert len({*reached}) > 2                      # it went on, some steps at a time
     again = script("broken", model, "--resume", **flags)
     out = again.stdout.read()
     assert again.wait() == 0, out
