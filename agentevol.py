@@ -3,13 +3,11 @@
     python agentevol.py evolve --env textcraft_small,maze --iterations 4 --samples 1
     python agentevol.py clone --env textcraft_small --out runs/clone       its first part alone
     python agentevol.py clone --demos AgentTraj-L.json --env maze --format agentgym --model FOLDER
-    python agentevol.py demos --env maze --set agenttraj --out maze.json   AgentGym's own JSON
 
 The loop is `evolve`, below; the authors' own code has cloning alone. A base policy imitates experts
 or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
 small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
 """
-import copy
 import itertools
 import math
 import os
@@ -33,8 +31,7 @@ from client import connected
 from curriculum import choose_tasks, families_of, sample_tasks, shares_of
 from engine import check_model, from_pretrained, make_policy
 from envs import demonstrations, load_env, open_envs
-from envs.parts.agentgym import (SET_SIZES, Manner, read_trajectories, threshold,
-                                 write_trajectories)
+from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
@@ -44,20 +41,12 @@ from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Sha
 
 
 @dataclass
-class Demos(Worlds):
-    # demonstrations
-    out: str = "demos.json"       # the file
-    n: Natural = 300              # demonstrations of each env, as far as there are training tasks
-    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
-    seed: Natural = 0             # of everything random
-    skill, demos, horizon = 1.0, "", 0      # no flags here
-
-
-@dataclass
-class Clone(Machine, Speaks, Demos):
+class Clone(Machine, Speaks, Worlds):
     # behavioural cloning
     out: str = "runs/clone"       # the policy's folder; of evolve: the run's
+    seed: Natural = 0             # of everything random
     n: Natural = 8000             # with luck (skill below 1) all tasks as many whole times as fit
+    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
@@ -273,20 +262,6 @@ def trajectories_of(demos, tokenizer, cfg):
     return trajectories
 
 
-def opening(agent, demo):
-    """The agent; for a demonstration of a file in the format agentgym one that opens with the
-    file's words. ValueError: in another format these would not be the file's."""
-    if "opening" not in demo or not agent.manner and demo["env"] not in ("maze", "wordle"):
-        return agent
-    if not agent.manner:
-        raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
-                         "observation; use --format agentgym")
-    own = copy.copy(agent)
-    rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
-    own.manner = Manner(rules, lambda reply: (reply, ""), agreed=agreed)
-    return own
-
-
 def imitated(agent, demo):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
     because the same Episode writes it. Of a file's replies those are trained on that it marks."""
@@ -401,15 +376,13 @@ def check(cfg):
 
 
 def main():
-    """A command and its flags -> a policy, a run or a file. Errors are one sentence."""
-    began, kinds = time.perf_counter(), {"evolve": Evolve, "clone": Clone, "demos": Demos}
-    kind = kinds.get(" ".join(sys.argv[1:2]))
+    """A command and its flags -> a policy or a run. Errors are one sentence."""
+    began, kind = time.perf_counter(), {"evolve": Evolve, "clone": Clone}.get(
+        " ".join(sys.argv[1:2]))
     with one_sentence("agentevol.py"):
         if not kind:
-            raise ValueError("expected: agentevol.py evolve, clone or demos, then flags")
-        cfg = parse_flags(kind, sys.argv[2:], __doc__, kind is not Demos and partial(preset, kind))
-        if kind is Demos:
-            return print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
+            raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
+        cfg = parse_flags(kind, sys.argv[2:], __doc__, partial(preset, kind))
         check(cfg)
         if kind is Evolve:
             return run_all(cfg, began)

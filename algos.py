@@ -361,20 +361,3 @@ def distinct_ngrams(token_lists, n=3):
     or none is there. More text repeats more, so compare steps of one run, not two runs."""
     ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
-
-
-def mutual_information(scores, own):
-    """I(X; Z) ~ mean_i [L_i,own(i) - log mean_j exp L_ij], nats, <= log P (arXiv:2604.06268).
-    scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
-    averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
-    thoughts do not depend on the prompt."""
-    matched = scores.double().gather(1, own[:, None])
-    marginal = scores.double().logsumexp(1, keepdim=True) - math.log(scores.shape[1])
-    return (matched - marginal).mean().item()
-
-
-def retrieval_accuracy(scores, own):
-    """How often argmax_j L_ij is the thought's own prompt: chance is 1 / P. Arguments as above.
-    Columns that tie share the point: thoughts that ignore the prompt score exactly chance."""
-    best = scores == scores.amax(1, keepdim=True)
-    return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()

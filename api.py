@@ -6,7 +6,6 @@
 An API takes the messages that a chat server would hold; their tokens stay with it.
 """
 import json
-import math
 import os
 import re
 import sys
@@ -38,8 +37,7 @@ class Api:
     def __init__(self, cfg):
         self.cfg, self.key = cfg, "".join(os.environ.get("OPENAI_API_KEY", "").split())
         self.told = defaultdict(Counter)    # episode -> the tokens that the server told
-        self.asked = {}                     # episode -> when its request was sent, until answered
-        self.patience = SILENCE             # seconds until the next word about it
+        self.heard = time.monotonic()       # when it gave its last answer
         self.body = dict(model=cfg.api_model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
         if cfg.thinking:
@@ -49,11 +47,9 @@ class Api:
         """Give the episode its next reply. It is over, as with a model here, if the longest reply
         would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
         tools = [schema for _, schema in episode.agent.tools.values()]
-        self.asked[episode] = time.monotonic()
         text, message, tokens = self.ask(
             messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
             **{"tools": tools} if tools else {})
-        del self.asked[episode]
         self.told[episode] += tokens
         if not message or tokens["prompt"] + self.cfg.max_turn_tokens > self.cfg.max_context:
             episode.trajectory.truncated, episode.over = "context", True
@@ -67,7 +63,7 @@ class Api:
         for sent, pause in enumerate([*PAUSES, None], 1):
             body, status, after = self.body | more, None, ""
             try:
-                answer = self.post(body)
+                answer, self.heard = self.post(body), time.monotonic()
                 status, after = answer.status_code, answer.headers.get("Retry-After", "")
                 said = answer.text or f"{answer.reason} {answer.headers.get('Location', '')}"
                 if status == 200:
@@ -96,18 +92,13 @@ class Api:
             allow_redirects=False)
 
     def next_of(self, queue):
-        """The queue's next item. If nothing is sent or answered for 15 s, and again after 30 s, a
-        minute and so on, that is said on stderr."""
+        """The queue's next item. As long as no request is answered, that is said every 15 s."""
         while True:
             with suppress(Empty):
-                return queue.get(timeout=1)
-            silent = time.monotonic() - max(list(self.asked.values()), default=math.inf)
-            if silent < SILENCE:
-                self.patience = SILENCE
-            elif silent > self.patience:
-                self.patience *= 2
-                print(f"{self.cfg.api_base}: {len(self.asked)} requests without an answer, the "
-                      f"last sent {silent:.0f} s ago", file=sys.stderr)
+                return queue.get(timeout=SILENCE)
+            silent = time.monotonic() - self.heard
+            if silent > SILENCE:
+                print(f"{self.cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
 
 
 def read_completion(answer):

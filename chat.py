@@ -5,7 +5,6 @@
 `Agent` says how a policy speaks in an environment: rollout.py's `Episode` asks it for the messages
 that the policy is shown and for the action that a reply means.
 """
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,20 +16,13 @@ from transformers import PreTrainedTokenizerFast
 
 from envs import tools_of
 from envs.parts.agentgym import manner_of
-from envs.parts.tool_calls import HERMES, LLAMA, read_calls
+from envs.parts.tool_calls import action_of, assistant, reader_of
 
 
 # ---- text to tokens -----------------------------------------------------------------------------
 
 def said(role, content):
     return [{"role": role, "content": content}]
-
-
-def assistant(content, *calls):
-    """A reply with its tool calls (name, arguments), as OpenAI's API writes it."""
-    calls = [dict(type="function", id=f"call{n:05}", function=dict(name=name, arguments=arguments))
-             for n, (name, arguments) in enumerate(calls)]
-    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
 
 
 def answer_to(reply, text):
@@ -112,7 +104,7 @@ class Chat:
         self.special_in_reply = one_of(mark for mark in marks if mark not in OF_REPLIES)
         if history == "keep":
             self._check_that_tokens_can_be_appended(prompt, tail)
-        self.read_calls = reader_of_calls(self, prompt, tools) if tools else lambda text: (text, [])
+        self.read_calls = reader_of(self, ASKED, tools) if tools else lambda text: (text, [])
 
     def refuse(self, why):
         raise ValueError(f"{self.name}: its chat template {why}")
@@ -201,24 +193,6 @@ def split_thoughts(text):
         return words.partition("<think>")[2].strip("\n"), None
     thoughts = thoughts.lstrip().removeprefix("<think>").strip("\n")
     return thoughts, words.lstrip("\n") if closed else words
-
-
-def reader_of_calls(chat, prompt, tools):
-    """The reader of the calls that a template writes; prompt: its text of ASKED. ValueError."""
-    call = assistant("", ("f", {"x": "V1V"}))
-    try:
-        written = chat.prompt([*ASKED, call, *said("tool", NEXT)]).partition(ASK)[2]
-    except ValueError:
-        written = ""
-    if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
-        chat.refuse("has no tools; use another --format")
-    head = prompt.partition(ASK)[2].removesuffix(chat.opened)
-    reply = written.removeprefix(head).partition(chat.stop)[0]
-    for pattern in (HERMES, LLAMA):
-        if read_calls(pattern, reply)[1] == [("f", {"x": "V1V"})]:
-            return partial(read_calls, pattern)
-    chat.refuse(f"writes a tool call as {written.partition('V1V')[0][-60:]!r}...; known are Hermes "
-                "JSON (Qwen2.5, Qwen3) and Llama's JSON; use another --format")
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
@@ -359,14 +333,4 @@ class Agent:
         if self.format != "tool":
             return (self.manner or FORMATS[self.format]).read(
                 NOTE.sub("", words) if self.context == "memory" else words)
-        there_are = f"There are: {', '.join(self.tools)}."
-        if not message.get("tool_calls"):
-            return "", "Your reply had no tool call, several, or one that cannot be read; make " \
-                       f"one. {there_are}"
-        name, arguments = (message["tool_calls"][0]["function"][x] for x in ("name", "arguments"))
-        if type(arguments) is str:
-            arguments = json.loads(arguments)                   # as an API sends them
-        form, _ = self.tools.get(name, (None, None))
-        if form is None or {*re.findall(r"{(\w+)}", form)} != {*arguments}:
-            return "", f"Your call {name}({', '.join(arguments)}) fits no tool. {there_are}"
-        return form.format(**arguments), ""
+        return action_of(message, self.tools)

@@ -19,7 +19,6 @@ import algos
 import parallel
 from curriculum import choose_tasks
 from envs.parts.players import builtin_rate, mean_and_error
-from rollout import Trajectory, to_batch
 from run import write_json
 
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
@@ -85,16 +84,12 @@ def sampled_and_greedy(run, policy=None):
 # ---- one step -----------------------------------------------------------------------------------
 
 def record(run, horizon, played, batch, stats, figures, seconds):
-    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. Together
-    with evaluations come the probe and two episodes as text."""
-    cfg = run.cfg
+    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. With an
+    evaluation two episodes are kept as text."""
     line = measure(run, horizon, played, batch, stats, figures, seconds)
-    due = cfg.eval_every and run.step % cfg.eval_every == 0
-    if due:
-        line |= probe(run, played)
     remember(run, line)
     parallel.say(log_line(line))
-    if due:
+    if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
         write_samples(run, played)
     if run.step == 0:
         parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
@@ -225,44 +220,6 @@ def write_samples(run, trajectories):
                                        for t in trajectories[:2]))
 
 
-# ---- the probe ----------------------------------------------------------------------------------
-
-@torch.no_grad()
-def probe(run, trajectories):
-    """How far do first replies depend on their prompts, and how far has the policy moved?
-
-    Mutual information and retrieval accuracy (RAGEN-2, arXiv:2604.06268) from 32 replies under 16
-    prompts; k3 to the starting policy, whose weights are read from disk for this and dropped again.
-    """
-    firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
-              for t in trajectories if t.turns]
-    prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
-    replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
-    replies = replies[::max(1, len(replies) // 32)][:32]
-    pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
-                     run.device)
-    scores = parallel.logprobs_under(run, run.policy, pairs).sum(1)
-    scores = scores.view(len(replies), len(prompts)).cpu()
-    own = torch.tensor([column for _, column in replies])
-    figures = dict(mutual_information=algos.mutual_information(scores, own),
-                   retrieval_accuracy=algos.retrieval_accuracy(scores, own),
-                   retrieval_chance=1 / len(prompts))
-    if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
-        batch = to_batch(trajectories[:64], run.device)
-        start = run.reference or parallel.load(run.start_model, run.device, run.cfg, frozen=True)
-        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
-        figures |= kl_to_start(batch)
-    return figures
-
-
-def pair(prompt, reply):
-    """A prompt and a reply to it (token ids) as a Trajectory of one turn."""
-    trajectory = Trajectory()
-    trajectory.begin_context(list(prompt))
-    trajectory.add_action(reply, [0.0] * len(reply))
-    return trajectory
-
-
 def kl_to_start(batch):
     """k3 of the sampling policy to the one that training began with, where that is at hand."""
     if batch is None or batch.ref_logprobs is None:
@@ -345,11 +302,10 @@ def draw(run, result):
 # ---- the panel: signs that a run is about to collapse -------------------------------------------
 
 def collapse_warnings(history, window=5):
-    """Early signs of an Echo Trap or of template collapse: [(signal, sentence)], mostly empty.
+    """Early signs of an Echo Trap: [(signal, sentence)], mostly empty.
 
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
-    distinct_3gram, response_length, and every k steps mutual_information and retrieval_accuracy
-    (with retrieval_chance = 1 / P, else 0). Missing, None or NaN: not measured.
+    distinct_3gram, response_length. Missing, None or NaN: not measured.
     Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
     and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
     if len(history) < 2 * window:
@@ -358,13 +314,11 @@ def collapse_warnings(history, window=5):
     falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
     solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
     rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
-    signals = echo_trap_signals(history, window, solved, falling, rising)
-    if not solved:
-        signals += template_collapse_signals(history, window)
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
                      f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
                      "with the largest in-group reward std.")
-            for signal, past, now, seen, meaning in signals if seen]
+            for signal, past, now, seen, meaning in echo_trap_signals(
+                history, window, solved, falling, rising) if seen]
 
 
 def echo_trap_signals(history, window, solved, falling, rising):
@@ -396,21 +350,6 @@ def echo_trap_signals(history, window, solved, falling, rising):
         ("response_length", length[0], length[-1],
          falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
          "echo trap: the answers shrink or swell")]
-
-
-def template_collapse_signals(history, window):
-    """Rows as above. Template collapse (arXiv:2604.06268): varied texts that forget the prompt."""
-    first, last = mean_of(history[:window], "entropy"), mean_of(history[-window:], "entropy")
-    rows, collapsed = [], last < 0.5 * first   # then the texts are not varied: an Echo Trap
-    for signal in ("mutual_information", "retrieval_accuracy"):
-        probes = [row for row in history if row.get(signal) is not None]
-        if len(probes) >= 4 and not collapsed:
-            past, now = mean_of(probes[:2], signal), mean_of(probes[-2:], signal)
-            chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
-            rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
-                         "template collapse: entropy stands, but the thoughts hardly depend on "
-                         "the prompt any more"))
-    return rows
 
 
 def moving_mean(history, name, window):

@@ -24,7 +24,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -45,12 +45,21 @@ from rollout import World
 
 # ---- flags --------------------------------------------------------------------------------------
 
-# What a number may be: its type, its range in words and as a function, which NaN never passes.
-Count = Annotated[int, "1 or more", lambda x: x >= 1]
-Natural = Annotated[int, "0 or more", lambda x: x >= 0]
-Positive = Annotated[float, "above 0", lambda x: x > 0]
-NonNegative = Annotated[float, "0 or more", lambda x: x >= 0]
-Share = Annotated[float, "from 0 to 1", lambda x: 0 <= x <= 1]
+def number(kind, words, fits):
+    """A type of flags: text -> a number of this kind for which fits(x), as NaN never does."""
+    def read(text):
+        if fits(x := kind(text)):
+            return x
+        raise argparse.ArgumentTypeError(f"{text}: expected {words}")
+    read.__name__, read.words = kind.__name__, words
+    return read
+
+
+Count = number(int, "1 or more", lambda x: x >= 1)
+Natural = number(int, "0 or more", lambda x: x >= 0)
+Positive = number(float, "above 0", lambda x: x > 0)
+NonNegative = number(float, "0 or more", lambda x: x >= 0)
+Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
 
 
 @dataclass
@@ -90,11 +99,9 @@ class Machine:
     checkpointing: bool = False   # recompute activations in the backward pass
 
 
-def parse_flags(kind, argv=None, description="", preset=None):
-    """The flags --field-name VALUE of a dataclass -> one of it; an unknown flag is an error.
-
-    preset(given) -> {field: value} between the defaults and the flags. ValueError: see `checked`.
-    """
+def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
+    """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
+    a sentence. preset(given) -> {field: value} between the defaults and the flags."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
@@ -103,22 +110,25 @@ def parse_flags(kind, argv=None, description="", preset=None):
         title, words = comments.get(f.name, ("further flags", ""))
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        base = getattr(f.type, "__origin__", f.type)    # int of Annotated[int, ...]; Literal, tuple
-        if base is bool:
+        if f.type is bool:
             extra = dict(action=argparse.BooleanOptionalAction)
-        elif base is Literal:
-            extra = dict(metavar=" | ".join(get_args(f.type)))
-        elif base is tuple:
-            extra = dict(type=lambda text: tuple(map(int, text.split(","))), metavar="INT,INT,...")
+        elif choices := get_args(f.type):
+            extra = dict(choices=choices, metavar=" | ".join(choices))
+        elif f.type is tuple:
+            extra = dict(type=integers, metavar="INT,INT,...")
         else:
-            extra = dict(type=base, metavar=base.__name__.upper())
+            extra = dict(type=f.type, metavar=f.type.__name__.upper())
         default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
-        words = "; ".join([words, *getattr(f.type, "__metadata__", [])[:1]])
+        words = "; ".join(filter(None, [words, getattr(f.type, "words", "")]))
         groups[title].add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
                                    help=f"{words} ({default})".replace("%", "%%"),
                                    default=argparse.SUPPRESS)
     given = vars(parser.parse_args(argv))
-    return checked(kind, (preset(given) if preset else {}) | given)
+    return kind(**preset(given) | given)
+
+
+def integers(text):
+    return tuple(map(int, text.split(",")))
 
 
 def documented(kind):
@@ -132,29 +142,6 @@ def documented(kind):
             elif flag := re.match(r"    (\w+): .*?  # (.*)", line):
                 found[flag[1]] = title, flag[2]
     return found
-
-
-def checked(kind, values):
-    """{field: value}, of flags, a preset or a JSON file, as the dataclass `kind`. ValueError: a
-    field that it has not, or a value that is not what its field declares."""
-    unknown = values.keys() - {f.name for f in fields(kind)}
-    if unknown:
-        raise ValueError(f"no such flags: {', '.join(sorted(unknown))}")
-    values = {k: tuple(v) if type(v) is list else v for k, v in values.items()}     # of JSON
-    for f in fields(kind):
-        value, base = values.get(f.name, f.default), getattr(f.type, "__origin__", f.type)
-        expected, fits = getattr(f.type, "__metadata__", (base.__name__, lambda x: True))
-        if base is Literal:
-            known = get_args(f.type)
-            expected, right = "one of " + ", ".join(filter(None, known)), value in known
-        elif base is tuple:
-            expected = "whole numbers"
-            right = type(value) is tuple and {*map(type, value)} == {int}
-        else:
-            right = type(value) in (base, int if base is float else base) and fits(value)
-        if not right:
-            raise ValueError(f"{f.name}={value!r}: expected {expected}")
-    return kind(**values)
 
 
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
@@ -192,13 +179,12 @@ def tiny_settings(env, kind):
 def begun(folder, given, same):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
     ValueError: a flag would make it another run. same: the fields that must not change."""
-    path = os.path.join(folder, "config.json")
-    was = read_json(path, {})
+    was = read_json(os.path.join(folder, "config.json"), {})
+    was = {name: tuple(x) if type(x) is list else x for name, x in was.items()}
     for name in given.keys() & same if was else ():
-        old, new = was.get(name), given[name]
-        if new != (tuple(old) if type(old) is list else old):
-            raise ValueError(f"--resume: {name}={new!r}, but {folder} was begun with {name}="
-                             f"{old!r}; leave it out, or start another run")
+        if given[name] != was.get(name):
+            raise ValueError(f"--resume: {name}={given[name]!r}, but {folder} was begun with "
+                             f"{name}={was.get(name)!r}; leave it out, or start another run")
     return was
 
 

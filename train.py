@@ -45,7 +45,7 @@ from lora import base_of, without_adapters
 from parallel import logprobs_under
 from rollout import Stats, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, checked, cloned_settings, last_checkpoint, model_defaults,
+                 begun, both_splits, cloned_settings, last_checkpoint, model_defaults,
                  one_sentence, open_folder, open_worlds, parse_flags, restore, save, tiny_settings)
 
 
@@ -361,7 +361,7 @@ def cloned(cfg, folder, device):
 def continue_cloning(folder, seconds, device):
     """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    cfg = checked(Clone, cloned_settings(folder))
+    cfg = Clone(**cloned_settings(folder))
     trajectories = trajectories_of(lesson(cfg, lambda text: None),
                                    from_pretrained(AutoTokenizer, folder), cfg)
     policy = parallel.load(folder, device, cfg)

@@ -505,14 +505,6 @@ def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
     assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
 
 
-def test_continue_cloning_checks_the_settings_it_reads(folder, tmp_path):
-    for settings, sentence in ((dict(skill="high"), "skill='high': expected from 0 to 1"),
-                               (dict(speed=3), "no such flags: speed")):
-        (tmp_path / "clone.json").write_text(json.dumps(vars(SMALL) | settings))
-        with pytest.raises(ValueError, match=sentence):
-            continue_cloning(str(tmp_path), 1, CPU)
-
-
 # ---- a weighted step ----------------------------------------------------------------------------
 
 def spoken(*pieces, task_id=0, **more):
@@ -936,7 +928,7 @@ def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkey
         script(monkeypatch, url, "evolve", "--resume", out="e", **{name: value})
     assert str(error.value) == (
         f"agentevol.py: --resume: {name}={value!r}, but e was begun with {name}="
-        f"{json.loads(json.dumps(getattr(cfg, name)))!r}; leave it out, or start another run")
+        f"{getattr(cfg, name)!r}; leave it out, or start another run")
 
 
 def test_every_field_is_the_same_on_resume_or_may_change():
@@ -1053,20 +1045,14 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
 # ---- flags --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("arguments, sentence", [
-    ("", "expected: agentevol.py evolve, clone or demos, then flags"),
-    ("--help", "expected: agentevol.py evolve, clone or demos, then flags"),
+    ("", "expected: agentevol.py evolve or agentevol.py clone, then"),
+    ("--help", "expected: agentevol.py evolve or agentevol.py clone, then"),
     ("clone --env nowhere", "unknown environment 'nowhere'"),
     ("evolve --env maze,nowhere", "unknown environment 'nowhere'"),
     ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
-    ("demos --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
-    ("demos --set agentgym", "set='agentgym': expected one of agenttraj, agenttraj_l"),
-    ("clone --format speech", "format='speech': expected one of act, react"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
     ("clone --n 0", "n=0: a tiny policy and --control learn from demonstrations"),
-    ("evolve --n=-1", "n=-1: expected 0 or more"),
-    ("evolve --temperature=-1", "temperature=-1.0: expected 0 or more"),
-    ("evolve --start again", "start='again': expected one of base, last"),
     ("evolve --env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
     ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
@@ -1075,8 +1061,6 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),
     ("clone --demos clone.json --format react", "clone.json: no JSON file"),
-    ("clone --skill 2", "skill=2.0: expected from 0 to 1"),
-    ("clone --lr nan", "lr=nan: expected above 0"),
 ])
 def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -17,13 +17,14 @@ from types import SimpleNamespace
 import pytest
 
 import agentevol
-from agentevol import Clone, Demos, lesson, reward, successes
+from agentevol import Clone, lesson, reward, successes
 from envs import demonstrations, maze, record, textcraft, textcraft_small, weather
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer
 from agentevol import agents_of, imitated, tokenizer_of, trajectories_of
 from chat import ASK_REACT, Agent
+from recipes import demos as recipe
 from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
@@ -71,10 +72,9 @@ def trained(trajectory, tokenizer):
 @pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small"])
 def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
-    monkeypatch.setattr(sys, "argv", ["agentevol.py", "demos", "--env", name, "--n", "9",
-                                      "--out", out])
-    agentevol.main()
-    items, played = json.load(open(out)), lesson(Demos(env=name, n=9), lambda text: None)
+    monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
+    recipe.main()
+    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9), lambda text: None)
     assert [item["item_id"] for item in items] == [f"{name}_{demo['task_id']}" for demo in played]
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)

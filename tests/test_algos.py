@@ -581,22 +581,3 @@ def test_distinct_ngrams_by_hand():
     assert algos.distinct_ngrams([[5, 5, 5, 5, 5]]) == pytest.approx(1 / 3)
     assert algos.distinct_ngrams([[1, 2], [2, 1]], n=1) == 0.5
     assert algos.distinct_ngrams([[1, 2], []]) == 1.0   # nothing is long enough to repeat
-
-
-def test_mutual_information_by_hand():
-    # every thought has 0.8 under its own prompt, 0.2 under the other, 0.5 on average
-    scores = tensor([0.8, 0.2], [0.2, 0.8], [0.8, 0.2]).log()
-    own = torch.tensor([0, 1, 0])
-    assert algos.mutual_information(scores, own) == pytest.approx(math.log(0.8 / 0.5), abs=1e-6)
-    assert algos.mutual_information(scores, 1 - own) == pytest.approx(math.log(0.4), abs=1e-6)
-    assert algos.retrieval_accuracy(scores, own) == 1
-    assert algos.retrieval_accuracy(scores, torch.tensor([0, 0, 1])) == pytest.approx(1 / 3)
-
-
-def test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt():
-    own = torch.tensor([0, 0, 0, 3])
-    ignore = torch.tensor([-900.0, -5, -40, -7])[:, None].expand(4, 8)
-    assert algos.mutual_information(ignore, own) == pytest.approx(0, abs=1e-6)
-    assert algos.retrieval_accuracy(ignore, own) == 1 / 8   # chance, however own is distributed
-    copy = torch.full((4, 8), -5000.0).scatter(1, own[:, None], -20.0)
-    assert algos.mutual_information(copy, own) == pytest.approx(math.log(8), abs=1e-6)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -24,7 +25,6 @@ from api import read_completion
 from client import EnvError
 from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
-from run import checked
 from chat import FORMATS, HISTORY
 
 KEY = "sk-Top/Secret+0123456789"
@@ -337,21 +337,19 @@ def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):
         run(config(world, SimpleNamespace(url="http://127.0.0.1:9/v1"), n=1, k=1))
 
 
-def test_a_silent_api_is_told_of_at_growing_intervals(world, short, monkeypatch, capsys):
-    """The first replies come after 3.3 seconds. The looks are a second apart: 0.9 seconds have
-    passed at the first, twice as many at the second, four times as many not before the fourth."""
-    monkeypatch.setattr(api, "SILENCE", 0.9)
+def test_a_silent_api_is_told_of(world, short, monkeypatch, capsys):
+    """The first replies come after 0.9 seconds; after that there is nothing to tell."""
+    monkeypatch.setattr(api, "SILENCE", 0.3)
     late = threading.Event()
 
     def answer(body, handler):
-        late.wait(3.3)
+        late.wait(0.9)
         late.set()
         return counting(body, handler)
     with served_api(answer) as server:
         assert run(config(world, server, n=3, k=1))["rows"] == short
-        lines = capsys.readouterr().err.splitlines()
-        assert [line for line in lines if "without an answer" in line] == [
-            f"{server.url}: 3 requests without an answer, the last sent {n} s ago" for n in (1, 2)]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "no answer" in line]
+        assert 1 <= len(lines) <= 3 and lines[0] == f"{server.url}: no answer for 0 s"
 
 
 @pytest.mark.parametrize("after, slept", [("7", 7), ("0", 1), ("3600", 60), ("soon", 1)])
@@ -512,7 +510,7 @@ def test_run_tells_the_tokens(world, tmp_path, capsys):
     assert len(plays) == 12 and all(p["tokens"]["prompt"] == 100 for p in plays)
     assert all(p["conversation"][0]["role"] == "system" for p in plays)
     assert (results["rows"][0]["tokens"] is None) == (asked > 12)      # not all are known
-    again = run(checked(Config, vars(cfg) | {"resume": True}))          # asks for nothing
+    again = run(replace(cfg, resume=True))          # asks for nothing
     assert {**again, "seconds": 0} == {**results, "seconds": 0} and len(server.asked) == asked
 
 
@@ -591,11 +589,10 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
     (dict(api_model="m"), "give --model .*, or --api-base URL and --api-model NAME"),
     (dict(api_base="http://x", api_model="m", policy="random"), "give --model"),
     (dict(api_base="http://x", api_model="m", model="m"), "give --model"),
-    (dict(api_base="x/v1", api_model="m"), "Invalid URL 'x/v1/"),
-    (dict(api_base="http://x", api_model="m", concurrency=0), "concurrency=0: expected 1 or more")])
+    (dict(api_base="x/v1", api_model="m"), "Invalid URL 'x/v1/")])
 def test_flags_of_an_api(flags, sentence):
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
-        run(checked(Config, dict(env="maze") | flags))
+        run(Config(env="maze", **flags))
 
 
 def test_an_api_speaks_as_a_chat_model(monkeypatch):

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from transformers import AutoModelForCausalLM
 
 import run as runs
 import algos
@@ -600,7 +599,7 @@ def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
 
 def test_credit_takes_an_advantage_of_the_users_own(url, model, monkeypatch):
     monkeypatch.setitem(train.ADVANTAGES, "twice", lambda b, cfg: 2 * b.rewards[:, None])
-    cfg = train.checked(train.Config, vars(config(model, filter="none", advantage="twice")))
+    cfg = config(model, filter="none", advantage="twice")
     batch = batch_of(started(url, cfg))
     assert torch.equal(batch.advantages, (2 * batch.rewards)[:, None].expand(batch.weights.shape))
 
@@ -1002,37 +1001,8 @@ def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
     assert train.sampled_entropy([first, second]) == pytest.approx((1 + 2 + 3 + 1) / 4)
 
 
-def test_probe_scores_every_reply_under_every_prompt(url, model):
-    """Through transformers' own forward, one pair at a time."""
-    run = started(url, config(model, filter="none", temperature=HEAT))
-    played, _ = train.play_step(run, 2)
-    stock = AutoModelForCausalLM.from_pretrained(model)
-    firsts = [(t.token_ids[:t.turns[0].start], t.token_ids[t.turns[0].start:t.turns[0].end])
-              for t in played]
-    prompts = [prompt for prompt, _ in firsts[::4]]         # of four tasks, in order
-    assert len({tuple(p) for p in prompts}) == 4
-
-    @torch.no_grad()
-    def score(prompt, reply):
-        logits = stock(torch.tensor([prompt + reply])).logits[0] / HEAT
-        logprobs = logits.log_softmax(-1)[len(prompt) - 1:-1]
-        return logprobs.gather(1, torch.tensor(reply)[:, None]).sum().item()
-    information, hits = [], []
-    for i, (_, reply) in enumerate(firsts):
-        scores = [score(prompt, reply) for prompt in prompts]
-        own = scores[i // 4]
-        information.append(own - math.log(sum(map(math.exp, scores)) / 4))
-        hits.append(own == max(scores))
-    got = metrics.probe(run, played)
-    assert got["mutual_information"] == pytest.approx(statistics.fmean(information), abs=1e-4)
-    assert got["retrieval_accuracy"] == pytest.approx(statistics.fmean(hits), abs=1e-6)
-    assert got["retrieval_chance"] == 1 / 4
-    assert statistics.fmean(hits) > 1 / 4 and abs(got["mutual_information"]) > 1e-2
-
-
-def test_record_probes_and_shows_samples_as_often_as_asked(url, model):
-    run = trained(url, config(model, steps=4, eval_every=2, name="often"))
-    assert ["mutual_information" in line for line in run.history] == [True, False] * 2
+def test_record_shows_samples_as_often_as_asked(url, model):
+    trained(url, config(model, steps=4, eval_every=2, name="often"))
     shown = [line for line in open("runs/often/samples.txt") if line.startswith("---- step")]
     assert shown == ["---- step 0 ----\n"] * 2 + ["---- step 2 ----\n"] * 2
 

@@ -41,7 +41,7 @@ def test_collapse_warnings_are_silent_on_a_plateau():
     history = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
                      reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
                      grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
-                     response_length=decay(300, 1 / 20, 120), mutual_information=lambda s: 0.8)
+                     response_length=decay(300, 1 / 20, 120))
     assert signals_at_any_time(history) == set()
 
 
@@ -114,18 +114,6 @@ def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
         assert signals_at_any_time(run_of(40, success=lambda s: 0.5, entropy=curve)) == expected
 
 
-def test_collapse_warnings_name_template_collapse():
-    def probed(entropy, success=0.5):
-        return [{"success": success, "entropy": entropy(s),
-                 "mutual_information": 1.8 - s / 20 if s % 10 == 0 else None,
-                 "retrieval_accuracy": max(0.13, 0.8 - s / 50) if s % 10 == 0 else None,
-                 "retrieval_chance": 0.125} for s in range(45)]
-    both = {"mutual_information", "retrieval_accuracy"}
-    assert signals_at_any_time(probed(lambda s: 0.8)) == both
-    assert signals_at_any_time(probed(decay(0.8, 1 / 20))) == set()   # entropy tells it already
-    assert signals_at_any_time(probed(lambda s: 0.8, success=0.97)) == set()
-
-
 def test_moving_mean_covers_every_window():
     rows = [{"x": x} for x in (1, 2, 6, 4)]
     assert moving_mean(rows, "x", 2) == [1.5, 4, 5]
@@ -158,25 +146,6 @@ def test_collapse_warnings_compare_gradients_with_their_median():
     assert "(grad_norm 1 -> 8, " in told(history)["grad_norm"]
     spike = [{"success": 0.5, "grad_norm": 24.0 if s == 24 else 1.0} for s in range(25)]
     assert "(grad_norm 1 -> 5.6, " in told(spike)["grad_norm"]      # the last five's mean: 28 / 5
-
-
-def test_collapse_warnings_compare_the_first_two_probes_with_the_last_two():
-    def probed(*values):
-        return [{"success": 0.5, "entropy": 0.8, "mutual_information": values[s // 5]
-                 if s % 5 == 0 else None} for s in range(5 * len(values))]
-    assert "(mutual_information 2 -> 0.35, " in \
-        told(probed(3.0, 1.0, 1.0, 0.6, 0.1))["mutual_information"]
-    assert told(probed(2.0, 2.0, 2.0, 1.2, 0.1)) == {}      # 0.65 is more than a quarter of 2
-    assert told(probed(2.0, 0.1, 0.1)) == {}                # fewer than four probes
-
-
-def test_collapse_warnings_call_it_a_template_while_the_texts_still_vary():
-    """The last five steps' entropy is under half of the first five's: an echo trap, no template."""
-    for late, expected in ((0.45, {"mutual_information"}), (0.35, set())):
-        history = [{"success": 0.5, "entropy": 0.8 if s < 5 else 0.8 - s * (0.8 - late) / 20
-                    if s < 20 else late, "mutual_information": (2.0 if s < 10 else 0.1)
-                    if s % 5 == 0 else None} for s in range(25)]
-        assert told(history).keys() & {"mutual_information"} == expected
 
 
 def test_collapse_warnings_bear_short_empty_and_broken_histories():

@@ -99,7 +99,7 @@ OTHERS = ("index-url", "no-build-isolation",                            # of pip
 
 
 def test_every_flag_in_the_docs_is_one():
-    kinds = train.Config, evaluation.Config, agentevol.Demos, agentevol.Clone, agentevol.Evolve
+    kinds = train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
     for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):

@@ -96,7 +96,7 @@ def test_resume_refuses_what_would_be_another_run(url, model, tmp_path):
     trained(url, config(model, name="x", env_url=url, steps=1))
     before, begun = contents("runs"), json.load(open("runs/x/config.json"))
     for name, value in OTHERS.items():
-        new, old = ((2, 4), [2, 3]) if name == "horizons" else (value, begun[name])
+        new, old = ((2, 4), (2, 3)) if name == "horizons" else (value, begun[name])
         with pytest.raises(SystemExit) as error:
             train.main(["--resume", "--name=x", *flags_of(**{name: value})])
         assert str(error.value) == (

@@ -31,7 +31,7 @@ import eval as evaluation
 import metrics
 import parallel
 import train
-from agentevol import Clone, Demos, Evolve
+from agentevol import Clone, Evolve
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of
 from engine import load_policy, make_policy
@@ -660,7 +660,6 @@ PANEL = {"step", "horizon", "random", "reward", "success", "reward_std", "reward
          "constant_groups", "entropy", "grad_norm", "kl", "clipped", "clipped_low", "clipped_high",
          "mismatch", "masked", "response_length", "valid", "distinct_3gram", "turns", "dropped",
          "skipped", "truncated", "tokens_per_second", "seconds"}
-PROBED = {"mutual_information", "retrieval_accuracy", "retrieval_chance", "kl_start"}
 
 
 def test_the_panel_is_complete(url, model):
@@ -670,14 +669,11 @@ def test_the_panel_is_complete(url, model):
     for line in lines:
         assert PANEL <= line.keys()
         assert 0 <= line["mismatch"] < 1e-9 < line["kl"] and line["masked"] == 0
-        assert (PROBED <= line.keys()) == (line["step"] % 2 == 0)
-    assert abs(lines[0]["kl_start"]) < 1e-6 < lines[4]["kl_start"]
     assert lines[0]["reward_std_share"] == 1
-    assert lines[0]["retrieval_chance"] <= lines[0]["retrieval_accuracy"] <= 1
     with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
     assert with_reference.history[0]["kl_start"] == pytest.approx(0, abs=1e-6)
     assert with_reference.history[1]["kl_start"] > 1e-6
-    assert "mutual_information" not in with_reference.history[1]
+    assert "kl_start" not in lines[1]
 
 
 def test_speeds_are_tokens_over_seconds(url, model):
@@ -791,7 +787,6 @@ def test_main_clones_trains_and_reports(url, capsys):
 
 MISTAKES = [
     ("--algo grpo --group-size 1", "group_size=1 with advantage=grpo.*use 2 or more"),
-    ("--algo ppo --group-size 0", "group_size=0: expected 1 or more"),
     ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
     ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
     ("--env __init__", "unknown environment '__init__'; there are: academia, alfworld"),
@@ -799,35 +794,13 @@ MISTAKES = [
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
     ("--weights heavy", "weights='heavy'; known: token, sequence"),
-    ("--filter best", "filter='best': expected one of none, varied"),
     ("--surrogate x", "surrogate='x'; known: token, sequence"),
-    ("--format x", "format='x': expected one of act"),
-    ("--context x", "context='x': expected one of full"),
     ("--kl k3", "--kl does nothing without --kl-coef"),
-    ("--kl-coef -1", "kl_coef=-1.0.*expected 0 or more"),
-    ("--importance-cap -1", "importance_cap=-1.0: expected 0 or more"),
-    ("--temperature 0", "temperature=0.0: expected above 0"),
-    ("--filter top_p --keep -1", "keep=-1.0: expected from 0 to 1"),
-    ("--filter top_p --keep 1.5", "keep=1.5: expected from 0 to 1"),
-    ("--max-grad-norm -1", "max_grad_norm=-1.0: expected above 0"),
-    ("--max-grad-norm 0", "max_grad_norm=0.0: expected above 0"),
-    ("--lr nan", "lr=nan: expected above 0"),
-    ("--lr-end -3", "lr_end=-3.0: expected from 0 to 1"),
-    ("--clip-low -1", "clip_low=-1.0: expected from 0 to 1"),
-    ("--clip-high -2", "clip_high=-2.0: expected above 0"),
-    ("--algo ppo --gamma 5", "gamma=5.0: expected from 0 to 1"),
-    ("--algo ppo --lam -1", "lam=-1.0: expected from 0 to 1"),
-    ("--kl-coef nan", "kl_coef=nan: expected 0 or more"),
-    ("--entropy-coef nan", "entropy_coef=nan: expected 0 or more"),
-    ("--eval-tasks -3", "eval_tasks=-3: expected 0 or more"),
-    ("--max-concurrent -1", "max_concurrent=-1: expected 1 or more"),
     ("--max-turn-tokens 512", "max_turn_tokens=512: expected at most 511"),
     ("--overlong-buffer 241", "overlong_buffer=241: expected at most 240"),   # 24 tokens, 10 turns
     ("--switch-every=0,9 --horizons 5,6,7", r"switch_every \(0, 9\): .* rising from above 0"),
     ("--horizons 10,6", r"horizons \(10, 6\): .* none below the one before it"),
     ("--horizons 5,6,7 --switch-every 3,9,12", "or 2 switch steps for 3 horizons"),
-    ("--steps 0", "steps=0: expected 1 or more"),
-    ("--save-every 0", "save_every=0: expected 1 or more"),
     ("--model ./absent", "./absent: no such folder"),
     ("--model EMPTY", "no weights in this folder"),
     ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
@@ -884,8 +857,7 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
 @pytest.mark.parametrize("flags, sentence", [
     ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
     ("--env wordle --env-url URL", "serves toy, sums, not wordle"),
-    ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd"),
-    ("--env toy --env-url URL --max-turn-tokens 0 --model MODEL", "max_turn_tokens=0")])
+    ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd")])
 def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("URL", url).replace("MODEL", model).split())
@@ -943,16 +915,6 @@ def test_the_control_is_measured_after_the_table_stands(url, monkeypatch):
     assert result["control"]["sampled"] == result["before"]["sampled"]     # the very same policy
 
 
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Demos, Clone, Evolve],
-                         ids=lambda k: f"{k.__module__}-{k.__name__}")
-def test_every_number_is_refused_out_of_its_range(kind):
-    for field in fields(kind):
-        base = getattr(field.type, "__origin__", field.type)        # int of Annotated[int, ...]
-        for text in {int: ["-1"], float: ["nan", "-inf", "-1"]}.get(base, []):
-            with pytest.raises(ValueError, match=rf"^{field.name}={base(text)!r}: expected "):
-                runs.checked(kind, {field.name: base(text)})
-
-
 @pytest.mark.parametrize("command", [f"--algo {algo}" for algo in ALGOS] + [
     f"--env {path.stem}" for path in (ROOT / "envs").glob("[a-z]*.py")] + [
     "--max-grad-norm inf --clip-high inf --horizons 3 --lr 1"])
@@ -964,7 +926,7 @@ def test_what_config_json_says_loads_again_to_the_same_config(command):
     assert flags_chosen("--resume --name kept") == replace(cfg, resume=True)
 
 
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Demos, Clone, Evolve],
+@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone, Evolve],
                          ids=lambda k: f"{k.__module__}-{k.__name__}")
 def test_help_has_a_group_and_words_for_every_flag(kind, capsys):
     with pytest.raises(SystemExit):

@@ -2,7 +2,6 @@
 
     python tests/wrong_versions.py                       all of them: a line each, and a summary
     python tests/wrong_versions.py --only algos.py       those of one file
-    python tests/wrong_versions.py --only algos.py --run       and two steps of a run with each
     python tests/wrong_versions.py --sample 12 --seed 3  a dozen, spread over the files
 
 FAULTS are single slips that a fork or a student could make: a sign, an off-by-one, max for min, the
@@ -109,11 +108,19 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_algos.py::test_constant_weights_by_hand"),
         ("range(len(ids) - n + 1)", "range(len(ids) - n)",
          "tests/test_algos.py::test_distinct_ngrams_by_hand"),
+    ],
+    "recipes/probe.py": [
         ("- math.log(scores.shape[1])", "",
-         "tests/test_algos.py::test_mutual_information_by_hand"),
+         "tests/test_probe.py::test_mutual_information_by_hand"),
         ("(best.gather(1, own[:, None]) / best.sum(1, keepdim=True))",
          "best.gather(1, own[:, None]).double()",
-         "tests/test_algos.py::test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt"),
+         "tests/test_probe.py::test_mutual_information_of_thoughts_that_ignore_or_copy_the_prompt"),
+        ("metrics.mean_of(probes[-2:], signal)", "metrics.mean_of(probes[-1:], signal)",
+         "tests/test_probe.py::"
+         "test_template_collapse_compares_the_first_two_probes_with_the_last_two"),
+        ("for reply, _ in replies for prompt in prompts]",
+         "for prompt in prompts for reply, _ in replies]",
+         "tests/test_probe.py::test_probe_scores_every_reply_under_every_prompt"),
     ],
     "curriculum.py": [
         ("step >= switch for", "step > switch for",
@@ -158,8 +165,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('mean_of(history[:-window], "grad_norm", statistics.median)',
          'mean_of(history[:-window], "grad_norm")',
          "tests/test_panel.py::test_collapse_warnings_compare_gradients_with_their_median"),
-        ("mean_of(probes[-2:], signal)", "mean_of(probes[-1:], signal)", "tests/test_panel.py::"
-         "test_collapse_warnings_compare_the_first_two_probes_with_the_last_two"),
         ("entropy[-1 - window], min(entropy[:-window])", "entropy[-window], min(entropy[:-window])",
          "tests/test_panel.py::test_collapse_warnings_compare_windows_that_do_not_overlap"),
         ('random=players(run)["random"]["success"]', 'random=players(run)["expert"]["success"]',
@@ -178,9 +183,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_loop.py::test_reward_std_share_is_of_the_first_five_steps"),
         ("min(file.tell(), run.notes.written.get(name, 0))", "file.tell()",
          "tests/test_run.py::test_a_cut_last_line_of_metrics_does_not_forbid_to_resume"),
-        ("for reply, _ in replies for prompt in prompts]",
-         "for prompt in prompts for reply, _ in replies]",
-         "tests/test_loop.py::test_probe_scores_every_reply_under_every_prompt"),
         ("algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask])",
          "algos.kl_k3(batch.ref_logprobs[mask], batch.old_logprobs[mask])",
          "tests/test_loop.py::test_kl_to_start_is_of_the_sampler_to_the_start"),
@@ -233,8 +235,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("statistics.median(lengths) >", "min(lengths) >",
          "tests/test_agenttraj.py::"
          "test_trajectories_of_refuses_limits_that_half_of_the_demonstrations_exceed"),
-        ("own = copy.copy(agent)", "own = agent",
-         "tests/test_agenttraj.py::test_imitated_of_a_file_keeps_each_items_own_words"),
         ('else demo["last"], reward, done, info)', 'else demo["last"], 0.0, done, info)',
          "tests/test_agentevol.py::test_imitated_masks_exactly_the_replies"),
         ('(observation, thought, action, *_) in enumerate(demo["turns"])',
@@ -441,6 +441,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_agentevol.py::test_demonstrations_of_an_expert_are_successes"),
     ],
     "envs/parts/agentgym.py": [
+        ("own = copy.copy(agent)", "own = agent",
+         "tests/test_agenttraj.py::test_imitated_of_a_file_keeps_each_items_own_words"),
         ('read_last, agreed="Ok.")', "read_last)",
          "tests/test_agentgym.py::test_episode_begins_as_agentgyms_conversation"),
         ("loss is False or loss is True and who", "loss in (0, 1) and who",
@@ -451,18 +453,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_agenttraj.py::test_write_trajectories_leaves_failures_out"),
         (r"Action:\s*([^\n]*)", r"Action:([^\n]*)",
          "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
-        (r'"Action: ", reply)', r'"Action:", reply)',
-         "tests/test_agentgym.py::test_manner_of_tools_posts_the_whole_reply"),
-        ("reply.rpartition", "reply.partition",
-         "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
-        ('split("```sql")[-1]', 'split("```sql")[0]',
-         "tests/test_agentgym.py::test_manner_of_bird_reads_the_last_block"),
-        ("[:2][-1]", "[-1]",
-         "tests/test_agentgym.py::test_manner_read_takes_the_action_that_the_client_takes"),
-        ('wordle.WORDS if "vocabulary" in observation else words', "words",
-         "tests/test_agentgym.py::test_episode_of_wordle_begins_with_the_words_of_its_game"),
-        ('{"sciworld": 99, "babyai": 0}', '{"sciworld": 99}',
-         "tests/test_agentevol.py::test_successes_are_above_their_environments_threshold"),
     ],
     "envs/parts/tools.py": [
         ('or "Action Input:" in before or "\\n" in arguments', 'or "\\n" in arguments',
@@ -473,17 +463,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_tools.py::test_read_arguments_refuses_all_else_and_runs_nothing"),
         ("abs(found - wanted) <= 0.01", "abs(found - wanted) <= 0.1",
          "tests/test_env_tools.py::test_same_compares_answers"),
-        ('(*self.tools, "finish", "check_valid_actions"):', "dir(self):",
-         "tests/test_env_tools.py::test_act_answers_in_the_originals_shapes"),
-        ("self.written(name, arguments)) in", "written(name, arguments)) in",
-         "tests/test_env_tools.py::test_expert_goes_on_where_the_results_end"),
-        ('self.kept = random.Random(f"{name} {task_id}")',
-         'self.kept = random.Random(f"{name} {task_id} {attempt}")',
-         "tests/test_env_tools.py::test_goals_vary"),
-        ('rng.choice((*self.tools, "finish"))', "rng.choice(self.tools)",
-         "tests/test_env_tools.py::test_random_action_draws_every_tool_and_finish"),
-        ('.removesuffix(".")\n    return', "\n    return",
-         "tests/test_env_tools.py::test_answers_and_scripts_agree"),
     ],
     "envs/parts/tool_rules.py": [
         ('forecast("get_rain_forecast", "rainfall")', 'forecast("get_rain_forecast", "snowfall")',
@@ -498,22 +477,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_weather.py::test_goals_ask_in_words_for_what_is_answered"),
         ('rng.choice(["Yes", "No", city.name, str(self.task.today), rng.randint(0, 40)])',
          "self.task.answer", "tests/test_env_tools.py::test_a_random_player_solves_little"),
-        ("if self.rng.random() < 0.4:", "if self.rng.random() < 0:",
-         "tests/test_env_weather.py::test_goals_ask_in_words_for_what_is_answered"),
-        ("rows[0][t.field] or None, lambda", "rows[0][t.field], lambda",
-         "tests/test_env_weather.py::test_goals_ask_in_words_for_what_is_answered"),
-        (".days * side <= 0:", ".days * side < 0:",
-         "tests/test_env_weather.py::test_dates_are_refused_in_the_originals_words"),
-        ("(1 if latitude > 0 else -1)", "1",
-         "tests/test_env_weather.py::test_weather_at_is_a_climate"),
-        ("cos(a) * cos(b) * sin(turn / 2) ** 2", "cos(a) * sin(turn / 2) ** 2",
-         "tests/test_env_weather.py::test_kilometres_between_cities"),
-        ("if (i % 6 == 5) == (task_id in TEST)]", "if i % 6 or task_id in TEST]",
-         "tests/test_env_weather.py::test_test_names_no_city_of_train"),
-        ("air_quality_index <= most)", "air_quality_index < most)",
-         "tests/test_env_weather.py::test_get_air_quality_level_has_no_gaps"),
-        ('("a week ago", -7)', '("a week ago", -6)',
-         "tests/test_env_weather.py::test_days_are_told_from_today"),
     ],
     "envs/movie.py": [
         ("key=likely.count", "key=len",
@@ -522,14 +485,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_a_person_is_told_in_the_originals_shapes"),
         ("t.film.revenue > t.film.budget", "t.film.revenue < t.film.budget",
          "tests/test_env_tools.py::test_answers_and_scripts_agree"),
-        ("if (i % 5 == 4) == held_out]", "if i % 5 or held_out]",
-         "tests/test_env_movie.py::test_test_starts_from_films_and_people_that_train_does_not"),
-        ("[1][:10]]}", "[1]]}", "tests/test_env_movie.py::"
-         "test_a_person_is_told_in_the_originals_shapes"),
-        ('"earned more", "had the higher revenue"', '"earned less", "had the lower revenue"',
-         "tests/test_env_movie.py::test_goals_ask_in_words_for_what_is_answered"),
-        ("{rng.randint(1930, 1965)}", "{rng.randint(1930, 1985)}",
-         "tests/test_env_movie.py::test_world_agrees_with_itself"),
     ],
     "envs/academia.py": [
         ("self.loaded = set()\n        return", "self.loaded = {*vars(self).get('loaded', ())}\n"
@@ -539,14 +494,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_academia.py::test_a_paper_is_told_in_the_originals_shape"),
         ("best if n > next_n else None", "best if n else None",
          "tests/test_env_academia.py::test_only_is_the_one_most_frequent"),
-        ("has received more citations", "has received fewer citations",
-         "tests/test_env_academia.py::test_goals_ask_in_words_for_what_is_answered"),
-        ("lambda paper: {VENUES[paper.venue]}", "lambda paper: {paper.venue}",
-         "tests/test_env_academia.py::test_goals_ask_in_words_for_what_is_answered"),
-        ("'the same' if what == 'same'", "'the same' if what != 'same'",
-         "tests/test_env_academia.py::test_goals_ask_in_words_for_what_is_answered"),
-        ("if a == b or not joint:", "if not joint:",
-         "tests/test_env_academia.py::test_refusals_are_the_originals"),
     ],
     "envs/todo.py": [
         ("super().judge(answer) and (self.projects, self.tasks) == self.task.wanted",
@@ -558,19 +505,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_todo.py::test_test_has_projects_that_train_has_not"),
         ('shown(found, "is_completed")}', "shown(found)}",
          "tests/test_env_todo.py::test_changes_are_told_and_seen"),
-        ('found, _ = yield from find(say, task["content"], project)',
-         'found, _ = yield from find(say, task["content"])',
-         "tests/test_env_todo.py::test_expert_looks_no_further_than_it_must"),
-        ("if key not in gone and (tool", "if (tool",
-         "tests/test_env_todo.py::test_expert_ends_although_what_it_needs_is_gone"),
-        ("tie = days.count(best) > 1", "tie = days.count(best) > 3", "tests/test_env_todo.py::"
-         "test_answer_and_account_are_those_that_the_words_mean"),
-        ('task["due_date"] >= day', 'task["due_date"] > day', "tests/test_env_todo.py::"
-         "test_answer_and_account_are_those_that_the_words_mean"),
-        ("if t.one(True, False):\n        swapped", "if False:\n        swapped",
-         "tests/test_env_todo.py::test_belongs_cannot_be_answered_by_its_words"),
-        ("if 0 < len(tasks) < 6 else None", "if len(tasks) < 6 else None",
-         "tests/test_env_todo.py::test_answers_vary"),
     ],
     "envs/parts/grid.py": [
         ('Wrong("#REF!")        # as long', '0.0        # as long',
@@ -580,14 +514,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("if is_formula(held) else held for held in kept[n]]", "if False else held "
          "for held in kept[n]]",
          "tests/test_env_sheet.py::test_formulas_follow_rows_and_columns"),
-        ("or abs(found) > tools.LARGEST", "or found > tools.LARGEST",
-         "tests/test_env_sheet.py::test_formulas_never_become_infinite"),
-        ("if new(j if axis else i) is not None}", "}",
-         "tests/test_env_sheet.py::test_notes_follow_their_cells"),
-        ("if found is None or found != int(found)", "if found is None",
-         "tests/test_env_sheet.py::test_refusals_change_nothing"),
-        ("height, width = (max(sizes)", "height, width = (min(sizes)",
-         "tests/test_env_sheet.py::test_share_counts_the_cells_of_either"),
     ],
     "envs/sheet.py": [
         ("            self.grid = before\n", "            pass\n", "tests/test_env_sheet.py::"
@@ -596,13 +522,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_sheet.py::test_expert_succeeds_after_any_detour"),
         ("Grid(self.task.rows, self.task.notes)", "Grid(self.task.rows)",
          "tests/test_env_sheet.py::test_notes_are_there_to_be_read"),
-        ("if lines[:at] + lines[at + more:] == target:", "if at == len(target):",
-         "tests/test_env_sheet.py::test_expert_deletes_what_was_inserted_by_mistake"),
-        ("bottom < top or right < left", "bottom < top and right < left",
-         "tests/test_env_sheet.py::test_refusals_change_nothing"),
-        ("_, wanted = Grid(rows).values(), Grid(after).values()",
-         "_, wanted = Grid(rows).values(), after", "tests/test_env_sheet.py::"
-         "test_use_replaces_the_tasks_here_and_in_processes_to_come"),
     ],
     "envs/parts/sheet_tasks.py": [
         ("if len({row[self.at] for row in rows}) < len(rows)", "if not rows",
@@ -611,10 +530,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_sheet.py::test_wanted_sheet_is_the_one_that_the_words_mean"),
         ("lambda row: row[t.at] < limit", "lambda row: row[t.at] <= limit",
          "tests/test_env_sheet.py::test_wanted_sheet_is_the_one_that_the_words_mean"),
-        ("tables()[-2:] if held_out else tables()[:-2]", "tables()",
-         "tests/test_env_sheet.py::test_test_is_about_other_tables_than_train"),
-        ('"row_idx": len(rows) + 1}', '"row_idx": len(rows)}',
-         "tests/test_env_sheet.py::test_steps_lead_to_the_wanted_sheet"),
     ],
     "envs/parts/wires.py": [
         ('"alfworld": {"world_type": "Text"}', '"alfworld": {"world_type": "Thor"}',
@@ -656,11 +571,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_bird.py::test_conditions_words_say_the_side"),
         ("if (told, column) not in known}", "}",
          "tests/test_env_bird.py::test_draw_query_tells_no_column_that_a_condition_gives"),
-        ("return len(rows) < len(rows_of(count=0))", "return True",
-         "tests/test_env_bird.py::"
-         "test_is_good_refuses_differences_below_zero_and_bounds_that_all_exceed"),
-        ('order={"MAX": "DESC", "MIN": "ASC"}', 'order={"MAX": "ASC", "MIN": "DESC"}',
-         "tests/test_env_bird.py::test_sql_of_gives_what_plain_loops_over_the_rows_give"),
     ],
     "envs/bird.py": [
         ("return unseen or (zlib.crc32(text.encode()) % 10 == 0) == test", "return True",
@@ -671,14 +581,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_bird.py::test_step_compares_decimals_to_the_sixth_place"),
         ("if action in MAY and name", "if name",
          "tests/test_env_bird.py::test_step_survives_sql_that_means_ill"),
-        ("fetchmany(MAX_ROWS + 1)", "fetchmany(MAX_ROWS)",
-         "tests/test_env_bird.py::test_step_survives_sql_that_means_ill"),
-        ("self.process.kill()\n            self.process = None\n", "pass\n",
-         "tests/test_env_bird.py::test_runner_gives_no_answer_to_the_wrong_question"),
-        ("int(used) + 1 + SECONDS", "1 + SECONDS",
-         "tests/test_env_bird.py::test_serve_counts_the_time_of_each_statement_alone"),
-        ("{key or primary.get(other)}", "{key}",
-         "tests/test_env_bird.py::test_read_bird_makes_dev_the_test_split"),
     ],
     "envs/frozenlake.py": [
         ("slide(cell, ways[turn - 1])", "slide(cell, ways[turn - 2])",
@@ -707,17 +609,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_searchqa.py::test_first_tag_is_what_the_originals_expression_finds"),
         (r'r"\b(a|an|the)\b"', r'r"(a|an|the)"',
          "tests/test_env_searchqa.py::test_normalised_as_squad_does"),
-        ('"test" if task_id < STARTS[7] else "train"', '"train"',
-         "tests/test_env_searchqa.py::test_draw_asks_in_each_split_about_other_things"),
-        ("tell(*path[-1]) for path", "tell(*path[0]) for path",
-         "tests/test_env_searchqa.py::"
-         "test_expert_thinks_of_what_it_has_read_and_comes_to_the_answer"),
-        ("if after == (thing, name)]", "if fact == (thing, name)]",
-         "tests/test_env_searchqa.py::"
-         "test_expert_thinks_of_what_it_has_read_and_comes_to_the_answer"),
-        ("text.split()[:PASSAGE_WORDS]", "text.split()",
-         "tests/test_env_searchqa.py::"
-         "test_use_cuts_long_passages_and_searches_once_for_a_long_question"),
     ],
     "envs/parts/retrieval.py": [
         ("bm25(pages, 2.0, 1.0)", "bm25(pages)",
@@ -734,10 +625,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("((value.name, *value.also, bare))", "((*value.also, value.name))",
          "tests/test_env_searchqa.py::"
          "test_golds_of_takes_a_number_without_its_unit_and_a_name_without_its_sort"),
-        ('("father", "father"): "paternal', '("spouse", "father"): "paternal',
-         "tests/test_env_searchqa.py::test_ask_kin_follows_the_right_relatives"),
-        ("(began(value) - began(since)) < 25", "(began(value) - began(since)) < 95",
-         "tests/test_env_searchqa.py::test_facts_fit_together"),
     ],
     "envs/sokoban.py": [
         ("beyond in floor and beyond not in boxes", "beyond in floor",
@@ -760,11 +647,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_search_reads_the_first_feature_and_forty_letters_of_a_word"),
         ("joined = phrases[0].startswith((\"in \", \"with \")) and", "joined =",
          "tests/test_env_webshop.py::test_make_goal_joins_its_parts_as_one_says_them"),
-        ("[product for some in made for product in some[4:]]",
-         "[product for some in made for product in some[3:]]",
-         "tests/test_env_webshop.py::test_make_shop_has_a_thousand_products_and_no_wish_in_both_splits"),
-        ("return max(rng.sample(above, 2))", "return rng.choice(above)",
-         "tests/test_env_webshop.py::test_read_shop_numbers_the_goals_as_agentgym"),
     ],
     "envs/parts/shop_rules.py": [
         ("for text in texts] * bool(both)", "for text in texts] * 0",
@@ -773,10 +655,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_webshop.py::test_read_shop_reads_prices_options_and_texts"),
         ("row = (row + hits) | (row - hits)", "row = row - hits",
          "tests/test_env_webshop.py::test_likeness_is_that_of_the_slow_table"),
-        ("    if shared < 0.1:\n", "    if shared <= 0:\n",
-         "tests/test_env_webshop.py::test_type_factor_by_hand"),
-        ("met += product.price <= goal.limit", "met += product.price < goal.limit",
-         "tests/test_env_webshop.py::test_reward_of_counts_attributes_options_and_price"),
     ],
     "envs/webshop.py": [
         ('"B0[A-Z]{4}|[A-Z]{4}")', '"[A-Z]{4}")', "tests/test_env_webshop.py::"
@@ -787,22 +665,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_webshop.py::test_html_never_makes_markup_of_a_product"),
         ("sorted(values, key=lambda value: value != wish)", "values",
          "tests/test_env_webshop.py::test_choices_takes_the_option_in_the_wishs_own_words"),
-        ("self.words[:LONGEST_URL]", "self.words",
-         "tests/test_env_webshop.py::test_url_of_a_long_query_is_cut"),
-        ("(last < len(results))", "(last <= len(results))",
-         "tests/test_env_webshop.py::test_results_stand_ten_on_a_page_and_are_fifty_at_most"),
-        ("several = text.count(\"search[\") + text.count(\"click[\") > 1", "several = False",
-         "tests/test_env_webshop.py::test_act_tells_done_wrong_argument_and_not_understood_apart"),
-        ("* (not verb) + text_of", "* (not valid) + text_of",
-         "tests/test_env_webshop.py::test_act_tells_done_wrong_argument_and_not_understood_apart"),
-        ("self.product, self.options = \"results\", number, None, {}",
-         "self.product = \"results\", number, None",
-         "tests/test_env_webshop.py::"
-         "test_options_stay_chosen_on_the_product_and_are_forgotten_beyond"),
-        ("        if unsaid and product.asin not in self.looked:\n",
-         "        if not unsaid and product.asin not in self.looked:\n",
-         "tests/test_env_webshop.py::"
-         "test_expert_looks_at_the_features_for_what_the_title_does_not_say"),
     ],
     "envs/wordle.py": [
         ("            left.remove(letter)\n", "",
@@ -813,8 +675,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "run.py": [
         ('"train", 0, own, world.known)', '"test", 0, own, world.known)',
          "tests/test_loop.py::test_train_plays_training_tasks_alone_and_each_once_an_epoch"),
-        ("(preset(given) if preset else {}) | given)",
-         "given | (preset(given) if preset else {}))",
+        ("**preset(given) | given)", "**given | preset(given))",
          "tests/test_eval.py::test_parse_flags_takes_a_preset_between_defaults_and_flags"),
         ("optimizer.state.get(weights, {}).items()", "optimizer.state[weights].items()",
          "tests/test_run.py::test_save_before_any_update_leaves_the_optimizer_as_it_is"),
@@ -843,14 +704,14 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('return words.partition("<think>")[2].strip("\\n"), None',
          'return words.partition("<think>")[2].strip("\\n"), ""',
          "tests/test_chat.py::test_a_reply_cut_within_its_thoughts_is_an_empty_action"),
-        ("form)} != {*arguments}", "form)} - {*arguments}",
-         "tests/test_chat.py::test_a_call_that_cannot_be_made_is_complained_about"),
         (r're.search(r"</think>\s*<answer>', 're.search(r"<answer>',
          "tests/test_rollout.py::test_format_read_gives_the_action_or_a_complaint"),
         ("self.write if turn else self.first + self.write", "self.first + self.write",
          "tests/test_rollout.py::test_compose_writes_the_plan_in_the_first_reply_only"),
     ],
     "envs/parts/tool_calls.py": [
+        ("form)} != {*arguments}", "form)} - {*arguments}",
+         "tests/test_chat.py::test_a_call_that_cannot_be_made_is_complained_about"),
         ("json.dumps(call, ensure_ascii=False).encode()", "json.dumps(call, ensure_ascii=False)",
          "tests/test_chat.py::test_a_call_that_cannot_be_made_is_complained_about"),
     ],
@@ -859,8 +720,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_eval_api.py::test_speak_asks_for_what_the_flags_say"),
         ("min(60, max(pause, int(after)", "min(60, min(pause, int(after)",
          "tests/test_eval_api.py::test_ask_waits_as_long_as_it_is_told"),
-        ("self.patience *= 2", "self.patience *= 1",
-         "tests/test_eval_api.py::test_a_silent_api_is_told_of_at_growing_intervals"),
+        ("if silent > SILENCE:", "if silent < SILENCE:",
+         "tests/test_eval_api.py::test_a_silent_api_is_told_of"),
         ("daemon=True).start()", "daemon=False).start()",
          "tests/test_eval_api.py::test_ctrl_c_waits_for_no_answer"),
         ("if len(calls) == 1 and type(", "if calls and type(",
@@ -973,28 +834,6 @@ def tested(tests):
     return ("passed", "") if watch.ran else ("no test", "pytest ran no test: see its output")
 
 
-def two_steps(file):
-    """A tiny policy is cloned, trained for two steps by several rules, measured -> ("ran", "")."""
-    import agentevol
-    import eval as evaluation
-    import train
-    name = Path(file).stem if file.startswith("envs/") and "/_" not in file else "textcraft_small"
-    sys.argv = ["agentevol.py", "clone", "--env", name, "--out", "clone", "--n", "12",
-                "--steps", "4", "--batch", "4", "--width", "32"]
-    agentevol.main()
-    common = ["--env", name, "--model", "clone", "--steps", "2", "--tasks-per-step", "4",
-              "--group-size", "2", "--mini-batches", "2", "--horizons", "2,3", "--switch-every",
-              "1", "--eval-tasks", "4", "--eval-every", "1", "--max-turn-tokens", "6"]
-    for rule in ("--algo grpo --kl-coef 0.01 --filter none", "--algo ppo --turn-level",
-                 "--algo starpo_s --critic shared --importance-cap 2 --importance sequence_mask",
-                 "--algo gigpo --kl-coef 0.1 --lora 2",
-                 "--algo dr_grpo --filter refill --curriculum adaptive"):
-        train.main([*common, *rule.split()])
-    sys.argv = ["eval.py", "--env", name, "--model", "clone", "--n", "4", "--k", "2"]
-    evaluation.main()
-    return "ran", ""
-
-
 def in_a_process(work, *fault):
     """Fork; there copy the code with the fault and call work() -> (pid, the folder it used). What
     work returns is left in result.json, what it prints in output.txt."""
@@ -1041,9 +880,9 @@ def results(jobs, processes):
 
 # ---- all of them --------------------------------------------------------------------------------
 
-def try_all(chosen, processes=2, run=False, check=True):
+def try_all(chosen, processes=2, check=True):
     """Try every entry, print a line each -> how many went wrong. check: first see that the named
-    tests pass without a fault. run: two steps of a run with each as well."""
+    tests pass without a fault."""
     import numpy  # noqa: F401  once, here, and not in each of the processes
     import pytest  # noqa: F401
     import torch  # noqa: F401
@@ -1060,15 +899,13 @@ def try_all(chosen, processes=2, run=False, check=True):
         file, text, wrong, test = entry
         label = f"{file}: {text.strip()!r} -> {wrong.strip()!r} | {test}"
         jobs.append((("test", label), lambda test=test: tested([test]), file, text, wrong))
-        if run:
-            jobs.append((("run", label), lambda file=file: two_steps(file), file, text, wrong))
     if check:
         for path in sorted({entry[3].partition("::")[0] for entry in chosen}):
             tests = sorted({entry[3] for entry in chosen if entry[3].startswith(path + "::")
                             and not trouble(*entry)})
             jobs.insert(0, (("clean", f"{path}, {len(tests)} tests without a fault"),
                             lambda tests=tests: tested(tests)))
-    wanted = dict(test="noticed", run="ran", clean="passed")
+    wanted = dict(test="noticed", clean="passed")
     for (kind, label), outcome, details, output in results(jobs, processes):
         good = outcome == wanted[kind]
         print(f"{outcome if good else outcome.upper():10} {kind:5} {label}"
@@ -1089,13 +926,12 @@ def main():
     parser.add_argument("--only", default="", help="a file, such as train.py or envs/maze.py")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, without the check")
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
-    parser.add_argument("--run", action="store_true", help="two steps of a run with each as well")
     parser.add_argument("-j", type=int, default=2, help="processes")
     flags = parser.parse_args()
     chosen = sample(flags.sample, flags.seed) if flags.sample else entries(flags.only)
     if not chosen:
         sys.exit(f"--only {flags.only}: no faults of it; there are {', '.join(FAULTS)}")
-    sys.exit(try_all(chosen, flags.j, flags.run, check=not flags.sample) > 0)
+    sys.exit(try_all(chosen, flags.j, check=not flags.sample) > 0)
 
 
 if __name__ == "__main__":

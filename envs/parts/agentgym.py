@@ -16,6 +16,7 @@ trains. AgentEvol-7B was trained with an older version (f434743), which differs:
 are shorter, sciworld's lack `examine`, the first of two actions counts and a bare reply is one.
 Commit 0412982, which also takes "up" in maze and "look" in textcraft, is later than both.
 """
+import copy
 import importlib
 import json
 import os
@@ -466,6 +467,20 @@ WORDINGS = ("{}", "Let me think. {}", "{} So this is my next step.", "What do I 
             "{} That brings me closer to the goal.")
 FORM = "Your response should use the following format:\nThought:\n<Your Thought>\n\n" \
        "Action:\n<Your Action>"
+
+
+def opening(agent, demo):
+    """The agent; for a demonstration of a file in the format agentgym one that opens with the
+    file's words. ValueError: in another format these would not be the file's."""
+    if "opening" not in demo or not agent.manner and demo["env"] not in ("maze", "wordle"):
+        return agent
+    if not agent.manner:
+        raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
+                         "observation; use --format agentgym")
+    own = copy.copy(agent)
+    rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
+    own.manner = Manner(rules, lambda reply: (reply, ""), agreed=agreed)
+    return own
 
 
 def write_trajectories(path, demos, seed):

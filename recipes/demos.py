@@ -1,0 +1,37 @@
+"""Successes of the built-in experts in AgentGym's own JSON (AgentTraj), for other trainers.
+
+    python recipes/demos.py --env maze --set agenttraj --out maze.json     as many as AgentTraj has
+    python recipes/demos.py --env textcraft,babyai --n 300 --out demos.json
+
+Each demonstration gives its reasons in one of five wordings.
+"""
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from agentevol import lesson
+from envs.parts.agentgym import write_trajectories
+from run import Natural, Worlds, one_sentence, parse_flags
+
+
+@dataclass
+class Config(Worlds):
+    # demonstrations
+    out: str = "demos.json"       # the file
+    n: Natural = 300              # of each environment, as far as there are training tasks
+    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
+    seed: Natural = 0             # of everything random
+    skill, demos, horizon = 1.0, "", 0      # no flags here
+
+
+def main():
+    with one_sentence("demos.py"):
+        cfg = parse_flags(Config, description=__doc__)
+        print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Do replies still depend on their prompts? RAGEN-2's mutual information, with every evaluation.
+
+    python recipes/probe.py --eval-every 10              any flag of train.py
+
+Adds mutual_information, retrieval_accuracy, retrieval_chance and kl_start to metrics.jsonl, and
+template collapse (arXiv:2604.06268) to the warnings: varied texts that forget their prompt. Without
+--kl-coef the starting policy's weights are loaded for it each time, and dropped again.
+"""
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+import metrics
+import parallel
+import train
+from rollout import Trajectory, to_batch
+
+
+def mutual_information(scores, own):
+    """I(X; Z) ~ mean_i [L_i,own(i) - log mean_j exp L_ij], nats, <= log P (arXiv:2604.06268).
+    scores (N, P): L_ij = log p(Z_i | X_j), thought i under prompt j, summed over its tokens (never
+    averaged). own (N,): the column of the prompt that thought i answered. A float; near 0 the
+    thoughts do not depend on the prompt."""
+    matched = scores.double().gather(1, own[:, None])
+    marginal = scores.double().logsumexp(1, keepdim=True) - math.log(scores.shape[1])
+    return (matched - marginal).mean().item()
+
+
+def retrieval_accuracy(scores, own):
+    """How often argmax_j L_ij is the thought's own prompt: chance is 1 / P. Arguments as above.
+    Columns that tie share the point: thoughts that ignore the prompt score exactly chance."""
+    best = scores == scores.amax(1, keepdim=True)
+    return (best.gather(1, own[:, None]) / best.sum(1, keepdim=True)).mean().item()
+
+
+@torch.no_grad()
+def probe(run, trajectories):
+    """How far do first replies depend on their prompts, from 32 replies under 16 prompts, and how
+    far has the policy moved: k3 to the starting policy."""
+    firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
+              for t in trajectories if t.turns]
+    prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
+    replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
+    replies = replies[::max(1, len(replies) // 32)][:32]
+    pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
+                     run.device)
+    scores = parallel.logprobs_under(run, run.policy, pairs).sum(1)
+    scores = scores.view(len(replies), len(prompts)).cpu()
+    own = torch.tensor([column for _, column in replies])
+    figures = dict(mutual_information=mutual_information(scores, own),
+                   retrieval_accuracy=retrieval_accuracy(scores, own),
+                   retrieval_chance=1 / len(prompts))
+    if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
+        batch = to_batch(trajectories[:64], run.device)
+        start = run.reference or parallel.load(run.start_model, run.device, run.cfg, frozen=True)
+        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
+        figures |= metrics.kl_to_start(batch)
+    return figures
+
+
+def pair(prompt, reply):
+    """A prompt and a reply to it (token ids) as a Trajectory of one turn."""
+    trajectory = Trajectory()
+    trajectory.begin_context(list(prompt))
+    trajectory.add_action(reply, [0.0] * len(reply))
+    return trajectory
+
+
+def measure(run, horizon, played, *more, measure=metrics.measure):
+    """A step's figures, and those of the probe if an evaluation is due."""
+    line = measure(run, horizon, played, *more)
+    due = run.cfg.eval_every and run.step % run.cfg.eval_every == 0
+    return line | (probe(run, played) if due else {})
+
+
+def signals(history, window, solved, *more, signals=metrics.echo_trap_signals):
+    """The rows of metrics.echo_trap_signals, and those of template collapse."""
+    rows = signals(history, window, solved, *more)
+    first, last = (metrics.mean_of(part, "entropy") for part in (history[:window],
+                                                                 history[-window:]))
+    for signal in ("mutual_information", "retrieval_accuracy"):
+        probes = [row for row in history if row.get(signal) is not None]
+        if len(probes) < 4 or solved or last < 0.5 * first:     # not varied: an echo trap
+            continue
+        past, now = metrics.mean_of(probes[:2], signal), metrics.mean_of(probes[-2:], signal)
+        chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
+        rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
+                     "template collapse: entropy stands, but the thoughts hardly depend on the "
+                     "prompt any more"))
+    return rows
+
+
+if __name__ == "__main__":
+    metrics.measure, metrics.echo_trap_signals = measure, signals
+    train.main()
