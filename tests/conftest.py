@@ -1,11 +1,20 @@
 """One thread for the tests and the processes they start: on tensors this small two only wait for
 each other, and on a busy machine they wait long."""
+import gc
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"       # read when torch is imported, by the tests behind this
 
 import pytest
 from fakes import save_policy, served
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What was imported so far is not walked again by every full collection, and a load of a model
+    is one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
