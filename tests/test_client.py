@@ -4,7 +4,6 @@ Our server runs in this process. The original's are played back from recorded ex
 routes and key names, no /health, no /steps, no `turn`, no `info`.
 """
 import functools
-import gzip
 import http.client
 import itertools
 import json
@@ -16,7 +15,6 @@ import socket
 import socketserver
 import threading
 import time
-import tracemalloc
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +29,6 @@ import env_server
 from client import EnvClient, EnvError, ServersGone, connected
 from env_server import HttpServer, local_server
 from envs import maze, textcraft_small, wordle
-from envs.parts import wires
 from fakes import LocalClient, Toy, chat_tokenizer, collect, twins
 from chat import Agent
 from rollout import make_engine
@@ -113,25 +110,6 @@ def test_answer_keeps_the_order_of_many_episodes(url, posts):
     client.close()
 
 
-def test_answer_mixes_resets_and_steps(url):
-    client = EnvClient(url, "maze")
-    first, second = opened(client, [18, 5])
-    items = [(first.session, "step", "move up"), (None, "reset", 6), (second.session, "reset", 8)]
-    stepped, fresh, again = client.answer(items)
-    assert stepped.observation != STARTS[18] and fresh.observation == STARTS[6]
-    assert again.observation == STARTS[8] and again.session == second.session
-    assert client.open == {first.session, again.session, fresh.session}
-    client.close()
-    assert client.open == set()
-
-
-def test_answer_gives_an_episode_its_stream(url, posts):
-    client = EnvClient(url, "frozenlake")
-    reply, _ = opened(client, [(3, 77), 3])
-    assert posts[0][1] == [{"task": 3, "stream": 77}, {"task": 3}]
-    client.close()
-
-
 @pytest.mark.parametrize("task, sentence", [
     (9999, "maze: no task 9999"), (-1, "maze: no task -1"), ("7", "Input should be int")])
 def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task, sentence):
@@ -140,18 +118,6 @@ def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task,
         client.answer([(None, "reset", 3), (None, "reset", task)])
     one_sentence(error)
     assert len(posts) == 1
-
-
-def test_an_expired_session_is_an_outage(url):
-    client = EnvClient(url, "maze")
-    a, b = opened(client, [1, 2])
-    other = EnvClient(url, "maze")
-    other.open = {a.session}
-    other.close()
-    gone, fine = client.answer([(s, "step", "move up") for s in (a.session, b.session)])
-    assert isinstance(gone, EnvError) and "not valid" in str(gone)
-    assert fine.observation.startswith("The goal")
-    client.close()
 
 
 def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
@@ -199,15 +165,6 @@ def test_a_slow_server_is_given_up_in_time(monkeypatch):
 
 
 # ---- who is there? ----
-
-def test_a_dead_server_at_the_start_says_what_to_start():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(EnvError, match="no environment server at http.*env_server.py maze") as e:
-        EnvClient(address, "maze")
-    one_sentence(e)
-
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8000", "", "http://", "ftp://127.0.0.1"])
 def test_an_address_that_is_none(address):
@@ -275,19 +232,6 @@ def test_connected_starts_and_ends_a_server_of_its_own():
         assert opened(client, [3])[0].observation == STARTS[3]
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", port, timeout=5).request("GET", "/")
-
-
-def test_connected_takes_given_addresses(url):
-    with connected(f"{url},{url}/maze/", [maze]) as (client,):
-        assert client.urls == [f"{url}/maze"] * 2
-        assert [r.observation for r in opened(client, [3, 4])] == STARTS[3:5]
-
-
-def test_connected_tells_why_no_server_starts():
-    with pytest.raises(ValueError, match="unknown environment 'babylon'") as error:
-        with connected("", [SimpleNamespace(NAME="babylon", SUCCESS=1.0)]):
-            pass
-    one_sentence(error)
 
 
 # ---- the original AgentGym ----
@@ -382,22 +326,6 @@ def test_the_original_babyai_is_played_as_recorded():
         ("POST", "/step", {"id": 0, "action": "turn left"}), ("POST", "/close", {"id": 0})]
 
 
-def test_the_original_textcraft_is_played_as_recorded():
-    server = original("textcraft", {
-        "get 1 blue orchid": {"observation": "Got 1 blue orchid", "reward": 0, "done": False},
-        "craft": {"observation": "Crafted 1 minecraft:light_blue_dye", "reward": 1, "done": True}})
-    with serving(server) as address:
-        client = EnvClient(f"{address}/", "textcraft")
-        a, b = opened(client, [0, (5, 123)])            # a stream means nothing to the original
-        assert (a.session, b.session) == ((address, 0), (address, 1))
-        assert a.observation == TEXTCRAFT["observation"]
-        got, crafted = client.answer([(a.session, "step", "get 1 blue orchid"),
-                                      (b.session, "step", "craft")])
-        assert (got.observation, got.done, got.info["success"]) == ("Got 1 blue orchid", 0, False)
-        assert (crafted.reward, crafted.done, crafted.info["success"]) == (1, True, True)
-    assert ("POST", "/reset", {"id": 1, "data_idx": 5}) in server.log
-
-
 def test_the_original_sciworld_puts_its_task_before_the_room():
     server = original("sciworld", {"focus on apple": {
         "observation": "You focus on the apple.", "reward": -100, "score": -100, "done": True},
@@ -471,14 +399,6 @@ def test_a_step_is_never_sent_twice_to_an_original():
     assert isinstance(error, EnvError) and len(steps) == 1
 
 
-def test_an_original_is_not_asked_again_for_what_it_calls_wrong(monkeypatch):
-    with serving(original("alfworld")) as address:
-        client = EnvClient(address, "alfworld")
-        monkeypatch.setattr(wires, "RESET_ALSO", {})  # then world_type is missing: status 422
-        with pytest.raises(ValueError, match="world_type.*422"):
-            client.answer([(None, "reset", 3)])
-
-
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_an_original_that_refuses_a_step_has_failed(status):
     """Any text may be sent as an action, so the refusal is not the user's mistake."""
@@ -495,21 +415,6 @@ def test_an_original_that_refuses_a_step_has_failed(status):
 def test_find_server_names_what_is_no_address(address):
     with pytest.raises(EnvError, match="is no address, such as http://127.0.0.1:8000; start one"):
         EnvClient(address, "maze")
-
-
-class Forgetful(list):
-    def __contains__(self, session):
-        return False
-
-
-def test_an_original_whose_reset_fails_keeps_no_session_open():
-    server = original("babyai")
-    with serving(server) as address:
-        client = EnvClient(address, "babyai")
-        server.sessions = Forgetful()        # no id is valid: the reset answers an error
-        (error,) = client.answer([(None, "reset", 0)])
-        client.close()
-    assert isinstance(error, EnvError) and server.log[-1][1] == "/close"
 
 
 # ---- the maze and wordle of the original, one server for both ----
@@ -683,19 +588,6 @@ def test_answer_makes_an_outage_of_a_wrong_field_of_ours(url, answers, name, val
     outage_of_ours(url, answers, "steps", change)
 
 
-def test_answer_does_not_let_a_wrong_item_disturb_its_neighbours(url, answers):
-    def change(text):
-        items = json.loads(text)["items"]
-        items[1]["reward"] = None
-        return json.dumps({"items": items})
-    client = EnvClient(url, "maze")
-    replies = opened(client, [1, 2, 3])
-    answers.verb, answers.change = "steps", change
-    a, b, c = client.answer([(r.session, "step", "look") for r in replies])
-    assert (a.observation, c.observation) == (STARTS[1], STARTS[3]) and isinstance(b, EnvError)
-    client.close()
-
-
 def outages_of_an_original(name, verb, wrong):
     """Each of these is one answer of an original, in turn; the same client then goes on."""
     fine = {"babyai": {"observation": "Fine.", "reward": 0, "score": 0, "done": False},
@@ -728,15 +620,6 @@ def test_answer_makes_an_outage_of_a_wrong_field_of_an_original(name):
     wrong = [right | {name: value} for field, value in WRONG_FIELDS if field == name]
     wrong += [{field: value for field, value in right.items() if field != name}]
     outages_of_an_original("babyai", "step", wrong)
-
-
-@pytest.mark.parametrize("health", [
-    '{"server": "nanoAgentGym"}', '{"server": "nanoAgentGym", "environments": null}',
-    '{"server": "nanoAgentGym", "environments": {"maze": 1}}', "{}", "[]", "[" * 100_000])
-def test_find_server_takes_no_broken_health_for_a_server(health):
-    with serving(canned(lambda *_: (200, health))) as address:
-        with pytest.raises(EnvError):
-            EnvClient(address, "maze")
 
 
 # ---- total time, size, place of an answer ----
@@ -791,21 +674,6 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
         assert sent[0] < 2**25          # 4 MiB are read, some more wait in the connection
 
 
-def test_a_bomb_of_gzip_is_not_unpacked(url, monkeypatch):
-    """1 MB that would be 1 GB. The client asks for nothing packed, and unpacks nothing."""
-    bomb = gzip.compress(bytes(2**20)) * 1024
-    head = OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
-    client = EnvClient(url, "maze")
-    with raw_server(lambda: [head + bomb]) as address:
-        client.urls = [address]
-        tracemalloc.start()
-        (error,) = client.answer([(None, "reset", 3)])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert isinstance(error, EnvError) and "no JSON" in str(error)
-    assert peak < 2**25
-
-
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_named_and_not_followed(url, posts, status):
     client = EnvClient(url, "maze")
@@ -818,29 +686,6 @@ def test_a_redirect_is_named_and_not_followed(url, posts, status):
         with pytest.raises(EnvError, match="redirects to"):
             EnvClient(address, "maze")
     assert posts == []
-
-
-def test_a_kept_connection_that_the_server_has_closed_costs_no_answer(monkeypatch):
-    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.3)
-    with serving(HttpServer(["maze"])) as address:
-        client = EnvClient(address, "maze")
-        (reply,) = opened(client, [18])
-        time.sleep(0.6)                 # it has hung up
-        (reply,) = client.answer([(reply.session, "step", "move up")])
-        assert not isinstance(reply, EnvError)
-
-
-def test_a_step_to_an_original_is_not_lost_on_a_connection_that_it_has_closed():
-    """It is sent once only, so it may not be sent there."""
-    server = original("babyai", {"go": {"observation": "x", "reward": 0, "score": 0,
-                                        "done": False}})
-    server.RequestHandlerClass.timeout = 0.2
-    with serving(server) as address:
-        client = EnvClient(address, "babyai")
-        (reply,) = opened(client, [1])
-        time.sleep(0.6)                 # it has hung up
-        (reply,) = client.answer([(reply.session, "step", "go")])
-    assert reply.observation == "x"
 
 
 # ---- servers that go away ----
