@@ -4,7 +4,6 @@ then AgentEvol: what is explored, filtered, merged and learned, resumed runs, ra
 Played are the two toys of fakes.py, on a server in this process. The files of trajectories are
 tested in test_agenttraj.py.
 """
-import copy
 import json
 import os
 import random
@@ -13,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +32,7 @@ from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, l
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
 from engine import load_policy, make_policy
-from envs import bandit, demonstrations, maze, record, textcraft, textcraft_small, wordle
+from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
 from fakes import make_known, token_logprobs
 from rollout import Stats, Trajectory, World, to_batch
 from run import CHAT_MODEL
@@ -75,15 +74,6 @@ def test_record_is_a_function_of_task_and_seed():
     assert first != [record("textcraft_small", 0.5, 4, task) for task in range(6)]
 
 
-def test_record_draws_each_tasks_actions_from_a_stream_of_its_own(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(maze.Env, "random_action",
-                        lambda env, rng: drawn.append(rng.random()) or "stay")
-    for task_id in (18, 19):
-        record("maze", 0.0, 0, task_id)
-    assert len(drawn) == 2 * maze.HORIZON == len(set(drawn))
-
-
 def test_record_is_what_the_environment_answered():
     demo = record("maze", 0.5, 0, 18)
     env = maze.Env()
@@ -105,14 +95,6 @@ def test_record_of_full_skill_is_the_expert_and_of_none_never_is():
         env.step(action)
     assert demo["success"]
     assert {turn[1] for turn in record("maze", 0.0, 0, 18)["turns"]} == {"I try something."}
-
-
-def test_skill_is_the_share_of_the_experts_actions():
-    thoughts = [turn[1] for task in range(60, 100)
-                for turn in record("textcraft_small", 0.65, 0, task)["turns"]]
-    share = sum(thought != "I try something." for thought in thoughts) / len(thoughts)
-    # about 240 turns: a standard error of sqrt(.65 * .35 / 240) = 0.03
-    assert len(thoughts) > 200 and share == pytest.approx(0.65, abs=0.1)
 
 
 def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
@@ -149,13 +131,6 @@ def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, mo
     assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
 
 
-@pytest.mark.parametrize("processes", [None, 1])
-def test_recorded_plays_a_list(processes, monkeypatch):
-    monkeypatch.setattr(envs, "PATIENCE", 0 if processes else 10)
-    games = envs.recorded("maze", [9, 2, 2], 0.5, 1, 4, processes)
-    assert games == [record("maze", 0.5, 1, task, 4) for task in (9, 2, 2)]
-
-
 @pytest.mark.parametrize("change, sentence", [
     (dict(env="nowhere"), "unknown environment 'nowhere'; there are: .*maze"),
     (dict(families="depth 9"), r"no families \['depth 9'\]; known: textcraft_small: depth 1")])
@@ -174,16 +149,6 @@ def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
     assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1), quiet)] != chosen
 
 
-def test_lesson_plays_all_tasks_in_their_order_if_there_are_no_more():
-    plain = [t for t in bandit.TRAIN if bandit.family(t) == "plain"]
-    cfg = replace(SMALL, env="bandit", families="plain", n=2 * len(plain) + 1)
-    demos = lesson(cfg, quiet)
-    assert [demo["task_id"] for demo in demos] == 2 * plain     # whole times only, all alike
-    assert demos[:len(plain)] != demos[len(plain):]             # with other chances
-    demos = lesson(replace(cfg, skill=1.0), quiet)
-    assert [demo["task_id"] for demo in demos] == plain         # there is nothing new
-
-
 def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
     """Others neither play nor read: an expert with a clock would play another game there."""
     monkeypatch.setattr(parallel, "gathered", lambda thing: ["rank 0's", thing])
@@ -191,11 +156,6 @@ def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
     assert lesson(SMALL, quiet) == "rank 0's"
     monkeypatch.setattr(parallel, "rank", lambda: 1)
     assert lesson(replace(SMALL, demos="absent.json"), quiet) == "rank 0's"
-
-
-def test_a_demonstration_has_as_many_turns_as_its_horizon():
-    demos = lesson(replace(SMALL, skill=0.0, horizon=3), quiet)
-    assert max(len(demo["turns"]) for demo in demos) == 3
 
 
 def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch):
@@ -252,14 +212,6 @@ def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
             "full": 1, "memory": shown, "window": 1 + max(0, shown - 3)}[context]
 
 
-def test_imitated_keeps_what_was_seen(demos, tokenizer):
-    agent = Agent(tokenizer, "", max_turn_tokens=1, max_context=10**9)
-    demo = next(d for d in demos if len(d["turns"]) > 2)
-    text = tokenizer.decode(imitated(agent, demo).token_ids)
-    seen = [f"<|user|>{turn[0]}<|end|><|assistant|>{turn[2]}<|end|>" for turn in demo["turns"]]
-    assert text.startswith("".join(seen))
-
-
 # ---- the tokenizer ----
 
 def unicode_text(rng):
@@ -281,13 +233,6 @@ def test_the_tokenizer_loses_nothing(tokenizer):
         assert all(0 <= i < len(tokenizer) for i in ids)
 
 
-def test_the_tokenizer_has_one_token_for_a_frequent_word():
-    tokenizer = make_tokenizer(["get 2 bone"] * 3 + ["get 1 rarity"], 259 + 3)
-    tokens = tokenizer.tokenize("get 2 bone rarity")        # Ġ: the blank before a word
-    assert tokens == ["get", "Ġ2", "Ġbone", "Ġ", *"rarity"]
-    assert tokenizer.encode("<|end|>") == [0] == [tokenizer.eos_token_id]
-
-
 def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
     seen = "#_P_#\n#XOG#\nYou have 2 left.\nThis is no row: #_#"
     tokenizer = make_tokenizer([seen], 300, r"^#.*\n?|You have .*")
@@ -295,13 +240,6 @@ def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
     assert tokens == ["#_P_#\n", "#XOG#\n", "You have 2 left.", "\n", "This", " is", " no", " row",
                       ":", " #_#"]
     assert tokenizer.decode(tokenizer.encode("#__P#\nNo move.")) == "#__P#\nNo move."
-
-
-def test_the_tokenizer_keeps_to_its_size(demos):
-    texts = [turn[0] for demo in demos for turn in demo["turns"]]
-    assert len(make_tokenizer(texts, 280)) == 280
-    assert len(make_tokenizer(texts, 5)) == 259         # 256 bytes and 3 marks at least
-    assert make_tokenizer(texts[::-1], 280).get_vocab() == make_tokenizer(texts, 280).get_vocab()
 
 
 def test_the_tokenizer_is_the_same_after_a_save(folder, tmp_path):
@@ -344,16 +282,6 @@ def test_clone_writes_an_ordinary_folder(folder):
     torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
 
 
-def test_stock_generate_speaks_with_the_folder(folder):
-    stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(
-        folder)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "get 2 bone"}],
-                                           add_generation_prompt=True, return_tensors="pt",
-                                           return_dict=True)
-    reply = stock.generate(**prompt, max_new_tokens=5, do_sample=False)
-    assert reply.shape[1] > prompt["input_ids"].shape[1]
-
-
 def test_make_policy_is_a_function_of_its_seed():
     state = make_policy(300, 32, 1, 4, seed=1).state_dict()
     same, other = (make_policy(300, 32, 1, 4, seed).state_dict() for seed in (1, 2))
@@ -373,20 +301,6 @@ def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     cfg = replace(SMALL, batch=batch)
     learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
           **dict(say=quiet) | more)
-
-
-def test_learn_lowers_the_loss_and_repeats_itself(demos, tokenizer):
-    trajectories = trajectories_of(demos, tokenizer, SMALL)
-    fresh = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-    policies, said = [], []
-    for _ in range(2):
-        policies.append(copy.deepcopy(fresh))
-        imitate(policies[-1], trajectories, 25, 8, 1e-2, seed=0, say=said.append)
-    assert [line.split(" |")[0] for line in said] == 2 * ["learn     0", "learn    24"]
-    before, after = loss_of(fresh, trajectories), loss_of(policies[0], trajectories)
-    # at first nothing is known: log 300 = 5.7 nats a token
-    assert before == pytest.approx(5.7, abs=0.3) and after < 0.6 * before
-    assert all(torch.equal(a, b) for a, b in zip(*(p.parameters() for p in policies)))
 
 
 def test_learn_counts_the_replies_tokens_and_no_others(demos, folder):
@@ -439,17 +353,6 @@ def test_learn_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(demos, tok
     assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
 
 
-def test_learn_reads_every_trajectory_once_before_any_twice(demos, tokenizer, monkeypatch):
-    trajectories = trajectories_of(demos, tokenizer, SMALL)
-    orders = []
-    for seed in (0, 1):
-        policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
-        steps = watched(monkeypatch, policy, trajectories, 6, 8, 1e-3, seed)
-        orders += [[i for step in steps[at:at + 3] for i in step[1]] for at in (0, 3)]
-    assert all(sorted(order) == list(range(24)) for order in orders)
-    assert len(set(map(tuple, orders))) == 4        # shuffled anew each time, by the seed
-
-
 def test_learn_follows_the_gradient_of_this_step_alone(demos, tokenizer, monkeypatch):
     """Each step's gradient against one computed afresh at the same weights, clipped to norm 1."""
     trajectories = trajectories_of(demos[:4], tokenizer, SMALL)
@@ -482,15 +385,6 @@ def test_learn_ends_when_its_seconds_are_over(demos, tokenizer, monkeypatch):
     policy = make_policy(len(tokenizer), 32, 1, 4, seed=0)
     imitate(policy, trajectories, 10**6, 4, 1e-3, seed=0, seconds=20)
     assert len(rates) == 20 and rates[10] == pytest.approx(0.55e-3)     # half of the way
-
-
-def test_continue_cloning_goes_on_from_the_folder(folder):
-    trajectories = trajectories_of(lesson(SMALL, quiet), AutoTokenizer.from_pretrained(folder),
-                                   SMALL)
-    before = loss_of(load_policy(folder), trajectories)
-    assert before < 4                   # nats a token; 5.7 in a folder whose policy learned nothing
-    policy = continue_cloning(folder, 0.5, CPU)
-    assert not policy.training and loss_of(policy, trajectories) < before
 
 
 def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
@@ -560,27 +454,6 @@ def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens):
     assert loss == pytest.approx(expected, rel=1e-5)
     for name, grad in grads.items():        # a gradient longer than 1 is cut to length 1
         torch.testing.assert_close(grad, own[name] / max(norm, 1), atol=1e-6, rtol=1e-4)
-
-
-def test_learn_step_takes_nothing_from_what_weighs_nothing():
-    (first, w), (second, _), _ = WEIGHED
-    alone, with_others = one_step([first], [w]), one_step([first, second], [w, 0.0])
-    assert with_others[0] == pytest.approx(alone[0], rel=1e-5)
-    for name, grad in alone[1].items():
-        torch.testing.assert_close(with_others[1][name], grad, atol=1e-6, rtol=1e-5)
-    loss, grads = one_step([first, second], [0.0, 0.0])
-    assert loss == 0 and not any(g.any() for g in grads.values())
-
-
-def test_learn_gives_each_trajectory_its_own_weight(monkeypatch):
-    steps = []
-    monkeypatch.setattr(agentevol, "learn_step", lambda policy, optimizer, trajectories, weights,
-                        cfg: steps.append([*zip((t.task_id for t in trajectories), weights)]) or 0.)
-    trajectories = [spoken([1], [2], task_id=i) for i in range(7)]
-    learn(toy_policy(), trajectories, [i / 10 for i in range(7)], 4, 1e-3, Evolve(batch=3), 0,
-          say=quiet)
-    assert [len(step) for step in steps] == [3] * 4
-    assert all(weight == task / 10 for step in steps for task, weight in step)
 
 
 # ---- the filter ---------------------------------------------------------------------------------
@@ -692,12 +565,6 @@ def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkey
     assert played.run.optimizer is None                 # an iteration's own ends with it
 
 
-def test_evolve_of_no_iterations_does_nothing(monkeypatch):
-    played = Played(monkeypatch, [])
-    evolve(played.run, BASE)
-    assert not (played.learned or played.loaded or played.saved) and played.run.policy == "last"
-
-
 def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
     """No success, and no demonstration: the next one explores."""
     played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
@@ -732,30 +599,12 @@ def explorer(monkeypatch, outcome, tasks=range(6), envs=("toy",), **settings):
     return run, asked
 
 
-def test_explore_plays_every_task_so_often_at_its_temperature(monkeypatch):
-    run, asked = explorer(monkeypatch, lambda *_: 0.0, envs=("toy", "sums"), samples=(3,),
-                          temperature=1.2)
-    explored, stats = explore(run)
-    (((tasks, group_size, horizon, key)),) = asked
-    assert sorted(tasks) == sorted((name, t, 1.2) for name in ("toy", "sums") for t in range(6))
-    assert (group_size, horizon, key) == (3, 9, (4, 0, 0))
-    assert len(explored) == 36 and stats.dropped == 1
-
-
 def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch):
     run, asked = explorer(monkeypatch, lambda *_: 0.0, samples=(4, 1, 2), seed=5)
     for run.step in range(5):
         explore(run)
     assert [group_size for _, group_size, *_ in asked] == [4, 1, 2, 2, 2]
     assert [key for *_, key in asked] == [(5, m, 0) for m in range(5)]
-
-
-def test_explore_of_some_tasks_takes_others_in_the_next_iteration(monkeypatch):
-    run, asked = explorer(monkeypatch, lambda *_: 0.0, explore=2)
-    for run.step in range(3):
-        explore(run)
-    seen = [task for tasks, *_ in asked for _, task, _ in tasks]
-    assert [len(tasks) for tasks, *_ in asked] == [2, 2, 2] and sorted(seen) == [*range(6)]
 
 
 def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
@@ -841,13 +690,6 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     assert kept == json.load(open("e/clone/clone.json")) and kept["n"] == 8
 
 
-def test_main_of_no_iterations_is_the_base_policy_alone(url, here, monkeypatch):
-    script(monkeypatch, url, out="e", **TINY | dict(iterations=0))
-    result = json.load(open("e/result.json"))
-    assert result["before"] == result["after"] and result["steps"] == 0
-    assert "clone" in os.listdir("e")
-
-
 def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, here, monkeypatch):
     calls, real = [], agentevol.learn
 
@@ -863,17 +705,14 @@ def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, he
     assert calls[3] == (own, [1.0] * 8, 2 * 3, 3e-3)
 
 
-@pytest.mark.parametrize("n", [0, 8])
-def test_an_iteration_without_a_success_is_survived_and_said(n, url, model, here, monkeypatch,
-                                                             capsys):
+def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, monkeypatch, capsys):
     monkeypatch.setattr(agentevol, "threshold", lambda env: 2.0)        # nothing is above it
-    script(monkeypatch, url, out="e", model=model, **TINY | dict(n=n, iterations=1))
+    script(monkeypatch, url, out="e", model=model, **TINY | dict(iterations=1))
     assert [(line["step"], line["kept"]) for line in lines_of("e")] == [(0, 0)]
     said = capsys.readouterr().out
     assert re.findall(r"^iteration (\d) .*kept 0 \|", said, re.MULTILINE) == ["1"]
     mine, base = weights_of("e/step_1"), weights_of("e/clone")
-    changed = any(not torch.equal(mine[key], base[key]) for key in base)
-    assert changed == (n > 0)               # it learns from the demonstrations, or not at all
+    assert any(not torch.equal(mine[key], base[key]) for key in base)   # by the demonstrations
     monkeypatch.setattr(agentevol, "threshold", lambda env: 0.99)
     script(monkeypatch, url, "evolve", "--resume", out="e", iterations=2)       # and goes on
     assert lines_of("e")[1]["kept"] > 0
@@ -929,13 +768,6 @@ def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkey
     assert str(error.value) == (
         f"agentevol.py: --resume: {name}={value!r}, but e was begun with {name}="
         f"{getattr(cfg, name)!r}; leave it out, or start another run")
-
-
-def test_every_field_is_the_same_on_resume_or_may_change():
-    """What may change moves no number of a run; whoever adds a flag decides."""
-    assert {f.name for f in fields(Evolve)} >= {*agentevol.MAY_CHANGE}
-    assert not {"env", "samples", "temperature", "seed", "start", "n", "demos", "model",
-                "learn_steps", "eval_tasks", "horizon"} & {*agentevol.MAY_CHANGE}
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
@@ -1075,9 +907,3 @@ def test_main_refuses_before_anything_is_made(arguments, sentence, monkeypatch, 
         agentevol.main()
     assert os.listdir() == ["clone.json"]
     assert (tmp_path / "clone.json").read_text() == "mine"
-
-
-def test_main_refuses_a_control_without_demonstrations(url, model, here, monkeypatch):
-    with pytest.raises(SystemExit, match="^agentevol.py: n=0: .*--control learn from demonstrat"):
-        script(monkeypatch, url, "evolve", "--control", model=model, **TINY | dict(n=0))
-    assert os.listdir() == []

@@ -178,7 +178,9 @@ def rows():
     return {name: rest for name, *rest in cells if name not in ("model", "---")}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [
+    name if i % 4 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    for i, name in enumerate(MODELS)])
 def test_prepare_runs_what_the_table_says(name, rows):
     """runs | training forward equals transformers' | sampled equals trained | window."""
     model, stock = twins_of(name)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
-                                    register_fsdp_forward_method)
 from transformers import (AutoModelForCausalLM, Gemma3TextConfig,
                           PreTrainedTokenizerFast)
 
@@ -19,11 +17,10 @@ from engine import (NEVER, Engine, Pages,
                     load_policy, longest_text, page_runs, prefill_parts,
                     prepare, sample, walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
-from parallel import gathered_weights
 from chat import Agent
 from rollout import make_engine
 
-EVERY_MODEL = list(itertools.product(CONFIGS, (True, False)))       # kind, tied embeddings
+EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
 
 
 def tokens_of(rng, count, vocabulary=50):
@@ -95,11 +92,6 @@ def test_longest_text_is_the_range_in_which_positions_hold():
     assert longest_text(config) == 9
     config.rope_parameters = {"rope_type": "longrope"}
     assert longest_text(config) == 4
-
-
-def test_attend_without_a_layout_says_what_to_call():
-    with pytest.raises(ValueError, match="a model called directly, not by action_logprobs or"):
-        twins()[0](torch.tensor([[1, 2]]), use_cache=False)
 
 
 # ---- log-probabilities: first prefill, later prefills, decode, forks ----------------------------
@@ -225,20 +217,6 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
 
 
-def test_prefill_shares_and_counts():
-    """Tokens 10, pages of 4: 3 pages; each fork copies the third only."""
-    engine = Engine(twins()[0], rows=4, pages=20, page_size=4)
-    first = engine.start()
-    engine.prefill([first], [list(range(10))])
-    assert engine.pages.in_use == 3 and engine.tokens["prefill"] == 10
-    second, third = engine.fork(first), engine.fork(first)
-    assert engine.pages.in_use == 3 + 2
-    assert first.pages == [0, 1, 2] and second.pages == [0, 1, 3] and third.pages == [0, 1, 4]
-    assert [(engine.pages.table == page).sum() for page in range(5)] == [3, 3, 1, 1, 1]
-    engine.prefill([second], [[1, 2, 3]])                   # 13 tokens: one page more
-    assert second.pages == [0, 1, 3, 5] and engine.tokens["prefill"] == 13
-
-
 # ---- walk_pages ---------------------------------------------------------------------------------
 
 def softmax_by_hand(query, slots):
@@ -285,18 +263,6 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
             assert torch.allclose(got[row, kh], want, atol=1e-5), (row, kh)
 
 
-def test_walk_pages_survives_large_scores_and_rows_of_nothing():
-    """Scores of +-300, in powers of 2, in different pages of one row: 2**300 would overflow; and a
-    row that owns no page gets zeros, not NaN."""
-    keys = torch.tensor([[[[300.0]]], [[[-300.0]]], [[[299.0]]]])                # (3, 1, 1, 1)
-    values = torch.tensor([[[[1.0]]], [[[2.0]]], [[[3.0]]]])
-    out = walk_pages(torch.ones(2, 1, 1, 1), [(keys, values, 1, torch.zeros(3, 1, 1))],
-                     torch.tensor([0, 0, 0]), math.log(2))
-    half = 2**-1                                           # 300 against 299
-    assert out[0].item() == pytest.approx((1 + 3 * half) / (1 + half), rel=1e-6)
-    assert out[1].item() == 0
-
-
 # ---- sampling -----------------------------------------------------------------------------------
 
 def test_sample_is_the_inverse_cdf():
@@ -324,16 +290,6 @@ def test_sample_at_the_ends_never_picks_what_has_no_probability(uniform):
     assert ids.min() >= 7 and ids.max() < 33 and logprobs.isfinite().all()
     if uniform < 1e-6:
         assert ids.unique().tolist() == [7]                # the first that can be
-
-
-def test_sample_greedy_takes_the_likeliest():
-    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, -1.0, 1.5]])
-    for uniforms in (torch.zeros(2), torch.full((2,), 0.999)):
-        ids, logprobs = sample(logits, uniforms, 0)
-        assert ids.tolist() == [1, 0]
-        want = [3 - math.log(1 + math.e**3 + math.e), 2 - math.log(math.e**2 + 1 / math.e
-                                                                   + math.e**1.5)]
-        assert logprobs.tolist() == pytest.approx(want, abs=1e-6)
 
 
 # ---- pages and bookkeeping ----------------------------------------------------------------------
@@ -676,20 +632,6 @@ def test_token_values_equal_the_stock_hidden_states():
     assert_same_gradients({name: got[name] for name in want}, want)
 
 
-def test_token_logprobs_with_activation_checkpointing_has_the_same_gradient():
-    model = twins("qwen2")[0]
-    ids, mask, positions = training_rows(random.Random(7), CONTEXTS)
-    passes = []
-    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: passes.append(1))
-    token_logprobs(model, ids, mask, positions).sum().backward()
-    plain = gradients(model)
-    assert len(passes) == 1
-    model.activation_checkpointing_enable(dict(use_reentrant=False))       # as train.py does
-    token_logprobs(model, ids, mask, positions).sum().backward()
-    assert len(passes) == 3                        # once, and once more in the backward pass
-    assert_same_gradients(gradients(model), plain, 1e-6)
-
-
 def test_hidden_before_checkpoints_layers_for_gradients_only():
     """A checkpointed layer copies the state of the random numbers and keeps its input: neither the
     sampler nor a forward without gradients may pay for that, after an update as before it."""
@@ -768,30 +710,6 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
         assert abs(sample(got, torch.zeros(1), 0)[1][0] - want[0]) < 1e-5
     sampled = found[0].log_softmax(-1)[0, text[39]]
     assert abs(sampled - trained[0, 39]) < 1e-5
-
-
-def test_fsdp_computes_the_same_float32_logits_for_sampler_and_trainer(request):
-    """Float32 shards of a group of one that compute in bfloat16, as on a GPU: the head's weight is
-    gathered where sampler and trainer read it, and gets its gradient in float32."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
-                                         world_size=1)
-    request.addfinalizer(torch.distributed.destroy_process_group)
-    model = prepare(twins("qwen2", tied=False)[1], dtype=torch.bfloat16)
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for part in (*model.model.layers, model):
-        fully_shard(part, mp_policy=precision)
-    register_fsdp_forward_method(model, "action_logprobs")
-    text, positions = tokens_of(random.Random(3), 40), torch.arange(40)[None]
-    trained = model.action_logprobs(torch.tensor([text]), positions == 39, positions)
-    trained.sum().backward()
-    gradient = model.lm_head.weight.grad.full_tensor()
-    assert gradient.dtype == torch.float32 and gradient[text[39]].abs().max() > 0
-    with gathered_weights(model):
-        engine = Engine(model, rows=1, pages=2, page_size=32)
-        logits = engine.prefill([engine.start()], [text[:39]])
-    assert logits.dtype == trained.dtype == torch.float32
-    assert (logits != logits.bfloat16()).float().mean() > 0.9           # nothing was rounded away
-    assert abs(logits.log_softmax(-1)[0, text[39]] - trained[0]) < 1e-5
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -28,7 +28,7 @@ from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, 
                    token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
 from rollout import (Episode, Sampler, Scheduler, Slots, Stats, Trajectory, Turn, World,
-                     make_engine, shortened, to_batch)
+                     make_engine, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -214,45 +214,7 @@ def test_format_compose_is_read_back_to_the_same_action(name, action):
             assert episode.request == ("step", action) and episode.complaint == ""
 
 
-@pytest.mark.parametrize("replies, plan", [
-    (["Plan: a, b\nThought: c\nAction: d"], "a, b"),
-    (["Plan:\n1. a\n2. b\nAction: d"], "1. a\n2. b"),      # a plan may have several lines
-    (["Plan: old\nAction: x", "Action: y", "Plan: new\nAction: z", "Action: w"], "new"),
-    (["My Plan: a"], ""), ([], ""), (["Plan:"], ""),
-])
-def test_last_plan_reaches_to_the_next_label(replies, plan):
-    assert kept("plan", replies) == plan
-
-
-@pytest.mark.parametrize("replies, note", [
-    (["Note: have bone\nget soap"], "have bone"),           # a line: the action is no part of it
-    (["Note: a\nAction: x", "Action: y", "Note: b\n<think>t</think>", "z"], "b"),
-    (["A Note: a"], ""), (["Note: a", "Note:"], ""),
-])
-def test_last_note_is_a_line(replies, note):
-    assert kept("note", replies) == note
-
-
-def kept(name, replies):
-    """What stays in view of these replies under this name."""
-    episode = Episode(agent(format="plan", context="memory"), 1, KEY, 9)
-    episode.history = [("", None, words) for words in replies]
-    (message,), head = shortened(episode, "now"), f"Your {name}: "
-    parts = message["content"].split("\n\n")
-    return "".join(part.removeprefix(head) for part in parts if part.startswith(head))
-
-
 # ---- one episode --------------------------------------------------------------------------------
-
-def test_episode_shows_a_complaint_before_the_observation():
-    episode = Episode(agent(format="react"), 1, KEY, 5)
-    episode.observe("start")
-    reply_to(episode, "go")
-    assert episode.request == ("step", "")                 # nonsense costs its turn
-    episode.observe("what?", 0.0, False, {"valid": False})
-    assert shown(episode).endswith("[U]Your reply had no line 'Action: ...'.\nwhat?;[A]")
-    assert not episode.trajectory.turns[0].valid
-
 
 def test_episode_closes_a_reply_that_was_cut_unmasked():
     episode = Episode(agent(), 1, KEY, 5)
@@ -390,16 +352,6 @@ def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
     assert to_batch([t]).rewards.tolist() == [kept]
 
 
-def test_reflect_keeps_the_reward_of_a_try_that_no_other_follows():
-    """The lesson would not fit in view: the try is the last one."""
-    episode = Episode(agent(format="reflect", max_context=60), 1, KEY, 1)
-    episode.observe("o0")
-    reply_to(episode, "Action: a")
-    episode.observe("lost" * 9, 0.5, True, {"success": False})
-    assert episode.over and episode.trajectory.truncated == "context"
-    assert episode.trajectory.reward == 0.5 and len(episode.trajectory.turns) == 1
-
-
 def test_reflect_does_not_try_again_after_success_nor_forever(monkeypatch):
     for success, tries, turns in ((True, 3, 1), (False, 1, 1), (False, 3, 5)):
         monkeypatch.setitem(FORMATS, "reflect", replace(FORMATS["reflect"], tries=tries))
@@ -422,8 +374,9 @@ def play_all(who, tasks, group_size, horizon):
             for place, task in enumerate(tasks) for member in range(group_size)]
 
 
-@pytest.mark.parametrize("context", ["full", "window", "memory"])
-@pytest.mark.parametrize("name", sorted({*FORMATS} - {"tool", "agentgym"}))
+@pytest.mark.parametrize("name, context", [
+    ("act", "full"), ("act", "window"), ("react", "memory"), ("think", "full"), ("think", "window"),
+    ("plan", "full"), ("plan", "window"), ("reflect", "full"), ("reflect", "memory")])
 def test_collect_equals_play(name, context):
     horizon = 2 if name == "reflect" else 3                # of each of its two tries
     for temperature, tasks in ((0.0, [3]), (1.0, [3, 8])):
@@ -458,8 +411,8 @@ def undisturbed():
 def test_collect_depends_on_nothing_but_task_and_key():
     """Page size, pool, rows, order of tasks, one request or many, slow answers in any order."""
     rng, preempted = random.Random(0), []
-    for trial in range(8):
-        tasks = rng.sample(range(6), rng.randint(2, 6))
+    for trial in range(5):
+        tasks = rng.sample(range(6), rng.randint(2, 5))
         rows, size = rng.randint(2, 3 * len(tasks)), rng.choice((8, 16, 32))
         each = 160 // size
         pages = each + rng.choice((0, 0, 8, 10 * each))
@@ -610,7 +563,7 @@ def test_collect_replays_an_episode_whose_environment_failed(number, batched):
 
 
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("lives", [0, 1, 3, 5])
+@pytest.mark.parametrize("lives", [0, 3])
 def test_collect_drops_a_group_that_cannot_be_played(lives, batched):
     """Task 2 answers so many requests, then never again; no reward of 0 comes of it."""
     client = Failing(lambda task, n: task == 2 and n > lives, batched=batched)
@@ -665,23 +618,6 @@ def test_what_failed_does_not_keep_the_engine(monkeypatch):
                for stats in kept for words in stats.failures)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("number", [1, 7])
-def test_collect_shows_a_crash_of_the_client(number, batched):
-    asked = []
-
-    def before(*_):
-        asked.append(1)
-        if len(asked) == number:
-            raise ZeroDivisionError("a bug of ours")
-    client, engine = LocalClient(batched=batched, before=before), Engine(policy(), 6, 200, 16)
-    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
-        within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
-    assert ended(engine)
-    if not batched:                        # of a batch that crashed the sessions are not known
-        assert client.open == {}
-
-
 def test_collect_shows_a_crash_of_the_model(monkeypatch):
     for broken in ("prefill", "decode"):
         client, engine = LocalClient(), Engine(policy(), 6, 200, 16)
@@ -696,14 +632,6 @@ def test_collect_shows_a_crash_of_the_model(monkeypatch):
         with pytest.raises(ArithmeticError):
             within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
         assert ended(engine) and client.open == {}
-
-
-def test_stats_of_several_are_added():
-    a = Stats(1, ["x"], Counter(decode=1.0), Counter(prefill=3, decode=4), 5, 2)
-    b = Stats(2, ["y"], Counter(decode=0.5, prefill=2.0), Counter(prefill=10), 3, 1)
-    assert sum([a, b], Stats()) == Stats(3, ["x", "y"], Counter(decode=1.5, prefill=2.0),
-                                         Counter(prefill=13, decode=4), 5, 3)
-    assert Stats().seconds["decode"] == 0                       # a phase that never ran
 
 
 # ---- several environments at once ----------------------------------------------------------------
@@ -789,17 +717,6 @@ def test_collect_tells_of_each_whole_group_once_and_of_no_lost_one(lives):
     assert len(groups) == len(PLACES) - (lives < math.inf)
     assert sorted(told, key=lambda group: group[0].key) == groups
     assert all(t.done or t.truncated for group in told for t in group)
-
-
-def test_collect_tells_of_a_group_before_the_next_is_played():
-    """One episode at a time: when the n-th is told of, n have begun."""
-    made, begun = worlds(), []
-
-    def finished(group):
-        begun.append(sum(kind == "reset" for world in made for items in world.client.asked
-                         for _, kind, _ in items))
-    rollout.collect(policy(), dealt(made), 1, 4, finished=finished, max_concurrent=1)
-    assert begun == [1, 2, 3, 4, 5, 6, 7]
 
 
 class Held:
@@ -914,18 +831,6 @@ def test_to_batch_aligns_everything_with_its_token():
                                                   batch.rewards))
 
 
-def test_batch_rows_cuts_to_the_longest_of_them():
-    batch = to_batch(three_trajectories())
-    batch.advantages = torch.arange(30.0).view(3, 10)
-    part = batch.rows([2, 1])
-    assert part.token_ids.tolist() == [[5, 5, -1, -1], [5, 3, 3, 0]]
-    assert part.advantages.tolist() == [[20, 21, 22, 23], [10, 11, 12, 13]]
-    assert part.rewards.tolist() == [0.0, 2.0] and part.weights is None
-    assert part.observation_hashes.tolist() == [[-1, -1], [11, -1]]
-    assert torch.equal(batch.rows([0, 1, 2]).token_ids, batch.token_ids)
-    assert batch.rows([]).token_ids.shape == (0, 1)        # a rank without work
-
-
 def test_batch_parts_cover_each_row_once_within_the_budget():
     rng = random.Random(0)
     for _ in range(50):
@@ -983,23 +888,6 @@ def test_compose_writes_the_plan_in_the_first_reply_only():
         "Plan: bone first\nThought: bone first\nAction: get 2 bone")
     assert plan.compose("bone first", "get 2 bone", turn=1) == (
         "Thought: bone first\nAction: get 2 bone")
-
-
-@pytest.mark.parametrize("context, parts", [
-    ("full", ["Be quick.", chat.ASK_REACT]), ("window", ["Be quick.", chat.ASK_REACT]),
-    ("memory", ["Be quick.", chat.ASK_REACT, chat.ASK_NOTE])])
-def test_start_asks_for_a_note_where_only_a_note_is_kept(context, parts):
-    assert agent(format="react", context=context).start() == [
-        {"role": "system", "content": "\n\n".join(parts)}]
-
-
-def test_episode_plays_a_turn_that_just_fits():
-    """Opening: <|user|> start <|end|> <|assistant|> = 8 tokens, and 8 for the reply: 16."""
-    for max_context, over in ((16, False), (15, True)):
-        episode = Episode(agent(max_context=max_context), 1, KEY, 5)
-        episode.observe("start")
-        assert len(episode.trajectory.context) == 8
-        assert episode.over == over and (episode.trajectory.truncated == "context") == over
 
 
 def test_episode_draws_new_numbers_in_each_turn_of_each_try():
@@ -1071,15 +959,3 @@ def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
     sampler.engine.active.append(first.sequence)
     sampler.slots.move(first, "decoding")
     assert sampler.admit([second]) == [second] * admitted
-
-
-def test_preempt_takes_the_pages_of_the_last_that_holds_any():
-    sampler, slots = sampler_with(["start"] * 4, pages=8)
-    for slot in slots[:3]:                 # the fourth holds none
-        slot.sequence = sampler.engine.start()
-    sampler.engine.prefill([s.sequence for s in slots[:3]], [s.episode.seen for s in slots[:3]])
-    held = []
-    for _ in range(2):
-        sampler.preempt(spare=slots[1])
-        held.append([len(slot.sequence.pages) for slot in slots[:3]])
-    assert held == [[1, 1, 0], [0, 1, 0]] and sampler.stats.preempted == 2

@@ -397,8 +397,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_rollout.py::test_admit_leaves_a_page_for_each_slot_that_decodes"),
         ("-(-(len(slot.episode.seen) + 1) //", "-(-len(slot.episode.seen) //",
          "tests/test_rollout.py::test_admit_counts_a_prompt_and_one_token_more"),
-        ("for s in reversed(self.slots.everyone)", "for s in self.slots.everyone",
-         "tests/test_rollout.py::test_preempt_takes_the_pages_of_the_last_that_holds_any"),
         ("range(end - start)", "range(start, end)",
          "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),
         ("self.idle[slot.client].append(slot.session)",
