@@ -289,13 +289,6 @@ def test_make_policy_is_a_function_of_its_seed():
     assert not all(torch.equal(state[k], other[k]) for k in state)
 
 
-def loss_of(policy, trajectories):
-    batch = to_batch(trajectories)
-    with torch.no_grad():
-        logprobs = token_logprobs(policy, batch.token_ids, batch.response_mask, batch.position_ids)
-    return (-logprobs.sum() / batch.response_mask.sum()).item()
-
-
 def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     """`learn` of demonstrations that all weigh 1."""
     cfg = replace(SMALL, batch=batch)

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,15 +24,6 @@ ROOT = Path(__file__).parent.parent
 
 def block(sql):
     return f"```sql\n{sql}\n```"
-
-
-def answer_to(sql, task_id=0, **changes):
-    """What a new episode says to this statement: (observation, reward, done, info)."""
-    env = bird.Env()
-    env.reset(task_id)
-    for name, value in changes.items():
-        setattr(env, name, value)
-    return env.step(sql)
 
 
 def asked(database, sql):
@@ -176,26 +166,6 @@ def test_words_of_name_all_that_the_answer_depends_on(shape):
         assert not re.search(r"first 1\b|(every|each) \w+ that have", question + thought)
 
 
-def test_draw_query_adds_up_no_years_and_ages():
-    queries = [query for shape in databases.SHAPES if shape[1] in ("aggregate", "number_by")
-               for _, query in draw_queries(shape, 40, random.Random(1))]
-    summed = {query.number[1] for query in queries if query.function == "SUM"}
-    assert len(summed) > 10
-    assert not [name for name in summed if "year" in name or name in ("age", "owner_age", "rating")]
-
-
-def test_words_of_by_hand():
-    query = Query("count", "doctor", where=(Condition("ward", "wing", "=", "north"),
-                                            Condition("doctor", "salary", ">", 5000)))
-    assert sql_of("hospital", query) == (
-        "SELECT COUNT(*) FROM doctor JOIN ward ON doctor.ward_id = ward.id "
-        "WHERE ward.wing = 'north' AND doctor.salary > 5000")
-    questions = {words_of("hospital", query, random.Random(i)) for i in range(300)}
-    assert "How many doctors whose ward's wing is north and whose salary is above 5000 are " \
-        "there?" in questions
-    assert len(questions) == 4 * 3 * 3      # openings, and wordings of each condition
-
-
 @pytest.mark.parametrize("is_, said", [
     ("=", "is|with"), (">", "above|exceeds|greater"), ("<", "below|less|under"),
     ("has", "at least one|some|there is a"), ("has no", "no|without any"),
@@ -209,26 +179,11 @@ def test_conditions_words_say_the_side(is_, said):
     assert all(re.search(rf"\b({said})\b", text) for text in words)
 
 
-@pytest.mark.parametrize("function, said", [("MIN", "lowest|smallest"), ("MAX", "highest|largest"),
-                                            ("AVG", "average|mean"), ("SUM", "total|combined")])
-def test_words_of_say_the_function(function, said):
-    query = Query("aggregate", "doctor", number=("doctor", "salary"), function=function)
-    assert all(re.search(rf"\b({said}) salary\b", words_of("hospital", query, random.Random(i)))
-               for i in range(40))
-
-
 def test_draw_query_tells_no_column_that_a_condition_gives():
     for shape in (shape for shape in databases.SHAPES if shape[1:] in (
             ("columns", "t", "own"), ("columns", "w", "own"), ("columns", "tn", "own"))):
         for _, query in draw_queries(shape, 40, random.Random(2)):
             assert not {c[:2] for c in query.where if c.is_ == "="} & set(query.columns), query
-
-
-@pytest.mark.parametrize("noun, many", [("play", "plays"), ("gallery", "galleries"),
-                                        ("dish", "dishes"), ("branch", "branches"),
-                                        ("bus", "buses"), ("car", "cars")])
-def test_plural_by_hand(noun, many):
-    assert databases.plural(noun) == many
 
 
 def good(query, world="hospital"):
@@ -247,21 +202,6 @@ def test_is_good_refuses_questions_that_ask_for_nothing():
     assert not good(Query("columns", "doctor", name, (some, everybody)))    # it changes nothing
     assert not good(Query("columns", "visit", (("visit", "cost"), ("visit", "day")),
                           (Condition("visit", "cost", ">", 100),)))         # too many rows
-
-
-def test_is_good_refuses_differences_below_zero_and_bounds_that_all_exceed():
-    kinds = Counter(row["specialty"] for row in read_rows("hospital")["doctor"])
-    above = set()
-    for kind in kinds:
-        query = Query("difference", "doctor", (), (), ("doctor", "salary"), "AVG",
-                      other=(Condition("doctor", "specialty", "=", kind),))
-        [[difference]] = answer_by_loops("hospital", query)
-        assert good(query) == (difference > 0)
-        above.add(difference > 0)
-    assert above == {True, False}
-    for count in range(max(kinds.values())):
-        query = Query("having", "doctor", (("doctor", "specialty"),), count=count)
-        assert good(query) == (min(kinds.values()) <= count)
 
 
 def test_is_good_refuses_ties():
@@ -350,13 +290,6 @@ def test_step_rewards_the_set_of_rows(sql, right):
     ("SELECT AVG(cost) + 0.01 FROM visit", False)])
 def test_step_compares_decimals_to_the_sixth_place(sql, right):
     assert asked("hospital", "SELECT SUM(cost) * 1.0 / COUNT(*) FROM visit").step(sql)[1] == right
-
-
-@pytest.mark.parametrize("action", [
-    "SELECT 7", "  SELECT 7;\n", "```sql\nSELECT 7\n```", "```\nSELECT 7\n```",
-    "```sql SELECT 7 ```", "SELECT -- why not\n 7"])
-def test_step_reads_a_statement_bare_and_in_a_block(action):
-    assert asked("hospital", "SELECT 7").step(action)[1] == 1.0
 
 
 @pytest.mark.parametrize("sql, error", [
@@ -470,31 +403,6 @@ def test_runner_stays_within_its_memory():
     assert runner.ask("hospital", "SELECT 1", "SELECT 1")[2]
     runner.process.kill()
     runner.process.wait()
-
-
-def test_serve_counts_the_time_of_each_statement_alone(monkeypatch, capsys):
-    """A process that has worked for 100.9 seconds may work SECONDS more."""
-    limits = {}
-    monkeypatch.setattr(bird, "resource", SimpleNamespace(
-        RLIMIT_AS=0, RLIMIT_FSIZE=1, RLIMIT_CORE=2, RLIMIT_CPU=3, RUSAGE_SELF=0,
-        getrusage=lambda who: (100.7, 0.2, 0), getrlimit=lambda kind: (-1, -1),
-        setrlimit=limits.__setitem__))
-    monkeypatch.setattr(sys, "stdin", [json.dumps(["hospital", "SELECT 1", "SELECT 1"])])
-    bird.serve()
-    assert json.loads(capsys.readouterr().out) == ["[(1,)]", "rows", True]
-    soft, hard = limits[3]
-    assert 100.9 + bird.SECONDS <= soft <= 101.9 + bird.SECONDS and hard == -1
-    assert limits[0] == (bird.MEMORY, bird.MEMORY) and limits[1] == limits[2] == (0, 0)
-
-
-def test_other_sessions_go_on_while_a_statement_is_slow():
-    """Three of the four processes are at work on something."""
-    held = [bird.RUNNERS.get() for _ in range(3)]
-    try:
-        assert all(asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0 for _ in range(3))
-    finally:
-        for runner in held:
-            bird.RUNNERS.put(runner)
 
 
 def test_sessions_of_one_batch_are_answered_beside_a_loop():
@@ -613,17 +521,6 @@ def test_use_plays_the_files_here_and_in_processes_started_from_here(tmp_path, m
 def test_read_bird_names_item_and_field(tmp_path, changes, said):
     with pytest.raises(ValueError, match=rf"^bird: \S*{said}$"):
         bird.read_bird(write_bird(tmp_path, **changes))
-
-
-@pytest.mark.parametrize("text, said", [
-    ("[{", "no JSON file: .*; expected BIRD's list of questions"), ("{}", "{}; expected a list of"),
-    ("[]", r"\[\]; expected a list of"), ("[3]", "item 0: db_id is 'None'; expected a text")])
-def test_read_bird_names_a_file_that_is_none(tmp_path, text, said):
-    (tmp_path / "dev.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"^bird: [^\n]*dev.json: {said}"):
-        bird.read_bird(tmp_path)
-    with pytest.raises(ValueError, match="^bird: [^\n]*dev.json: no JSON file"):
-        bird.read_bird(tmp_path / "elsewhere")
 
 
 # ---- the original's wire ----

@@ -134,10 +134,6 @@ def both(url, model):
                          filter="none", name="both")
 
 
-def tokens_of(play):
-    return [t.token_ids for t in play.trajectories]
-
-
 def temperature_of(play):
     (temperature,) = {agent.temperature for agent in play.agents}
     return temperature
