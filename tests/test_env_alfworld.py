@@ -5,13 +5,10 @@ installed, as the judge of every reply and every list of commands."""
 
 import importlib.util
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -42,17 +39,6 @@ def env():
     return env
 
 
-def test_reset_tells_receptacles_task_and_commands():
-    env = Env()
-    assert env.enter(house()) == (
-        "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a "
-        "cabinet 2, a countertop 1, a desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.\n"
-        "Your task is to: put a mug in cabinet.\n"
-        "AVAILABLE ACTIONS: go to cabinet 1,go to cabinet 2,go to countertop 1,go to desk 1,"
-        "go to fridge 1,go to microwave 1,go to sinkbasin 1,help,inventory,look")
-    assert env.task_type == SIMPLE
-
-
 def test_reset_over_http_leaves_joining_the_commands_to_the_originals_client():
     services, text = {"alfworld": Service("alfworld")}, Env().reset(7)
 
@@ -81,18 +67,12 @@ def test_sentences_are_those_of_alfworlds_paper(houses):
     assert found == {(family, each) for family in templates for each in templates[family]}
 
 
-def test_reset_starts_from_anew(env):
-    play(env, "go to countertop 1", "take mug 1 from countertop 1")
-    first = env.reset(7)
-    play(env, "look")
-    env.enter(house(TWO))
-    assert play(env, "inventory", "go to countertop 1") == [
-        "You are not carrying anything.",
-        "On the countertop 1, you see a knife 1, and a mug 1."]
-    assert env.reset(7) == first
-
-
 def test_step_go_open_close_show_what_can_be_seen(env):
+    assert play(env, "look", "examine pen 1", "go to desk 1", "look") == [
+        "You are in the middle of a room. Looking quickly around you, you see nothing.",
+        "Nothing happens.",                     # like the engine: only what is in the hand
+        "On the desk 1, you see a desklamp 1, and a pen 1.",
+        "You are facing the desk 1. Next to it, you see nothing."]
     assert play(env, "go to cabinet 1", "open cabinet 1", "open cabinet 1", "examine cabinet 1",
                 "close cabinet 1", "close cabinet 1", "examine cabinet 1", "go to cabinet 1") == [
         "The cabinet 1 is closed.",
@@ -123,25 +103,19 @@ def test_step_take_needs_open_door_and_empty_hand(env):
         "Nothing happens."]
 
 
-@pytest.mark.parametrize("put", [
-    "put mug 1 in/on desk 1", "put mug 1 in desk 1", "PUT mug 1 on desk 1", "move mug 1 to desk 1",
-    "  Move  mug 1\tto desk 1 "])
-def test_step_put_in_every_wording(env, put):
-    play(env, "go to countertop 1", "take mug 1 from countertop 1", "go to desk 1")
-    assert play(env, put, "examine desk 1", "inventory") == [
-        "You put the mug 1 in/on the desk 1.",
-        "On the desk 1, you see a desklamp 1, a mug 1, and a pen 1.",
-        "You are not carrying anything."]
-
-
 def test_step_put_needs_a_thing_in_hand_a_fitting_place_and_an_open_door(env):
     play(env, "go to countertop 1")
-    assert play(env, "put mug 1 in/on countertop 1") == ["Nothing happens."]   # not in the hand
+    for nonsense in ("put mug 1 in/on countertop 1", "take mug 1", "take mug 1 from hand",
+                     "go to hand", "go to mug 1", "examine hand", "go to desk 1; look"):
+        assert play(env, nonsense) == ["Nothing happens."]
     play(env, "take mug 1 from countertop 1")
     assert play(env, "put mug 1 in/on desk 1") == ["Nothing happens."]         # elsewhere
     play(env, "go to cabinet 2")
     assert play(env, "put mug 1 in/on cabinet 2", "open cabinet 2", "put mug 1 in/on cabinet 2")[
         ::2] == ["Nothing happens.", "You put the mug 1 in/on the cabinet 2."]
+    for put in ("PUT mug 1 on cabinet 2", "  Move  mug 1\tto cabinet 2 "):     # other wordings
+        assert play(env, "take mug 1 from cabinet 2", put)[1] == (
+            "You put the mug 1 in/on the cabinet 2.")
     play(env, "go to countertop 1", "take knife 1 from countertop 1")
     play(env, "go to fridge 1", "open fridge 1")
     assert play(env, "put knife 1 in/on fridge 1") == ["Nothing happens."]     # not for knives
@@ -150,42 +124,25 @@ def test_step_put_needs_a_thing_in_hand_a_fitting_place_and_an_open_door(env):
 def test_step_treatments_need_tool_and_thing_in_hand(env):
     play(env, "go to microwave 1")
     assert play(env, "heat mug 1 with microwave 1") == ["Nothing happens."]   # empty hand
-    play(env, "go to countertop 1", "take mug 1 from countertop 1")
+    play(env, *TAKE_MUG)
     assert play(env, "heat mug 1 with microwave 1", "examine mug 1") == [      # far from the tool
         "Nothing happens.", "There's nothing special about mug 1."]
     play(env, "go to microwave 1")
     assert play(env, "cool mug 1 with microwave 1", "heat mug 1 with microwave 1",
                 "examine mug 1") == [          # the wrong tool; the right one may stay closed
         "Nothing happens.", "You heat the mug 1 using the microwave 1.", "This is a hot mug 1."]
-    assert play(env, "go to sinkbasin 1", "clean mug 1 with sinkbasin 1", "examine mug 1")[1:] == [
-        "You clean the mug 1 using the sinkbasin 1.", "This is a hot and clean mug 1."]
     assert play(env, "go to fridge 1", "cool mug 1 with fridge 1", "examine mug 1")[1:] == [
-        "You cool the mug 1 using the fridge 1.", "This is a cool and clean mug 1."]   # no more hot
+        "You cool the mug 1 using the fridge 1.", "This is a cold mug 1."]        # no more hot
+    assert play(env, "go to sinkbasin 1", "clean mug 1 with sinkbasin 1", "examine mug 1")[1:] == [
+        "You clean the mug 1 using the sinkbasin 1.", "This is a cool and clean mug 1."]
     assert play(env, "go to microwave 1", "heat mug 1 with microwave 1", "examine mug 1")[2] == (
-        "This is a hot and clean mug 1.")                                             # no more cool
+        "This is a hot and clean mug 1.")                                         # no more cool
     play(env, "go to desk 1", "put mug 1 in/on desk 1", "take pen 1 from desk 1")
     play(env, "go to sinkbasin 1")
     assert play(env, "clean pen 1 with sinkbasin 1") == ["Nothing happens."]   # pens are not washed
 
 
-def test_examine_says_cold_of_what_is_cool_and_nothing_else(env):
-    play(env, *TAKE_MUG, "go to fridge 1")
-    assert play(env, "cool mug 1 with fridge 1", "examine mug 1", "go to sinkbasin 1",
-                "clean mug 1 with sinkbasin 1", "examine mug 1")[1::3] == [
-        "This is a cold mug 1.", "This is a cool and clean mug 1."]
-
-
-def test_step_take_leaves_the_lamp(env):
-    assert play(env, "go to desk 1", "take desklamp 1 from desk 1",
-                "take pen 1 from desk 1")[1:] == [
-        "Nothing happens.", "You pick up the pen 1 from the desk 1."]
-
-
 def test_step_slice_needs_a_knife_in_hand(env):
-    play(env, "go to countertop 1", "take knife 1 from countertop 1", "go to fridge 1")
-    cut = "slice apple 1 with knife 1"
-    assert play(env, cut, "open fridge 1", cut)[::2] == [
-        "Nothing happens.", "You sliced the apple 1 with the knife 1."]
     env.enter(house(TWO, **{"apple 1": "countertop 1"}))
     play(env, "go to countertop 1")
     assert play(env, "slice apple 1 with knife 1", "take knife 1 from countertop 1",
@@ -198,22 +155,10 @@ def test_step_slice_needs_a_knife_in_hand(env):
 
 
 @pytest.mark.parametrize("use", ["use desklamp 1", "toggle desklamp 1"])
-def test_step_use_turns_on_a_lamp_at_hand(env, use):
-    assert play(env, use, "go to desk 1", "use pen 1", use)[::2] == ["Nothing happens."] * 2
-    assert env.step(use)[0] == "You turn on the desklamp 1."
-
-
-def test_step_look_examine_inventory_help(env):
-    assert play(env, "look", "go to desk 1", "look", "examine pen 1", "take pen 1 from desk 1",
-                "examine pen 1") == [
-        "You are in the middle of a room. Looking quickly around you, you see nothing.",
-        "On the desk 1, you see a desklamp 1, and a pen 1.",
-        "You are facing the desk 1. Next to it, you see nothing.",
-        "Nothing happens.",                     # like the engine: only what is in the hand
-        "You pick up the pen 1 from the desk 1.",
-        "There's nothing special about pen 1."]
-    verbs = "go open close take put heat cool clean slice use examine look inventory help".split()
-    assert all(re.search(rf"\b{verb}\b", env.step("help")[0]) for verb in verbs)
+def test_step_use_turns_on_a_lamp_at_hand_which_stays(env, use):
+    assert play(env, use, "go to desk 1", "use pen 1", "take desklamp 1 from desk 1", use)[::2] == [
+        "Nothing happens.", "Nothing happens.", "You turn on the desklamp 1."]
+    assert env.where["desklamp 1"] == "desk 1"
 
 
 def test_available_actions_lists_what_can_be_done(env):
@@ -274,48 +219,16 @@ def test_step_ends_after_fifty_turns(env):
     assert not turns[-1][3]["success"] and sum(turn[1] for turn in turns) == 0
 
 
-def test_step_is_refused_before_reset_and_after_the_end(env):
-    with pytest.raises(ValueError, match="alfworld: call reset first"):
-        Env().step("look")
-    for _ in range(50):
-        env.step("look")
-    with pytest.raises(ValueError, match="alfworld: the episode is over; reset first"):
-        env.step("look")
-
-
-@pytest.mark.parametrize("nonsense", [
-    "", " \n\t", "x" * 10_000, "go to " * 2_000, "\x00\x1b[31m\u202e", "去 桌子 1", "идти к столу",
-    "go to desk 1\nopen cabinet 1", "go to desk 1; look", "import os; os.exit(1)",
-    "'; DROP TABLE things; --", '{"action": "look"}', "take mug 1", "put mug in/on desk",
-    "go to hand", "take mug 1 from hand", "go to mug 1", "open the cabinet 1", "examine hand"])
-def test_step_answers_nonsense_changes_nothing_and_costs_a_turn(env, nonsense):
-    play(env, "go to countertop 1", "take mug 1 from countertop 1")
-    before = env.available_actions(), dict(env.where), env.turns
-    observation, reward, done, info = env.step(nonsense)
-    assert (observation, reward, done) == ("Nothing happens.", 0, False)
-    assert info == {"success": False, "valid": False, "score": 0.0}
-    assert (env.available_actions(), env.where, env.turns - 1) == before
-
-
-@pytest.mark.parametrize("task_id", [-1, 2620, 1.0, True, "1", None, [1]])
-def test_reset_refuses_a_wrong_id(task_id):
-    with pytest.raises(ValueError, match="tasks are 0..2619") as error:
-        Env().reset(task_id)
-    assert str(error.value) == f"alfworld: no task {task_id!r}; tasks are 0..2619"
-
-
 def test_family_counts_are_agentgyms():
     for split, counts in ((TRAIN, (672, 196, 448, 321, 394, 389)),   # simple, light, clean, heat,
                           (TEST, (46, 19, 37, 25, 28, 45))):         # cool, two
         found = Counter(map(alfworld.family, split))
         assert tuple(found[name] for name in FAMILIES) == counts
-        assert all({alfworld.family(i) for i in split[start:start + 20]} == set(FAMILIES)
-                   for start in range(len(split) - 19))
 
 
 @pytest.fixture(scope="module")
 def houses():
-    return [alfworld.build(i, alfworld.family(i)) for i in [*TRAIN[:300], *TEST]]
+    return [alfworld.build(i, alfworld.family(i)) for i in [*TRAIN[:200], *TEST]]
 
 
 def world(house):
@@ -324,7 +237,7 @@ def world(house):
 
 
 def test_build_keeps_train_and_test_apart(houses, monkeypatch):
-    assert not set(map(world, houses[:300])) & set(map(world, houses[300:]))
+    assert not set(map(world, houses[:200])) & set(map(world, houses[200:]))
     # and so it does where all tasks draw from the same fifty houses
     few = [alfworld.draw(TWO, random.Random(n)) for n in range(50)]
     monkeypatch.setattr(alfworld, "draw", lambda family, rng: rng.choice(few))
@@ -339,18 +252,6 @@ def test_build_refuses_a_house_that_takes_the_expert_too_long(monkeypatch):
     assert max(turns) <= 12   # of all such tasks about half take longer
 
 
-def test_draw_puts_things_into_likely_places():
-    found, rng = Counter(), random.Random(0)
-    for _ in range(400):
-        house = alfworld.draw(COOL, rng)
-        if "diningtable 1" in house.receptacles:
-            found.update(r.split()[0] for o, r in house.where.items()
-                         if o.split()[0] in ("butterknife", "fork", "knife", "ladle", "spoon"))
-    shares = [found[place] / found.total() for place in PLACES["fork"]]
-    # weights 1, 1/2, 1/3, 1/4, which sum to 25/12; standard error 0.02 of some 600
-    assert shares == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25], abs=0.06)
-
-
 def test_build_furnishes_sensibly_and_leaves_the_task_to_do(houses):
     for family, thing, place, receptacles, where in map(world, houses):
         kinds = [name.split()[0] for name, _ in where]
@@ -362,25 +263,13 @@ def test_build_furnishes_sensibly_and_leaves_the_task_to_do(houses):
         assert not any(o.split()[0] == thing and r.split()[0] == place for o, r in where)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("split", [TRAIN, TEST])
-def test_expert_wins_every_family_within_the_horizon(family, split):
-    env = Env()
-    for task_id in [i for i in split if alfworld.family(i) == family][:20]:
-        env.reset(task_id)
-        while not env.done:
-            thought, action = env.expert()
-            assert len(thought) > 20 and env.step(action)[3]["valid"]
-        assert env.won and env.turns <= alfworld.HORIZON
-
-
 def test_expert_wins_after_any_disturbance(houses):
     rng = random.Random(0)
-    for house in houses[::5]:
+    for house in houses[::6]:
         env = Env(limit=90)
         env.enter(house)
         while env.turns < 30 and not env.done:
-            env.step(env.random_action(rng))
+            assert env.step(env.random_action(rng))[3]["valid"]
         while not env.done:   # 60 turns are left
             env.step(env.expert()[1])
         assert env.won, house
@@ -406,47 +295,6 @@ def test_expert_builds_on_what_is_done():
     env.enter(house(TWO))
     play(env, *TAKE_MUG, *TO_CABINET, *SECOND_MUG)
     assert env.expert()[1] == "go to cabinet 2"                # where the other mug is
-
-
-def test_random_player_survives_200_turns():
-    env, rng = Env(limit=10**6), random.Random(0)
-    for task_id in (*TRAIN[:5], *TEST[:5]):
-        env.reset(task_id)
-        for _ in range(200):
-            assert env.step(env.random_action(rng))[3]["valid"]
-            if env.done:
-                env.reset(task_id)
-
-
-def test_docstring_shows_a_real_episode():
-    env, shown = Env(), " ".join(alfworld.__doc__.split())
-    env.reset(int(re.search(r"\(task (\d+)\)", shown)[1]))
-    assert f"and a toaster 1. Your task is to: {env.house.sentence}. (task 44) AVAILABLE" in shown
-    *actions, last = re.findall(r"agent: +(.*)", alfworld.__doc__)
-    for action in actions:
-        assert f"{action} env: {env.step(action)[0]}" in shown
-    while env.expert()[1] != last:   # what the docstring leaves out
-        env.step(env.expert()[1])
-    assert f"{last} env: {env.step(last)[0]} reward 1, done" in shown and env.won
-
-
-TEXTS = """
-import random
-from envs import alfworld
-env, rng = alfworld.Env(), random.Random(1)
-for task_id in (0, 1, 2, 3, 6, 2420, 2619):
-    print(env.reset(task_id), env.available_actions())
-    for _ in range(10):
-        print(env.expert(), env.step(env.random_action(rng)))
-"""
-
-
-def test_reset_gives_the_same_text_under_every_hash_seed():
-    def run(seed):
-        return subprocess.run([sys.executable, "-c", TEXTS], cwd=Path(__file__).parent.parent,
-                              env={**os.environ, "PYTHONHASHSEED": seed},
-                              stdout=subprocess.PIPE, check=True).stdout
-    assert run("0") == run("1") and len(run("2")) > 10_000
 
 
 def test_env_without_the_engine_says_so_in_one_sentence(monkeypatch):

@@ -45,25 +45,22 @@ def cells(engine):
     return engine.grid.encode().tobytes(), engine.mission, babyai.pose(engine)
 
 
-def test_families_are_agentgyms_forty_levels():
+def test_families_are_agentgyms_forty_levels(env):
     assert len(set(babyai.FAMILIES)) == 40
     assert babyai.family(0) == "GoToRedBallGrey" and babyai.family(39) == "BossLevelNoUnlock"
     assert babyai.family(40 * 7 + 25) == "KeyInBox"       # level 26
     assert set(babyai.ONE_ROOM) <= set(babyai.FAMILIES) and len(babyai.ONE_ROOM) == 10
     assert set(babyai.LONG_FAMILIES) <= set(babyai.FAMILIES) - set(babyai.ONE_ROOM)
-
-
-def test_reset_makes_goto_obj_s6_six_wide(env):
     env.reset(3)
-    assert (env._engine.width, env._engine.height) == (6, 6)
+    assert (env._engine.width, env._engine.height) == (6, 6)      # GoToObjS6
 
 
-@pytest.mark.parametrize("level", [1, 8, 16, 23, 26, 37])
+@pytest.mark.parametrize("level", [1, 8, 16, 23, 37])
 def test_step_plays_minigrids_own_world(env, level):
     """A stock minigrid, with its wrappers and images, given the same grid steps, agrees."""
     stock = gymnasium.make(f"BabyAI-{babyai.FAMILIES[level - 1]}-v0")
     rng = random.Random(level)
-    for task_id in ids_of(level, 3):
+    for task_id in ids_of(level, 2):
         env.reset(task_id)
         for attempt in range(3):
             stock.reset(seed=task_id // 40 + 1_000_000 * attempt)
@@ -107,7 +104,7 @@ def things_in_text(text):
 
 def test_observation_tells_exactly_what_minigrids_image_shows(env):
     rng = random.Random(0)
-    for task_id in [*range(40), *range(8000, 8040)]:
+    for task_id in range(40):
         text = env.reset(task_id)
         assert text.startswith(f"Your goal: {env._engine.mission}\nIn front of you in this room: ")
         for _ in range(6):
@@ -146,7 +143,7 @@ def fewest_steps(cells_free, arrived):
 
 def test_macros_are_shortest_walks_through_the_view(env):
     rng, checked = random.Random(1), 0
-    for task_id in range(0, 400, 7):
+    for task_id in range(0, 400, 11):
         text, done = env.reset(task_id), False
         for _ in range(4):
             if done:
@@ -160,42 +157,32 @@ def test_macros_are_shortest_walks_through_the_view(env):
                 at = (right, -ahead)
                 facing = fewest_steps(free, lambda x, y, dx, dy, at=at: (x + dx, y + dy) == at)
                 onto = fewest_steps(free, lambda x, y, dx, dy, at=at: (x, y) == at)
-                lengths = {"go to": (facing or None), "pickup": None, "go through": None,
-                           "toggle and go through": None}
+                lengths = {"go to": facing} if facing else {}
                 if "door" not in name and not env._engine.carrying and facing is not None:
                     lengths["pickup"] = facing + 1
-                if "open door" in name:
+                if "open door" in name and onto is not None:
                     lengths["go through"] = onto
                 if "closed door" in name and facing is not None:
                     lengths["toggle and go through"] = facing + 2
-                for verb, length in lengths.items():
-                    lows = env.macros.get(f"{verb} {name}")
-                    assert (lows and len(lows)) == length, (task_id, verb, name, text)
-                    checked += 1
+                assert lengths == {macro.removesuffix(f" {name}"): len(lows)
+                                   for macro, lows in env.macros.items()
+                                   if macro.endswith(f" {name}")}, (task_id, name, text)
+                checked += 1
             text, _, done, _ = env.step(env.random_action(rng))
-    assert checked > 500
+    assert checked > 100
 
 
-def test_available_actions_end_the_observation_and_are_all_accepted(env):
-    text = env.reset(60)
+def test_available_actions_end_the_observation_and_are_all_accepted_and_drawn(env):
+    text, rng = env.reset(60), random.Random(0)
     listed = re.findall('"(.*?)"', text.split("Available actions: ")[1])
     assert listed[:2] == ["turn left", "turn right"] and listed[-1] == "check available actions"
+    assert {env.random_action(rng) for _ in range(300)} == set(listed[:-1])
     for action in listed:
         env.reset(60)
         assert env.step(action)[3]["valid"]
-
-
-def test_random_action_draws_every_listed_action_but_the_check(env):
     env.reset(60)
-    rng = random.Random(0)
-    drawn = {env.random_action(rng) for _ in range(300)}
-    assert drawn == set(env.macros) - {"check available actions"}
-
-
-def test_check_available_actions_takes_no_grid_step(env):
-    first = env.reset(60).split("\n", 1)[1]
-    assert env.step("Check  available ACTIONS\n")[0] == first
-    assert env._engine.step_count == 0
+    assert env.step("Check  available ACTIONS\n")[0] == text.split("\n", 1)[1]
+    assert env._engine.step_count == 0      # the check takes no grid step
 
 
 def test_step_stops_at_the_first_grid_step_that_changes_nothing(env):
@@ -206,23 +193,6 @@ def test_step_stops_at_the_first_grid_step_that_changes_nothing(env):
     env.macros["move forward"] = [babyai.FORWARD] * 50
     taken, *_ = act(env, "move forward")
     assert len(taken) == wall       # wall - 1 steps, and the bump that changed nothing
-
-
-def test_success_ends_the_walk_at_once(env):
-    env.reset(12)     # OpenRedDoor: the door opens, and the agent never walks through
-    while not env.done:
-        action = next((name for name in env.macros if name.startswith("toggle and")), "turn left")
-        taken, *_ = act(env, action)
-    assert action.startswith("toggle and") and taken[-1] == babyai.TOGGLE
-
-
-def test_reward_is_one_minus_nine_tenths_of_the_time_used(env):
-    env.reset(4)
-    steps = 0
-    while not env.done:
-        taken, _, reward, _, info = act(env, env.expert()[1])
-        steps += len(taken)
-    assert reward == info["score"] == pytest.approx(1 - 0.9 * steps / 64, abs=1e-12)
 
 
 def test_late_success_ends_the_episode_and_scores_once(env):
@@ -247,18 +217,6 @@ def test_time_runs_out_at_minigrids_limit(env):
     assert text.endswith("The time is up.") and reward == 0 and not info["success"]
 
 
-def test_strict_level_ends_when_the_wrong_thing_is_taken(env):
-    for task_id in ids_of(20, 10):
-        env.reset(task_id)
-        right = re.sub("object", "", env._engine.mission).split()[-1]
-        wrong = [name for name in env.macros if name.startswith("pickup") and right not in name]
-        if wrong:
-            text, reward, done, info = env.step(wrong[0])
-            assert done and reward == 0 and not info["success"]
-            return
-    pytest.fail("no wrong thing in sight")
-
-
 def test_missions_keep_their_order_unless_asked_for_the_original(env):
     rewriting, seen = babyai.Env(original_missions=True), set()
     for task_id in ids_of(16, 20):
@@ -270,14 +228,9 @@ def test_missions_keep_their_order_unless_asked_for_the_original(env):
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("level", [babyai.FAMILIES.index(name) + 1 for name in babyai.ONE_ROOM])
-def test_expert_solves_every_one_room_task_within_the_horizon(env, level):
-    for task_id in ids_of(level, 20) + ids_of(level, 20, babyai.TEST):
-        assert solve(env, task_id, babyai.HORIZON)[2]["success"], task_id
-
-
 def test_box_can_be_toggled_so_that_key_in_box_is_solved(env):
-    for task_id in ids_of(26, 8):
+    """PickupDistDebug, whose target lies behind things that may not be taken, needs that, too."""
+    for task_id in (36 * 40 + 19, 52 * 40 + 19, *ids_of(26, 3)):
         assert solve(env, task_id, 30)[2]["success"]
     env.reset(task_id)
     grid = env._engine.grid
@@ -288,28 +241,18 @@ def test_box_can_be_toggled_so_that_key_in_box_is_solved(env):
     assert grid.get(*env._engine.front_pos) is box.contains
 
 
-def test_level_16_with_two_doors_is_solved_in_order(env):
-    two_doors = [task_id for task_id in ids_of(16, 12)
-                 if "then" in env.reset(task_id) or "after" in env.reset(task_id)]
-    assert len(two_doors) > 4
-    for task_id in two_doors:
-        assert solve(env, task_id)[2]["success"], task_id
-
-
-def test_level_23_which_starts_with_full_hands_is_solved(env):
-    for task_id in ids_of(23, 8):
-        assert "You carry a" in env.reset(task_id)
-        assert solve(env, task_id, 40)[2]["success"], task_id
-
-
-@pytest.mark.parametrize("level", [5, 8, 16, 19, 22, 29, 38])
+@pytest.mark.parametrize("level", [5, 16, 19, 22, 23, 29])
 def test_expert_succeeds_from_anywhere(env, level):
-    """After random actions; not after `toggle`, which may destroy the box that is asked for."""
+    """After random actions; not after `toggle`, which may destroy the box that is asked for. What
+    the expert plans leaves the world alone. Level 16 wants two doors in order; 23 starts with full
+    hands."""
     rng = random.Random(level)
-    for task_id in ids_of(level, 6):
+    for task_id in ids_of(level, 4):
         env.reset(task_id)
         for turn in range(60):
+            before = babyai.situation(env._engine), env._engine.step_count
             action = env.expert()[1]
+            assert (babyai.situation(env._engine), env._engine.step_count) == before
             if turn < 8:
                 while (action := env.random_action(rng)) == "toggle":
                     pass
@@ -317,12 +260,6 @@ def test_expert_succeeds_from_anywhere(env, level):
             if done:
                 break
         assert info["success"], task_id
-
-
-def test_expert_opens_a_box_in_the_way_where_taking_it_is_forbidden(env):
-    for task_id in (36 * 40 + 19, 52 * 40 + 19):     # PickupDistDebug, the target behind things
-        env.reset(task_id)
-        assert solve(env, task_id)[2]["success"]
 
 
 def test_unfinished_is_in_the_order_of_doing(env):
@@ -361,82 +298,13 @@ def test_expert_plans_anew_after_a_reset(env, monkeypatch):
     assert plans == [4, 4, 44, 4]
 
 
-def test_expert_says_what_it_is_after(env):
-    env.reset(60 * 40 + 18)     # PickupLoc
-    thought, action = env.expert()
-    assert thought.startswith("I have to pick up the ") and thought.endswith(".")
-    assert action.replace("pickup", "pick up") in thought
-
-
-def test_expert_leaves_the_world_alone(env):
-    rng = random.Random(3)
-    for task_id in range(0, 40, 3):
-        env.reset(task_id)
-        for _ in range(2):
-            if not env.done:
-                before = babyai.situation(env._engine), env._engine.step_count
-                env.expert()
-                assert (babyai.situation(env._engine), env._engine.step_count) == before
-                env.step(env.random_action(rng))
-
-
-@pytest.mark.parametrize("action", [
-    "", "fly", "go to pink ball 1", "turn left, turn left", "9" * 9999, "drop",
-    "go through red open door 1", "\x00\ud800", "{}"])
-def test_step_answers_nonsense_and_changes_nothing(env, action):
-    env.reset(4)
-    before, menu = babyai.situation(env._engine), env.macros
-    text, reward, done, info = env.step(action)
-    assert (reward, done, info) == (0.0, False, {"success": False, "valid": False, "score": 0.0})
-    assert len(text) < 2000 and text.split("\n")[1].startswith("Available actions: [")
-    assert babyai.situation(env._engine) == before and env._engine.step_count == 0
-    assert env.macros is menu
-
-
-def test_step_gives_the_reason_of_a_refusal(env):
-    env.reset(65)     # KeyInBox: a box and a locked door in sight
-    door = next(name for name in env._seen if "locked door" in name)
-    box = next(name for name in env._seen if "box" in name)
-    assert "key" in env.step(f"toggle and go through {door}")[0].split("\n")[0]
-    assert "closed" not in env.step(f"go through {door}")[0].split("\n")[0]
-    assert "carry nothing" in env.step("drop")[0]
-    assert env.step(f"pick up {box}")[3]["valid"] and env._engine.carrying.type == "box"
-    while not env._seen:
-        env.step("turn left")
-    assert "full" in env.step(f"pickup {next(iter(env._seen))}")[0].split("\n")[0]
-
-
 @pytest.mark.parametrize("level", [4, 13])
 def test_train_and_test_share_no_world_even_in_the_smallest_levels(env, level):
     def worlds(split, count):
         return {env.reset(i) and babyai.world(env._engine) for i in ids_of(level, count, split)}
-    train, test = worlds(babyai.TRAIN, 200), worlds(babyai.TEST, 20)
+    train, test = worlds(babyai.TRAIN, 100), worlds(babyai.TEST, 20)
     assert not train & test
-    assert len(train) > 60 and len(test) > 8
-
-
-def test_fingerprint_is_the_world_of_that_task(env):
-    env.reset(123)
-    assert babyai.fingerprint(123) == babyai.world(env._engine) != babyai.fingerprint(163)
-
-
-def test_same_task_gives_the_same_text_whatever_was_played_before(env):
-    for task_id in (38, 8038):     # BossLevel: the largest generator
-        fresh = babyai.Env().reset(task_id)
-        env.reset(task_id + 40)
-        env.step("turn left")
-        assert env.reset(task_id) == fresh
-
-
-@pytest.mark.parametrize("task_id", [-1, 8800, True, "3", None, 2.0])
-def test_reset_refuses_a_wrong_id(env, task_id):
-    with pytest.raises(ValueError, match=r"^babyai: no task .*; tasks are 0..8799$"):
-        env.reset(task_id)
-
-
-def test_step_before_reset_is_refused():
-    with pytest.raises(ValueError, match="call reset first"):
-        babyai.Env().step("turn left")
+    assert len(train) > 40 and len(test) > 8
 
 
 def test_missing_engine_is_told_in_one_sentence(monkeypatch):

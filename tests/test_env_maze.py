@@ -1,11 +1,6 @@
 """pytest tests/test_env_maze.py: the recorded game, the double T by hand, chances against dice."""
 
-import os
 import random
-import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,12 +38,6 @@ def test_look_tells_the_walls_of_the_double_t(task_id, seen):
     assert maze.Env().reset(task_id).endswith(". " + seen)
 
 
-def test_look_where_no_wall_is_near():
-    env = started(0)
-    env.grid, env.cell = ["...", "...", "..."], (1, 1)
-    assert env.look().endswith("There are no walls near you.")
-
-
 def test_double_t_has_the_recorded_size_and_a_game_for_every_open_square():
     grid, _, goal, to_goal = maze.world(0)
     assert (len(grid), {len(line) for line in grid}, goal) == (10, {13}, (8, 6))
@@ -56,23 +45,7 @@ def test_double_t_has_the_recorded_size_and_a_game_for_every_open_square():
                     if grid[row][column] == "."]
     assert sorted(maze.STARTS) == open_squares and len(open_squares) == 26
     assert set(to_goal) == set(open_squares)
-
-
-@pytest.mark.parametrize("task_id, moves", [
-    (18, 1),
-    (0, 2 + 4 + 3 + 3),     # (1, 1) right to column 3, down to row 5, right to column 6, down to 8
-    (9, 2 + 4 + 3 + 3),     # (1, 11), its mirror image
-    (5, 2 + 4 + 3 + 3),     # (1, 7), the inner end of the right bar
-])
-def test_expert_takes_the_shortest_way_through_the_double_t(task_id, moves):
-    env = started(task_id)
-    for turn in range(1, moves + 1):
-        _, reward, done, _ = env.step(env.expert()[1])
-        assert (reward, done) == ((1, True) if turn == moves else (0, False))
-
-
-def test_reset_refuses_the_game_that_starts_on_the_goal():
-    assert maze.STARTS[25] == (8, 6) and 25 not in maze.TRAIN + maze.TEST
+    assert maze.STARTS[25] == goal and 25 not in maze.TRAIN + maze.TEST
     with pytest.raises(ValueError, match="no task 25; tasks are 0..1025 without 25"):
         maze.Env().reset(25)
 
@@ -118,19 +91,14 @@ def test_train_and_test_share_no_start_in_the_double_t_and_no_other_map():
     assert sorted(task_id for task_id in maze.TRAIN + maze.TEST if task_id < 26) == [*range(25)]
 
 
-@pytest.mark.parametrize("action", ["", "move", "up", "move up move up", "look\x00", "请左" * 999])
-def test_step_answers_nonsense_with_the_same_observation(action):
+@pytest.mark.parametrize("action, valid", [
+    ("", False), ("move", False), ("up", False), ("move up move up", False), ("look\x00", False),
+    ("  Move LEFT\n", True)])      # into a wall
+def test_step_answers_what_leads_nowhere_with_the_same_observation(action, valid):
     env = maze.Env()
     before = env.reset(17)
-    assert env.step(action) == (before, 0, False, {"success": False, "valid": False, "score": 0})
+    assert env.step(action) == (before, 0, False, {"success": False, "valid": valid, "score": 0})
     assert env.turns == 1
-
-
-def test_step_into_a_wall_is_a_valid_move_that_leads_nowhere():
-    env = maze.Env()
-    before = env.reset(17)
-    observation, reward, done, info = env.step("  Move LEFT\n")
-    assert (observation, reward, done, info["valid"]) == (before, 0, False, True)
 
 
 def test_step_fails_after_fifty_moves():
@@ -140,8 +108,6 @@ def test_step_fails_after_fifty_moves():
         assert (reward, done) == (0, False) and "position 7, 6" in observation
     assert env.step("move down") == ("Failure", -1, True,
                                      {"success": False, "valid": True, "score": -1})
-    with pytest.raises(ValueError, match="the episode is over; reset first"):
-        env.step("move down")
 
 
 def test_step_succeeds_on_the_fiftieth_move():
@@ -164,20 +130,6 @@ def test_partial_view_tells_walls_and_moves_but_no_position():
         maze.Env(view="map")
 
 
-def test_expert_finds_the_goal_from_wherever_it_is_put():
-    rng, env = random.Random(0), maze.Env()
-    for task_id in CARVED[::50]:
-        env.reset(task_id)
-        wandering = (env.step(env.random_action(rng))[2] for _ in range(20))
-        if any(wandering):
-            continue
-        for left in range(env.to_goal[env.cell], 0, -1):
-            thought, action = env.expert()
-            assert f"{left} move" in thought
-            _, reward, done, _ = env.step(action)
-        assert (reward, done) == (1, True)
-
-
 def test_exact_success_of_random_in_one_two_and_three_moves():
     # From (7, 6) down is 1/4. Left and right are walls: stay (1/2), then down. Up (1/4) needs two.
     assert maze.exact_success(18, "random", horizon=1) == 1 / 4
@@ -186,7 +138,7 @@ def test_exact_success_of_random_in_one_two_and_three_moves():
     assert maze.exact_success(18, "random", horizon=3) == 1 / 4 + 1 / 8 + 1 / 16 + 1 / 4 * 1 / 4**2
 
 
-@pytest.mark.parametrize("task_id", [14, 18, CARVED[3], CARVED[-1]])
+@pytest.mark.parametrize("task_id", [14, CARVED[-1]])
 def test_exact_success_of_random_agrees_with_play(task_id):
     rng, env, n, horizon = random.Random(task_id), maze.Env(), 1500, 40
     wins = 0
@@ -199,58 +151,6 @@ def test_exact_success_of_random_agrees_with_play(task_id):
 
 
 def test_exact_success_of_the_expert_is_whether_the_way_fits():
+    # (1, 1) right 2 to column 3, down 4 to row 5, right 3 to column 6, down 3 to row 8
     assert [maze.exact_success(0, "expert", horizon) for horizon in (11, 12, 15)] == [0, 1, 1]
     assert all(maze.exact_success(task_id, "expert") == 1 for task_id in maze.TRAIN + maze.TEST)
-    with pytest.raises(ValueError, match="no policy 'best'"):
-        maze.exact_success(0, "best")
-
-
-def explore(env, task_id):
-    """The reward of a player without the map: depth first, and of new squares the one that lies
-    nearest to the goal as the crow flies."""
-    env.reset(task_id)
-    path, seen = [env.cell], {env.cell}
-    for _ in range(maze.HORIZON):
-        row, column = env.cell
-        new = {action: (row + down, column + right) for action, (down, right) in maze.MOVES.items()
-               if maze.SIDES[action] not in env.look() and (row + down, column + right) not in seen}
-        if new:
-            action = min(new, key=lambda action: sum(abs(here - there) for here, there
-                                                     in zip(new[action], env.goal)))
-            path.append(new[action])
-        else:
-            path.pop()
-            back = (path[-1][0] - row, path[-1][1] - column)
-            action = next(action for action, move in maze.MOVES.items() if move == back)
-        _, reward, done, _ = env.step(action)
-        seen.add(env.cell)
-        if done:
-            return reward
-    return 0
-
-
-def test_docstring_states_the_baselines_of_test():
-    def percent(success):
-        return f"{100 * statistics.mean(success):.1f}%"
-    chance = {task_id: maze.exact_success(task_id, "random") for task_id in maze.TEST}
-    text = " ".join(maze.__doc__.split())
-    assert "a random player " + percent(chance.values()) in text
-    for family in maze.FAMILIES:
-        assert f'"{family}" ' + percent(p for task_id, p in chance.items()
-                                        if maze.family(task_id) == family) in text
-    found = statistics.mean(explore(maze.Env(), task_id)
-                            for task_id in maze.TEST if task_id in CARVED)
-    assert f"succeeds in {100 * found:.0f}% of them" in text
-
-
-def test_text_does_not_depend_on_the_hash_seed():
-    program = """
-from envs import maze
-for task_id in (0, 24, 26, 500, 1025):
-    env = maze.Env()
-    print(maze.fingerprint(task_id), env.reset(task_id), env.expert())
-"""
-    told = {subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent,
-                           env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-                           capture_output=True, text=True).stdout for seed in "123"}
-    assert len(told) == 1 and "#" in told.pop()

@@ -13,7 +13,7 @@ import pytest
 
 from envs import sheet
 from envs.parts import tools
-from envs.parts.grid import COLUMNS, MOST_READS, ROWS, Grid, Refused, matching, place, share
+from envs.parts.grid import ROWS, Grid, Refused, matching, place, share
 from envs.sheet import Env
 
 TABLE = [["Item", "Price", "Stock"], ["ink", 2.5, 4], ["paper", 4, 10], ["glue", 1.25, "none"]]
@@ -28,41 +28,24 @@ def shows(formula, rows=TABLE):
 
 # ---- the grid ----
 
-@pytest.mark.parametrize("text, where", [
-    ("A1", (0, 0)), ("B3", (2, 1)), (" Z200 ", (199, 25)), ("$C$4", (3, 2))])
-def test_place_reads_a1(text, where):
-    assert place(text) == where
-
-
-@pytest.mark.parametrize("text", ["", "A", "1", "A0", "1A", "A-1", "a1", "A1:B2", "A201", "AA1",
-                                  "AAA9999999", "ZZZZ1", "A" * 9999, "A1\n", "Ä1"])
+@pytest.mark.parametrize("text", ["", "A", "1", "A0", "a1", "A1:B2", "A201", "AA1", "Ä1"])
 def test_place_refuses_what_is_no_cell(text):
-    if text == "A1\n":
-        assert place(text) == (0, 0)            # blanks around it are dropped
-    else:
-        with pytest.raises(Refused):
-            place(text)
+    with pytest.raises(Refused):
+        place(text)
 
 
 @pytest.mark.parametrize("formula, value", [
-    ("=1+2*3", "7"), ("=(1+2)*3", "9"), ("=10/4-1", "1.5"), ("=2-3-4", "-5"), ("=-B2*2", "-5"),
-    ("=12/3/2", "2"), ("=--3", "3"), ("=.5+1", "#ERROR!"), ("=0.5+1.", "1.5"),
-    ("=B2+B3", "6.5"), ("=b2", "2.5"), ("=$B$3/B2", "1.6"), ("=D9+1", "1"),
-    ("=SUM(B2:B4)", "7.75"), ("=SUM(B4:B2)", "7.75"), ("=SUM(B2:C3)", "20.5"),
-    ("=SUM(B2,C2,10)", "16.5"), ("=sum(B2:B4)*2+1", "16.5"), ("=AVERAGE(B2:B3)", "3.25"),
-    ("=COUNT(A1:C4)", "5"), ("=MAX(B2:B4)", "4"), ("=MIN(B2:B4)", "1.25"),
-    ("=MINUS(B3,B2)", "1.5"),
-    ("=PRODUCT(B2:C2)", "10"), ("=SUM(A1:A4)", "0"), ("=SUM(B2*2,SUM(B3:B4))", "10.25"),
-    ("=AVERAGE(A1:A4)", "#DIV/0!"), ("=1/0", "#DIV/0!"), ("=B2/D2", "#DIV/0!"),
-    ("=A2+1", "#VALUE!"), ("=C4*2", "#VALUE!"), ("=B2:B3+1", "#VALUE!"),
-    ("=MINUS(B2:B4)", "#N/A"),
-    ("=", "#ERROR!"), ("=1+", "#ERROR!"), ("=(1", "#ERROR!"), ("=1)", "#ERROR!"),
-    ("=SUM(B2:B3", "#ERROR!"), ("=SUM()", "#ERROR!"), ("=SUM", "#ERROR!"), ("=1 2", "#ERROR!"),
-    ("=FOO(1)", "#ERROR!"), ("=B2 B3", "#ERROR!"), ("=ZZ1", "#REF!"),
-    ("=SUM(A1:A999)", "#REF!"),
-    ("=A1048577", "#REF!"), ("=9999999*9999999*9999999", "#NUM!"), ("=SUM(B2,,B3)", "#ERROR!"),
-    ("=0.1+0.2", "0.3"), ("=0-0", "0"), ("1+1", "1+1"), ("=PRODUCT(A1:A4)", "0"),
-    ("=0.00000000001*2", "0"),
+    ("=1+2*3", "7"), ("=(1+2)*3", "9"), ("=2-3-4", "-5"), ("=-B2*2", "-5"), ("=12/3/2", "2"),
+    ("=--3", "3"), ("=.5+1", "#ERROR!"), ("=0.1+0.2", "0.3"), ("1+1", "1+1"), ("=0-0", "0"),
+    ("=b2", "2.5"), ("=$B$3/B2", "1.6"), ("=D9+1", "1"), ("=SUM(B4:B2)", "7.75"),
+    ("=SUM(B2:C3)", "20.5"), ("=SUM(B2,C2,10)", "16.5"), ("=sum(B2:B4)*2+1", "16.5"),
+    ("=AVERAGE(B2:B3)", "3.25"), ("=COUNT(A1:C4)", "5"), ("=MAX(B2:B4)", "4"),
+    ("=MIN(B2:B4)", "1.25"), ("=MINUS(B3,B2)", "1.5"), ("=PRODUCT(B2:C2)", "10"),
+    ("=SUM(A1:A4)", "0"), ("=SUM(B2*2,SUM(B3:B4))", "10.25"), ("=PRODUCT(A1:A4)", "0"),
+    ("=AVERAGE(A1:A4)", "#DIV/0!"), ("=B2/D2", "#DIV/0!"), ("=A2+1", "#VALUE!"),
+    ("=B2:B3+1", "#VALUE!"), ("=MINUS(B2:B4)", "#N/A"), ("=1+", "#ERROR!"), ("=1)", "#ERROR!"),
+    ("=SUM(B2:B3", "#ERROR!"), ("=SUM()", "#ERROR!"), ("=SUM(B2,,B3)", "#ERROR!"),
+    ("=B2 B3", "#ERROR!"), ("=FOO(1)", "#ERROR!"), ("=ZZ1", "#REF!"), ("=SUM(A1:A999)", "#REF!"),
 ])
 def test_formulas_against_arithmetic(formula, value):
     assert shows(formula) == value
@@ -108,27 +91,6 @@ def test_formulas_that_refer_to_themselves_show_ref():
     assert grid.values() == [["#REF!", "#REF!", "#REF!", "#REF!", "3", "6"]]
 
 
-def test_formulas_that_read_too_much_are_refused():
-    """600 sums of a full grid would read 3 million cells."""
-    grid = Grid([[1.0] * COLUMNS for _ in range(ROWS - 1)])
-    grid.put(ROWS - 1, 0, [["=SUM(A1:Z199)"]])
-    assert grid.values()[-1][0] == str(26 * 199)
-    grid.put(ROWS - 1, 0, [["=SUM(A1:Z199)"] * COLUMNS])
-    began = time.monotonic()
-    with pytest.raises(Refused, match=f"more than {MOST_READS} cells"):
-        grid.values()
-    assert time.monotonic() - began < 5
-
-
-def test_long_chains_of_formulas_end():
-    """A chain is followed 60 deep; told from its end, each is worked out once."""
-    grid = Grid([[f"=A{n + 2}"] for n in range(150)] + [[7]])
-    values = [row[0] for row in grid.values()]
-    assert set(values) <= {"7", "#ERROR!"} and values[-1] == "7"
-    assert [row[0] for row in Grid([[7]] + [[f"=A{n}+1"] for n in range(1, 150)]).values()] \
-        == [str(7 + n) for n in range(150)]
-
-
 def test_formulas_follow_rows_and_columns():
     """The sums of each row and of a column, while rows and columns come, go and are sorted."""
     grid = Grid([["n", 1, 10, "=SUM(B1:C1)"], ["m", 2, 20, "=B2+C2"], ["k", 3, 30, "=B3+C3"],
@@ -161,18 +123,6 @@ def test_sort_puts_numbers_before_texts_and_empty_cells_last():
     assert grid.notes == {(2, 0): "of a"}
     grid.sort(1, True)
     assert [row[0] for row in grid.values()] == ["h", "c", "f", "a", "e", "d", "b"]
-    grid.frozen = 0
-    grid.sort(1, False)                         # the header, "N", is a text like "x"
-    assert [row[0] for row in grid.values()] == ["d", "a", "e", "f", "h", "c", "b"]
-
-
-def test_the_grid_has_its_bounds():
-    grid = Grid(TABLE)
-    for change in (lambda: grid.put(ROWS, 0, [[1]]), lambda: grid.put(0, COLUMNS, [[1]]),
-                   lambda: grid.insert(0, [[1]] * ROWS, 1), lambda: grid.insert(1, [[1]] * 24, 0),
-                   lambda: grid.put(0, 0, [["x" * 201]]), lambda: grid.put(0, 0, [[[1]]])):
-        with pytest.raises(Refused, match="APIError"):
-            change()
 
 
 @pytest.mark.parametrize("query, found", [
@@ -223,7 +173,6 @@ def test_a_sheet_must_be_open(env):
     env.opened = False
     closed = "Please open a sheet before operating it"
     assert ask(env, "get_all_values") == ask(env, "update_cell", position="A1", value=1) == closed
-    assert ask(env, "get_note", position="A1") == ask(env, "finish") == closed
     assert ask(env, "open_sheet", name="Sheet2") == "WorksheetNotFound('Sheet2')"
     assert ask(env, "open_sheet", name="Sheet1") == "<Worksheet 'Sheet1' id:0>"
     assert ask(env, "get_all_values")[1] == ["ink", "2.5", "4"]
@@ -248,10 +197,6 @@ def test_reading_tools(env):
     assert ask(env, "update_note", position="B2", content="Check.") == \
         "Updated! the B2's note is Check."
     assert ask(env, "get_note", position="B2") == "Check."
-    ask(env, "update_note", position="B2", content="0")
-    assert ask(env, "get_note", position="B2") == "0"
-    assert ask(env, "get_value_by_formula", position_list=["B2", "B3", "B4"],
-               operator="COUNT") == "3"
 
 
 def test_changing_tools(env):
@@ -277,51 +222,30 @@ def test_changing_tools(env):
     assert [row[1] for row in ask(env, "sort_sheet_by_col", col_num=3, order="des")] == [
         "Item", "pen", "ink", "glue", "nib"]
     assert ask(env, "merge_cells", start_position="A1", end_position="B1")[0][:2] == ["Code"] * 2
-    ask(env, "freeze_data", dimension="columns", num=3)
-    assert env.grid.frozen == 1                 # the rows, as before
-
-
-NO_A1 = "you should use A1 notation"
 
 
 @pytest.mark.parametrize("tool, arguments, refusal", [
-    ("update_cell", dict(position="9", value=1), "IncorrectCellLabel('9')"),
+    ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
     ("update_cell", dict(position="ZZ9", value=1), "exceeds grid limits"),
     ("update_cell", dict(position="A1"), "ERROR | KeyError('value')"),
     ("update_cell", dict(position="A1", value={"a": 1}), "a cell holds a text or a number"),
+    ("update_cell", dict(position="A1", value="x" * 201), "more than 200 characters"),
     ("update_range", dict(start_position="A1", end_position="C4", values_list=[[1]]),
      "'Warning: You cannot update whole sheet at once, please try other functions'"),
     ("update_range", dict(start_position="A1", end_position="A2", values_list=[[1, 2]]),
      "tried writing beyond it"),
-    ("update_range", dict(start_position="A1", end_position="A2", values_list=[1, 2]), "2D list"),
-    ("insert_rows", dict(values_list="x", row_idx=1), "2D list"),
-    ("insert_rows", dict(values_list=[[1]], row_idx=0), "exceeds grid limits"),
-    ("insert_cols", dict(values_list=[[1]] * 25, col_idx=1), "exceeds grid limits"),
-    ("insert_cols", dict(values_list=[[1]], col_idx="one"), "invalid literal for int()"),
+    ("insert_rows", dict(values_list=[[1]] * ROWS, row_idx=1), "exceeds grid limits"),
     ("delete_batch_data", dict(dimension="row", index_list=[1, 2, 3]), "cannot delete whole sheet"),
-    ("delete_batch_data", dict(dimension="col", index_list=[1, 2, 3]), "cannot delete whole sheet"),
     ("delete_batch_data", dict(dimension="rows", index_list=[1]),
      "'Wrong dimension, please choose from row/col'"),
-    ("delete_batch_data", dict(dimension="row", index_list=[0]), "exceeds grid limits"),
-    ("delete_batch_data", dict(dimension="row", index_list=3), "TypeError(index_list"),
     ("sort_sheet_by_col", dict(col_num=2, order="up"), "Either 'asc' or 'des' should be specified"),
-    ("sort_sheet_by_col", dict(col_num=0, order="asc"), "exceeds grid limits"),
-    ("freeze_data", dict(dimension="row", num=1), "should be one of the rows/columns"),
     ("freeze_data", dict(dimension="rows", num=ROWS), "can't freeze all visible rows"),
     ("freeze_data", dict(dimension="rows", num=0.5), "invalid literal for int()"),
-    ("merge_cells", dict(start_position="B2", end_position="A1"), "end lies before the start"),
     ("merge_cells", dict(start_position="A2", end_position="B1"), "end lies before the start"),
     ("update_note", dict(position="A1", content="x" * 201), "more than 200 characters"),
-    ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
-    ("update_range", dict(start_position="A1", end_position="B1", values_list=[[1], [2]]),
-     "tried writing beyond it"),
     ("get_value_by_formula", dict(position_list=["B2"], operator="MEDIAN"), '"MINUS", "PRODUCT"]'),
-    ("get_value_by_formula", dict(position_list=["B2;1"], operator="SUM"), NO_A1),
-    ("get_value_by_formula", dict(start_position="A1", end_position="AA9", operator="SUM"), NO_A1),
-    ("get_value_by_formula", dict(start_position="A1", operator="SUM"), "KeyError('end_position')"),
-    ("update_cell_by_formula", dict(position_list=["B2"], operator="SUM"),
-     "KeyError('result_position')"),
-    ("get_A1_annotation", dict(row=1, col=99), "exceeds grid limits"),
+    ("get_value_by_formula", dict(position_list=["B2;1"], operator="SUM"),
+     "you should use A1 notation"),
 ])
 def test_refusals_change_nothing(env, tool, arguments, refusal):
     assert refusal in ask(env, tool, **arguments)
@@ -339,17 +263,6 @@ def test_a_change_that_would_read_too_much_is_taken_back(env):
 
 # ---- tasks, reward, expert ----
 
-def steps_of(env, task_id):
-    """The reward of the expert's last step."""
-    env.reset(task_id)
-    for _ in range(sheet.HORIZON):
-        _, reward, done, info = env.step(env.expert()[1])
-        assert info["valid"]
-        if done:
-            break
-    return reward
-
-
 @pytest.mark.parametrize("kind", sheet.FAMILIES)
 def test_steps_lead_to_the_wanted_sheet(kind):
     """The steps alone, without any repair: their plan ends with finish."""
@@ -361,24 +274,20 @@ def test_steps_lead_to_the_wanted_sheet(kind):
         assert len(env.plan) <= sheet.HORIZON
 
 
-def test_the_reward_is_the_share_and_the_gain_is_told():
+@pytest.mark.parametrize("spoil", [False, True])
+def test_the_reward_is_the_share_and_no_gain_is_told(spoil):
+    """A sheet made worse has no gain either, and none lost."""
     env = Env()
     for task_id in range(11):
-        assert steps_of(env, task_id) == 1.0
         env.reset(task_id)
         env.step(env.expert()[1])
+        if spoil:
+            env.step(tools.written("merge_cells", {"start_position": "A1", "end_position": "E9"}))
+        left = share(env.grid.values(), env.task.answer)
         untouched = share(Grid(env.task.rows).values(), env.task.answer)
         _, reward, done, info = env.step("finish with Action Input: {}")
-        assert (reward, done) == (untouched, True) and 0 < untouched < 1
-        assert info == {"success": False, "valid": True, "score": untouched, "gain": 0.0}
-
-
-def test_a_sheet_made_worse_has_no_gain_and_none_lost():
-    env = Env()
-    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "append"))
-    env.step(env.expert()[1])
-    env.step(tools.written("merge_cells", {"start_position": "A1", "end_position": "E9"}))
-    assert env.step("finish with Action Input: {}")[3]["gain"] == 0.0
+        assert (reward, done) == (left, True) and 0 <= left <= untouched < 1
+        assert info == {"success": False, "valid": True, "score": left, "gain": 0.0}
 
 
 def test_notes_are_there_to_be_read():
@@ -390,17 +299,6 @@ def test_notes_are_there_to_be_read():
     for where, text in env.task.notes.items():
         cell = f"A{where[0] + 1}"
         assert where[1] == 0 and ask(env, "get_note", position=cell) == text
-
-
-def test_a_sheet_cut_to_its_header_is_not_paid():
-    """AgentBoard's share is over the cells that both sheets have: it would be 1."""
-    env = Env()
-    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "sort"))
-    env.step(env.expert()[1])
-    env.step(tools.written("delete_batch_data", {
-        "dimension": "row", "index_list": [*range(3, len(env.task.rows) + 1)]}))
-    assert len(env.grid.values()) == 2
-    assert env.step("finish with Action Input: {}")[1] < 0.5
 
 
 @pytest.mark.parametrize("kind", sheet.FAMILIES)
@@ -421,13 +319,10 @@ def test_expert_succeeds_after_any_detour(kind):
 
 
 def worked_out(what, figures):
-    """The sum, average, ... of numbers, in a plain loop."""
-    total, most, least = 0, figures[0], figures[0]
-    for x in figures:
-        total, most, least = total + x, x if x > most else most, x if x < least else least
+    total = sum(figures)
     return {"sum": total, "total": total, "average": total / len(figures),
-            "mean": total / len(figures), "maximum": most, "highest value": most,
-            "minimum": least, "lowest value": least}[what]
+            "mean": total / len(figures), "maximum": max(figures), "highest value": max(figures),
+            "minimum": min(figures), "lowest value": min(figures)}[what]
 
 
 def words_of(t):
@@ -499,23 +394,22 @@ def meant_in_rows(family, t, rows, at, kind, told):
 
 @pytest.mark.parametrize("kind", sheet.FAMILIES)
 def test_wanted_sheet_is_the_one_that_the_words_mean(kind):
-    for task_id in [i for i in [*sheet.TEST, *sheet.TRAIN] if sheet.family(i) == kind][:60]:
+    for task_id in [i for i in [*sheet.TEST, *sheet.TRAIN] if sheet.family(i) == kind][:40]:
         t = sheet.task(task_id)
         assert share(Grid(meant(kind, t)).values(), t.answer) == 1, (task_id, t.goal)
         assert share(Grid(t.rows).values(), t.answer) < 1, (task_id, t.goal)
 
 
-@pytest.mark.parametrize("tool, arguments, dimension", [
-    ("insert_cols", {"values_list": [["x", 1], ["y"]], "col_idx": 3}, "col"),
-    ("insert_rows", {"values_list": [["x", 1], ["y"]], "row_idx": 3}, "row")])
 @pytest.mark.parametrize("kind", sheet.FAMILIES)
-def test_expert_deletes_what_was_inserted_by_mistake(kind, tool, arguments, dimension):
+@pytest.mark.parametrize("dimension", ["col", "row"])
+def test_expert_deletes_what_was_inserted_by_mistake(kind, dimension):
     """It does not cut off the last ones and write anew what nobody has looked at."""
     env = Env()
     env.reset(next(i for i in sheet.TEST if sheet.family(i) == kind))
     env.step(env.expert()[1])
     while not (expected := env.expert()[1]).startswith("finish"):
-        env.step(tools.written(tool, arguments))
+        env.step(tools.written(f"insert_{dimension}s", {
+            "values_list": [["x", 1], ["y"]], f"{dimension}_idx": 3}))
         action = env.expert()[1]
         assert action == tools.written("delete_batch_data", {
             "dimension": dimension, "index_list": [3, 4]}), env.task.goal
@@ -527,15 +421,6 @@ def test_expert_deletes_what_was_inserted_by_mistake(kind, tool, arguments, dime
 def test_test_is_about_other_tables_than_train():
     train, test = ({sheet.task(i).about for i in ids} for ids in (sheet.TRAIN[:200], sheet.TEST))
     assert len(train) == 6 and len(test) == 2 and not train & test
-
-
-def test_goals_vary_and_are_sentences():
-    goals = [sheet.task(i).goal for i in sheet.TRAIN[:400]]
-    assert len(set(goals)) > 395
-    assert 5 < len([x for x in goals if re.search("[Ll]ower .* by", x)]) < 20
-    for goal in goals:
-        assert goal[0] in '"' or goal[0].isupper()
-        assert goal[-1] in ".?" and "  " not in goal and "{" not in goal
 
 
 # ---- your own tables ----
@@ -551,71 +436,48 @@ LINE = json.dumps({"goal": 'In "Stock", sort by Price.', "sheet": "Stock.csv", "
 STOCK, NEW = 'Item,Price\n"ink, red",4\nglue,1\n', 'Item,Price\nglue,1\n"ink, red",4\n'
 
 
-def test_your_own_tables_are_played(tmp_path):
-    """In a process of its own, as they replace the tasks made here; the expert puts them right."""
-    folder_of(tmp_path, [LINE] * 12, Stock=STOCK, new=NEW)
-    program = """
-from envs import sheet
-env = sheet.Env()
-print(env.reset(sheet.TEST[0]))
-done = False
-while not done:
-    observation, reward, done, info = env.step(env.expert()[1])
-print(observation, reward, len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), sheet.FAMILIES)
-"""
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                            cwd=Path(__file__).parent.parent, env={
-                                "NANO_SHEET_DATA": str(tmp_path), "PATH": ""})
-    assert answer.returncode == 0, answer.stderr
-    assert 'goal: In "Stock", sort by Price.\n' in answer.stdout
-    assert "[['Item', 'Price'], ['glue', '1'], ['ink, red', '4']]" in answer.stdout
-    assert answer.stdout.endswith(" 1.0 11 1 own ('own',)\n")
-
-
 def test_use_replaces_the_tasks_here_and_in_processes_to_come(tmp_path):
-    """Of two tasks one is TEST. What is wanted may be written as a formula."""
-    folder_of(tmp_path, [LINE] * 2, Stock="Item,Price\nink,4\nglue,=B2/8\nall,1\n,,x\n",
-              new="Item,Price\nglue,0.5\nink,4\nall,=SUM(B2:B3)\n")
-    program = f"""
+    """The expert puts your own tables right, in a process that says `use` and in one that inherits
+    its variable. Of two tasks one is TEST. What is wanted may be written as a formula."""
+    folder_of(tmp_path, [LINE] * 2, Stock='Item,Price\n"ink, red",4\nglue,=B2/8\nall,1\n,,x\n',
+              new='Item,Price\nglue,0.5\n"ink, red",4\nall,=SUM(B2:B3)\n')
+    program = """
 import os
 from envs import sheet
-sheet.use({str(tmp_path)!r})
-print(len(sheet.TRAIN), len(sheet.TEST), os.environ["NANO_SHEET_DATA"])
+print(len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), os.environ["NANO_SHEET_DATA"])
 env = sheet.Env()
-env.reset(1)
+print(env.reset(sheet.TEST[0]))
 for turn in range(6):
     observation, reward, done, info = env.step(env.expert()[1])
     if done:
         break
 print(observation, reward)
 """
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                            cwd=Path(__file__).parent.parent, env={"PATH": ""})
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith(f"1 1 {tmp_path}\n") and answer.stdout.endswith(" 1.0\n")
-    assert "['all', '4.5']]" in answer.stdout
+    use = f"from envs import sheet; sheet.use({str(tmp_path)!r})"
+    for first, variables in ((use, {}), ("", {"NANO_SHEET_DATA": str(tmp_path)})):
+        answer = subprocess.run([sys.executable, "-c", first + program], capture_output=True,
+                                text=True, cwd=Path(__file__).parent.parent,
+                                env={"PATH": "", **variables})
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.startswith(f"1 1 own {tmp_path}\n")
+        assert 'goal: In "Stock", sort by Price.\n' in answer.stdout
+        assert "['ink, red', '4'], ['all', '4.5']]" in answer.stdout
+        assert answer.stdout.endswith(" 1.0\n")
 
 
 @pytest.mark.parametrize("lines, files, told", [
-    (["{"], {}, r"tasks.jsonl, line 1: .*a JSON object is expected"),
     ([LINE, "[]"], dict(Stock=STOCK, new=NEW), r"tasks.jsonl, line 2: goal is missing"),
     (['{"goal": "x", "sheet": 3}'], {}, r"line 1: sheet is missing or no text"),
     ([LINE], dict(Stock=STOCK), r"new.csv: .*a csv file in UTF-8 is expected"),
-    ([LINE], dict(Stock="", new=NEW), r"Stock.csv has 0 rows and 0 columns"),
     ([LINE], dict(Stock="a\n" * 201, new=NEW), r"Stock.csv has 201 rows and 1 columns; 1 to 200"),
     ([LINE], dict(Stock="a,b\n1," + "x" * 201, new=NEW), r"row 2 has a text of 201 characters"),
     ([LINE.replace('\\"Stock\\"', "it")], dict(Stock=STOCK, new=NEW), "does not name the sheet"),
     ([LINE], dict(Stock=STOCK, new=NEW), "has 1 tasks; 2 are needed"),
-    ([LINE], dict(Stock="," * 26, new=NEW), "has 1 rows and 27 columns; 1 to 200"),
-    ([LINE], dict(Stock=STOCK, new="Item,Price\n,\n"), "line 1: new.csv shows 1 rows; 2 or more"),
     ([LINE], dict(Stock=STOCK, new=("1," * 25 + "1\n") * 180 + "=SUM(A1:Z180)," * 12),
      "line 1: .*would read more than 50000 cells; use fewer formulas"),
 ])
 def test_read_tasks_names_file_line_and_field(tmp_path, lines, files, told):
     with pytest.raises(ValueError, match=told):
         sheet.read_tasks(folder_of(tmp_path, lines, **files))
-
-
-def test_read_tasks_names_a_folder_that_is_none(tmp_path):
     with pytest.raises(ValueError, match="tasks.jsonl: .*a line of JSON for each task"):
-        sheet.read_tasks(tmp_path)
+        sheet.read_tasks(tmp_path / "elsewhere")

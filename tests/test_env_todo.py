@@ -88,38 +88,26 @@ def test_changes_are_told_and_seen(env):
 @pytest.mark.parametrize("tool, arguments, refusal", [
     ("get_tasks", {"project_id": "1"}, "Project not found"),
     ("update_project", {"project_id": "1", "is_favorite": "True"}, "Project not found"),
-    ("get_task_description", {"task_id": "1"}, "Task not found"),
-    ("get_task_duration", {"task_id": "1"}, "Task not found"),
     ("update_task", {"task_id": "1", "due_date": "2030-01-01"}, "Task not found"),
     ("complete_task", {"task_id": "1"}, "Task 1 is not exists."),
     ("delete_task", {"task_id": "1"}, "Task 1 is not exists."),
     ("get_tasks", {}, "ERROR | KeyError('project_id')"),
-    ("add_task", {"content": "x"}, "ERROR | Invalid action: add_task."),
+    ("update_task", {"task_id": 0, "due_date": "tomorrow"}, "Invalid argument value: due_date"),
+    ("update_task", {"task_id": 0, "due_date": "2030-02-30"}, "Invalid argument value: due_date"),
+    ("update_project", {"project_id": 0, "is_favorite": "maybe"},
+     "Invalid argument value: is_favorite"),
 ])
 def test_refusals_change_nothing(env, tool, arguments, refusal):
+    first = {"task_id": [*env.tasks][0], "project_id": [*env.projects][0]}      # what 0 stands for
     before = copy.deepcopy((env.projects, env.tasks))
-    assert ask(env, tool, **arguments) == refusal
-    assert (env.projects, env.tasks) == before
-
-
-@pytest.mark.parametrize("tool, key, value", [
-    ("update_task", "due_date", "tomorrow"), ("update_task", "due_date", "2030-02-30"),
-    ("update_task", "due_date", "x" * 5000), ("update_project", "is_favorite", "maybe"),
-    ("update_project", "is_favorite", [1])])
-def test_values_that_are_none_are_refused(env, tool, key, value):
-    before = copy.deepcopy((env.projects, env.tasks))
-    kind = {"update_task": ("task_id", env.tasks), "update_project": ("project_id", env.projects)}
-    name, things = kind[tool]
-    assert ask(env, tool, **{name: [*things][0], key: value}) == f"Invalid argument value: {key}"
+    given = {key: first[key] if value == 0 else value for key, value in arguments.items()}
+    assert ask(env, tool, **given) == refusal
     assert (env.projects, env.tasks) == before
 
 
 # ---- success ----
 
-CHANGING = "complete", "postpone", "delete", "favourite", "several"
-
-
-@pytest.mark.parametrize("kind", CHANGING)
+@pytest.mark.parametrize("kind", ["complete", "postpone", "delete", "favourite", "several"])
 def test_judge_wants_the_answer_and_the_state(kind):
     env = Env()
     for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
@@ -132,25 +120,14 @@ def test_judge_wants_the_answer_and_the_state(kind):
         assert env.step('finish with Action Input: {"answer": "no"}')[1:3] == (0.0, True)
 
 
-@pytest.mark.parametrize("tool", ["complete_task", "delete_task"])
-def test_judge_sees_what_nobody_asked_for(tool):
-    """A question answered right, after a task was completed or deleted, is not solved."""
+def test_judge_sees_what_nobody_asked_for():
+    """A question answered right, after a task was deleted, is not solved."""
     env = Env()
     env.reset(task_of("detail"))
     victim = next(x for x in env.tasks if x != env.task.task["id"])
-    env.step(tools.written(tool, {"task_id": victim}))
+    env.step(tools.written("delete_task", {"task_id": victim}))
     reward, actions = play(env)
     assert reward == 0.0 and actions[-1].startswith("finish")
-
-
-def test_deleting_is_as_good_as_completing():
-    """As there: both take the task off the list, which is all that is compared."""
-    env = Env()
-    task_id = task_of("complete")
-    env.reset(task_id)
-    while not (action := env.expert()[1]).startswith("finish"):
-        env.step(action.replace("complete_task", "delete_task"))
-    assert env.step(action)[1] == 1.0
 
 
 @pytest.mark.parametrize("kind", todo.FAMILIES)
@@ -180,19 +157,6 @@ def test_expert_makes_a_change_again_that_was_undone():
     env.step(tools.written("update_task", {"task_id": env.task.task["id"],
                                             "due_date": "2001-01-01"}))
     assert env.expert()[1].startswith("update_task") and play(env)[0] == 1.0
-
-
-def test_the_expert_changes_only_what_is_asked():
-    """Without a detour its changes are those of the answer function: none is put right."""
-    env = Env()
-    for task_id in [*todo.TRAIN, *todo.TEST][::69]:
-        env.reset(task_id)
-        done = False
-        while not done:
-            thought, action = env.expert()
-            assert "mistake" not in thought and "must be as it was" not in thought
-            *_, done, info = env.step(action)
-        assert info["success"], (task_id, env.task.goal)
 
 
 @pytest.mark.parametrize("kind", ["detail", "complete", "postpone", "delete"])
@@ -286,7 +250,7 @@ def meant(kind, t):
 
 @pytest.mark.parametrize("kind", todo.FAMILIES)
 def test_answer_and_account_are_those_that_the_words_mean(kind):
-    for task_id in [i for i in [*todo.TEST, *todo.TRAIN] if todo.family(i) == kind][:60]:
+    for task_id in [i for i in [*todo.TEST, *todo.TRAIN] if todo.family(i) == kind][:40]:
         t = todo.task(task_id)
         answer, after = meant(kind, t)
         assert (answer, after) == (t.answer, t.wanted), (task_id, t.goal)
@@ -306,12 +270,6 @@ def test_belongs_cannot_be_answered_by_its_words():
     assert 0.35 < sum(right) / len(right) < 0.65
 
 
-def test_new_dates_lie_ahead():
-    for task_id in [i for i in todo.TRAIN if todo.family(i) == "postpone"][:100]:
-        t = todo.task(task_id)
-        assert t.wanted[1][t.task["id"]]["due_date"] > str(t.today)
-
-
 def test_test_has_projects_that_train_has_not():
     train, test = ({name for i in ids for name in (
         x["name"] for x in todo.task(i).projects.values())}
@@ -319,16 +277,13 @@ def test_test_has_projects_that_train_has_not():
     assert len(train) == 15 and len(test) == 6 and not train & test
 
 
-def test_contents_are_unique_in_an_account():
-    for task_id in [*todo.TRAIN][:300]:
-        contents = [x["content"] for x in todo.task(task_id).tasks.values()]
-        assert len(contents) == len(set(contents)) >= 15
-
-
 def test_answers_vary():
     """Among them no empty list, which could be guessed, and projects of both kinds."""
     tasks = [todo.task(i) for i in todo.TRAIN[:400]]
     stars = [x["is_favorite"] for t in tasks for x in t.projects.values()]
+    for t in tasks:
+        contents = [x["content"] for x in t.tasks.values()]
+        assert len(contents) == len(set(contents)) >= 15
     assert 0.2 < stars.count(True) / len(stars) < 0.4 and [] not in [t.answer for t in tasks]
     assert len({t.goal for t in tasks}) > 390
     answers = [str(t.answer) for t in tasks if t.answer != "done"]

@@ -9,12 +9,10 @@ import importlib
 import json
 import random
 import re
-import threading
 import time
 
 import pytest
 
-from env_server import Service, respond
 from envs.parts import tools
 from envs.parts.tool_rules import RULES
 from envs.parts.tools import Refused, parse, read_arguments, same
@@ -56,8 +54,6 @@ class Toy(tools.Env):
     def anything(self, thing: object):
         return [thing]
 
-
-class Drawing(Toy):
     def draw(self, key, rng):
         return rng.randint(0, 9)
 
@@ -84,18 +80,15 @@ def all_envs():
 
 @pytest.mark.parametrize("reply, call", [
     ("add with Action Input: {}", ("add", "{}")),
-    ("Action: add with Action Input: {}", ("add", "{}")),
     ('Thought: I add.\n\nAction: add with Action Input: {"a": 1}', ("add", '{"a": 1}')),
     ("I add. Action: add with Action Input: {}", ("add", "{}")),
     ("Thought: I deal with it.\n\nAction: add with Action Input: {}\n", ("add", "{}")),
     ("Action:\nadd with Action Input: {}", ("add", "{}")),
-    ("add   with  Action Input:   {}  ", ("add", "{}")),
     ("add with\nAction Input: {}", ("add", "{}")),
     ("add with Action Input:", ("add", "")),
-    ("add with Action Input: not JSON", ("add", "not JSON")),
     (" with Action Input: {}", ("", "{}")),
     ("Actions speak with Action Input: {}", ("Actions speak", "{}")),
-    ("", None), ("add", None), ("add {}", None), ("add Action Input: {}", None),
+    ("", None), ("add {}", None), ("add Action Input: {}", None),
     ("add with action input: {}", None), ("Action: add\nAction Input: {}", None),
     ("add with Action Input: {\n}", None),
     ("add with Action Input: {}\nObservation: 3", None),            # made up by the agent
@@ -103,12 +96,8 @@ def all_envs():
 ])
 def test_parse_reads_the_last_line(reply, call):
     assert parse(reply) == call
-
-
-def test_format_error_has_the_originals_words():
-    env = started()
-    for reply in ("add 2 and 3", "", "add with Action Input: {}\nadd with Action Input: {}"):
-        assert said(env, reply) == (FORMAT, 0.0, False, False)
+    if call is None:
+        assert said(started(), reply) == (FORMAT, 0.0, False, False)
 
 
 # ---- arguments ----
@@ -126,26 +115,20 @@ def test_read_arguments_takes_json_and_pythons_literals(text, value):
 
 HOSTILE = {
     "code": "{'a': __import__('os').system('touch EXECUTED')}",
-    "call": "open('EXECUTED', 'w')",
     "lambda": "(lambda: open('EXECUTED', 'w'))()",
     "comprehension": "{'a': [x for x in ().__class__.__bases__[0].__subclasses__()]}",
     "format string": "{'a': f'{open(chr(69))}'}",
-    "attribute": "{'a': ''.__class__.__mro__}",
-    "walrus": "{'a': (x := 10**10**10)}",
-    "power": "{'a': 9**9**9}",
-    "repeated text": "{'a': 'x' * 10**10}",
-    "no dict": "[1, 2]", "number": "3", "nothing": "", "half": '{"a": ', "set": "{1, 2}",
+    "power": "{'a': 9**9**9}", "repeated text": "{'a': 'x' * 10**10}",
+    "no dict": "[1, 2]", "nothing": "", "half": '{"a": ', "set": "{1, 2}",
     "bytes": "{'a': b'x'}", "complex": "{'a': 1+2j}", "key": "{1: 2}", "NaN": '{"a": NaN}',
     "infinite": '{"a": -Infinity}', "overflow": '{"a": 1e999}', "name": "{'a': nan}",
     "large": '{"a": 1' + "0" * 16 + "}", "huge": '{"a": ' + "9" * 9000 + "}",
     "long": '{"a": "' + "x" * 10_000 + '"}', "deep list": '{"a": ' + "[" * 8 + "]" * 8 + "}",
-    "nine dicts": '{"a":' * 9 + "1" + "}" * 9,
-    "deep": '{"a":' * 1500 + "1" + "}" * 1500, "deep lists": "[" * 4900 + "]" * 4900,
+    "nine dicts": '{"a":' * 9 + "1" + "}" * 9, "deep": '{"a":' * 1500 + "1" + "}" * 1500,
     "deep sums": "{'a': " + "-" * 9000 + "1}", "open brackets": "{" * 9999,
     "long sum": "{'a': 1" + "+1" * 4900 + "}", "backslashes": "{'a': '" + "\\" * 9001 + "'}",
     "quotes": "'\"" * 4900, "NUL": "{'a': '\0'}" * 2,
-    "half a pair": '{"a": "\\ud800"}', "half a pair in a key": '{"a": {"\\udfff": 1}}',
-    "half a pair in a literal": "{'a': ['\\ud83d']}",
+    "half a pair": '{"a": "\\ud800"}', "half a pair in a literal": "{'a': ['\\ud83d']}",
 }
 
 
@@ -165,45 +148,22 @@ def test_read_arguments_refuses_all_else_and_runs_nothing(kind, tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", [*NAMES, "todo", "sheet"])
-def test_hostile_arguments_are_answered_and_disturb_no_other_session(name, tmp_path, monkeypatch):
-    """Over the wire: one session sends them all, to several tools; another plays on beside it."""
+def test_hostile_arguments_are_answered_and_change_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module, services = importlib.import_module(f"envs.{name}"), {name: Service(name)}
-
-    def ask(path, body):
-        status, text = respond(services, "POST", f"/{name}{path}", json.dumps(body).encode())
-        assert status == 200, text
-        return json.loads(text)
-    task_id, done = module.TEST[0], False
-    for session in (0, 1):
-        assert ask("/create", {"id": 0}) == session
-        ask("/reset", {"env_idx": session, "id": task_id})
-
-    def attack():
-        for tool in (*module.Env.tools[::5], "finish", "eval", "__init__"):
+    env = importlib.import_module(f"envs.{name}").Env()
+    with contextlib.closing(env):
+        env.reset(0)
+        expected = env.expert()
+        for tool in (*env.tools[::5], "finish", "eval", "__init__"):
             for text in HOSTILE.values():
-                reply = ask("/step", {"env_idx": 0,
-                                      "action": f"Action: {tool} with Action Input: {text}"})
-                assert reply["observation"] == PARAMETERS and reply["reward"] == 0
-                assert reply["done"] is False and reply["info"]["valid"] is False
-    thread = threading.Thread(target=attack)
-    thread.start()
-    expert = module.Env()
-    expert.reset(task_id)
-    while not done:
-        _, action = expert.expert()
-        expected = expert.step(action)
-        reply = ask("/step", {"env_idx": 1, "action": action})
-        assert (reply["observation"], reply["reward"], reply["done"]) == expected[:3]
-        done = reply["done"]
-    thread.join(60)
-    assert not thread.is_alive() and reply["reward"] == 1.0 and not list(tmp_path.iterdir())
+                assert said(env, f"Action: {tool} with Action Input: {text}") == (
+                    PARAMETERS, 0.0, False, False)
+        assert env.expert() == expected and not list(tmp_path.iterdir())
 
 
 # ---- what a call is answered ----
 
 @pytest.mark.parametrize("call, answer, valid", [
-    ('add with Action Input: {"a": 1, "b": 2}', "3.0", True),
     ('add with Action Input: {"a": "1", "b": "2.5", "c": 9}', "3.5", True),     # c: not known
     ('spell with Action Input: {"word": "no"}', "{'spelt': ['n', 'o']}", True),
     ('spell with Action Input: {"word": 12, "times": 2}', "{'spelt': ['1', '2', '1', '2']}", True),
@@ -214,6 +174,8 @@ def test_hostile_arguments_are_answered_and_disturb_no_other_session(name, tmp_p
     ("finish with Action Input: {}", "ERROR | KeyError('answer')", False),
     ('add with Action Input: {"a": 1, "b": "two"}',
      "ERROR | TypeError(b must be float, not 'two')", False),
+    ('add with Action Input: {"a": 1, "b": "' + "x" * 9000 + '"}',
+     "ERROR | TypeError(b must be float, not 'xxxxxxxxxxxx...xxxxxxxxxxxxx')", False),
     ('add with Action Input: {"a": true, "b": 2}',
      "ERROR | TypeError(a must be float, not True)", False),
     ('spell with Action Input: {"word": ["n"]}',
@@ -221,21 +183,13 @@ def test_hostile_arguments_are_answered_and_disturb_no_other_session(name, tmp_p
     ('spell with Action Input: {"word": "n", "times": "2"}',
      "ERROR | TypeError(times must be int, not '2')", False),
     ('spell with Action Input: {"word": ""}', "There is no word.", False),
-    ("subtract with Action Input: {}", "ERROR | Invalid action: subtract.", False),
     ("act with Action Input: {}", "ERROR | Invalid action: act.", False),       # Env's, no tool
-    ("expert with Action Input: {}", "ERROR | Invalid action: expert.", False),
     (f"{'x' * 999} with Action Input: {{}}", f"ERROR | Invalid action: {'x' * 80}.", False),
     ('finish with Action Input: {"answer": ["a", 1]}', "ERROR | TypeError('<' not supported "
      "between instances of 'int' and 'str')", False),
 ])
 def test_act_answers_in_the_originals_shapes(call, answer, valid):
     assert said(started(), call) == (f"Observation: {answer}{AGAIN}", 0.0, False, valid)
-
-
-def test_a_long_value_of_a_wrong_type_is_not_echoed_at_length():
-    observation, *_ = said(started(), "add with Action Input: " + json.dumps(
-        {"a": "x" * 9000, "b": 1}))
-    assert len(observation) < 200
 
 
 @pytest.mark.parametrize("answer, reward, shown", [
@@ -251,17 +205,15 @@ def test_finish_ends_the_task_and_is_the_only_reward(answer, reward, shown):
 
 
 @pytest.mark.parametrize("given, wanted, right", [
-    ("Yes", "Yes", True), (" yes ", "Yes", True), ("New  york", "New York", True),
-    ("No", "Yes", False), ("", "Yes", False), (True, "Yes", False), (None, "None", False),
-    ("2021", "2021", True), (2021, "2021", True), (["Yes"], "Yes", False),
-    (1.5, 1.5, True), (1.51, 1.5, True), (1.4901, 1.5, True), (1.52, 1.5, False),
+    (" yes ", "Yes", True), ("New  york", "New York", True), ("No", "Yes", False),
+    ("", "Yes", False), (True, "Yes", False), (None, "None", False), (2021, "2021", True),
+    (["Yes"], "Yes", False), (1.51, 1.5, True), (1.4901, 1.5, True), (1.52, 1.5, False),
     ("1.5", 1.5, True), ("1.5 km", 1.5, False), ("nan", 1.5, False), ("inf", 1.5, False),
-    (1, 1, True), (True, 1, False), (None, 0, False), ([1], 1, False), (-1, 1, False),
-    ("", 0, False), ("Yes", 1, False),
+    (True, 1, False), (None, 0, False), ([1], 1, False), (-1, 1, False), ("", 0, False),
     (["b", "A"], ["a", "b"], True), (["a"], ["a", "b"], False), ("a", ["a"], False),
     (["a", "b", "c"], ["a", "b"], False), (["a", "a"], ["a", "b"], False),
-    ([1.0, 3], [3, 1], True), (["1", 3.004], [3, 1], True),
-    ([1, 4], [3, 1], False), (["x", 1], [3, 1], False), ([], [3], False), ({"a": 1}, ["a"], False),
+    (["1", 3.004], [3, 1], True), ([1, 4], [3, 1], False), (["x", 1], [3, 1], False),
+    ([], [3], False), ({"a": 1}, ["a"], False),
 ])
 def test_same_compares_answers(given, wanted, right):
     assert same(given, wanted) is right
@@ -295,20 +247,15 @@ def test_expert_goes_on_where_the_results_end():
     assert env.step(env.expert()[1])[1] == 1.0
 
 
-def test_expert_says_the_same_when_asked_again():
-    env = started()
-    env.step(env.expert()[1])
-    assert {env.expert()[0] for _ in range(50)} < {"On.", "Next."}
-
-
 def test_random_action_draws_every_tool_and_finish():
-    drawn = {parse(Drawing().random_action(random.Random(n)))[0] for n in range(100)}
+    drawn = {parse(Toy().random_action(random.Random(n)))[0] for n in range(100)}
     assert drawn == {"add", "spell", "anything", "finish"}
 
 
 def test_results_do_not_pile_up_and_the_expert_finds_its_way():
     env = started()
     env.step(env.expert()[1])
+    assert {env.expert()[0] for _ in range(50)} < {"On.", "Next."}      # the same, asked again
     for n in range(1000):
         env.step(f'add with Action Input: {{"a": {n}, "b": 7}}')
     assert len(env.results) <= 100
@@ -320,9 +267,9 @@ def test_results_do_not_pile_up_and_the_expert_finds_its_way():
 @pytest.mark.parametrize("world", all_envs(), ids=NAMES)
 def test_expert_succeeds_after_any_detour(world):
     """After some turns of a random player, unless that has finished, and nonsense between."""
-    rng, played = random.Random(0), 0
+    rng = random.Random(0)
     with contextlib.closing(world.Env()) as env:
-        for task_id in world.TEST[:60]:
+        for task_id in world.TEST[:30]:
             env.reset(task_id)
             for _ in range(rng.randint(1, 12)):
                 action = env.random_action(rng)
@@ -333,8 +280,7 @@ def test_expert_succeeds_after_any_detour(world):
                 *_, done, info = env.step(env.expert()[1])
                 if done:
                     break
-            played += info["success"]
-    assert played == 60
+            assert info["success"], task_id
 
 
 @pytest.mark.parametrize("world", all_envs(), ids=NAMES)
@@ -351,10 +297,11 @@ def test_a_random_player_solves_little(world):
     assert solved / len(world.TEST) < 0.08
 
 
-def agree(world, task_ids):
+@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
+def test_answers_and_scripts_agree(world):
     """The answer from the data is what the expert concludes from the tools' replies."""
     with contextlib.closing(world.Env()) as env:
-        for task_id in task_ids:
+        for task_id in [*world.TRAIN, *world.TEST][::23]:
             env.reset(task_id)
             for _ in range(world.HORIZON):
                 thought, action = env.expert()
@@ -369,67 +316,13 @@ def agree(world, task_ids):
 
 
 @pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_answers_and_scripts_agree(world):
-    agree(world, [*world.TRAIN, *world.TEST][::23])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_answers_and_scripts_agree_on_every_task(world):
-    agree(world, [*world.TRAIN, *world.TEST])
-
-
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_goals_are_sentences(world):
-    for task_id in [*world.TRAIN, *world.TEST][::13]:
-        goal = world.task(task_id).goal
-        assert re.fullmatch(r"[A-Z\"'].*[.?\]]", goal), goal
-        odd = r"  |[{}]| [,.?]|,[.?]|\b(None|True|False)\b|\b(\w{2,}) \2\b|" \
-            r"\b(in United|from same|Compare (on|\d)|question: I|s Meets)\b"
-        assert not re.search(odd, goal), goal
-
-
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_the_files_head_plays_the_task_that_it_names(world):
-    """What it shows of the goal and the replies is what the environment says today."""
-    told, env = " ".join(world.__doc__.split()), world.Env()
-    env.reset(int(re.search(r"\(task (\d+)\)", told)[1]))
-    assert f"accomplish the goal: {env.task.goal} Give me one action." in told
-    for call, reply in re.findall(r"agent: (.*?) env: Observation: (.*?) (?:Give|agent:)", told):
-        if "[...]" not in call:
-            reply = re.escape(reply).replace(r"\[\.\.\.\]", ".*")
-            assert re.match(f"Observation: {reply}", env.step(call)[0])
-    answer = re.search("agent: (finish .*?}) reward 1, done", told)[1]
-    assert env.step(answer)[1] == 1.0
-
-
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
 def test_goals_vary(world):
     """Nearly every task has a goal of its own, and no kind of answer is most of them."""
     tasks = [world.task(task_id) for task_id in [*world.TRAIN][:300]]
     assert len({task.goal for task in tasks}) > 290
+    for goal in (task.goal for task in tasks):
+        assert re.fullmatch(r"[A-Z\"'].*[.?\]]", goal), goal
+        assert not re.search(r"  |[{}]| [,.?]|,[.?]|\b(None|True|False)\b|\b(\w{2,}) \2\b", goal)
     answers = [str(task.answer) for task in tasks]
     assert max(map(answers.count, answers)) < 45
     assert 0.5 < answers.count("Yes") / max(1, answers.count("No")) < 2
-
-
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_the_original_clients_exchange(world):
-    """Create, reset, a model's whole reply, observation, as its WeatherEnvClient sends them."""
-    services = {world.NAME: Service(world.NAME)}
-
-    def ask(method, path, body=None):
-        status, text = respond(services, method, path, json.dumps(body).encode() if body else b"")
-        assert status == 200
-        return json.loads(text)
-    first = world.TEST[0]
-    assert ask("POST", "/create", {"id": 0}) == 0
-    goal = ask("POST", "/reset", {"id": first, "env_idx": 0})
-    assert goal == ask("GET", "/observation?env_idx=0")
-    assert re.fullmatch(r"Now new trial starts.\nYou should perform actions to accomplish the goal:"
-                        r" .+\nGive me one action.", goal)
-    reply = ask("POST", "/step", {"env_idx": 0, "action": "Thought: What can I do? I check with the"
-                                  " list.\n\nAction: check_valid_actions with Action Input: {}"})
-    assert set(reply) == {"observation", "reward", "done", "info"}
-    assert reply["observation"].startswith("Observation: You can use following valid actions: [")
-    assert reply["reward"] == 0 and reply["done"] is False

@@ -1,14 +1,9 @@
 """pytest tests/test_env_wordle.py: feedback by hand and counting, every word solved, dice."""
 
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -57,19 +52,16 @@ def counted_feedback(guess, hidden):
 def test_feedback_agrees_with_counting_letters():
     few_letters = ["".join(letters) for letters in product("abc", repeat=5)]
     rng = random.Random(0)
-    pairs = [(guess, hidden) for guess in few_letters[::5] for hidden in few_letters[::2]]
-    pairs += [(rng.choice(wordle.WORDS), rng.choice(wordle.WORDS)) for _ in range(3000)]
+    pairs = [(guess, hidden) for guess in few_letters[::5] for hidden in few_letters[::4]]
+    pairs += [(rng.choice(wordle.WORDS), rng.choice(wordle.WORDS)) for _ in range(1000)]
     for guess, hidden in pairs:
         assert wordle.feedback(guess, hidden) == counted_feedback(guess, hidden), (guess, hidden)
 
 
 def test_words_are_five_letters_and_split_by_hidden_word():
-    assert len(wordle.LISTED) == 40 and 300 <= len(wordle.WORDS)
-    assert len(set(wordle.WORDS)) == len(wordle.WORDS)
+    assert len(wordle.LISTED) == 40 and len(set(wordle.WORDS)) == len(wordle.WORDS) == 557
     assert all(len(word) == 5 and word.isascii() and word.islower() for word in wordle.WORDS)
     assert sorted([*wordle.TRAIN, *wordle.TEST]) == [*range(len(wordle.WORDS))]
-    train, test = ({wordle.fingerprint(i) for i in ids} for ids in (wordle.TRAIN, wordle.TEST))
-    assert not train & test
     assert all(word in wordle.PROMPT for word in wordle.LISTED)
     for ids in (wordle.TRAIN, wordle.TEST):
         assert {wordle.family(i) for i in ids} == {"listed", "open"}
@@ -84,14 +76,6 @@ def test_step_answers_in_the_recorded_form_of_the_original_server():
     assert env.step("q u e e n") == ("invalid word", 0, False, {**nothing, "valid": False})
     assert env.step("crane") == ("g g g g g\n", 1, True,
                                  {"success": True, "valid": True, "score": 1})
-
-
-def test_reset_tells_when_the_vocabulary_is_not_the_listed_one():
-    env = wordle.Env()
-    assert str(len(wordle.WORDS)) in env.reset(OPEN[0])
-    assert env.step("queen")[3]["valid"]
-    assert env.filtered_vocab() == [word for word in wordle.WORDS if wordle.feedback("queen", word)
-                                    == wordle.feedback("queen", wordle.WORDS[OPEN[0]])]
 
 
 def test_vocabulary_asked_for_before_any_reset_is_that_of_every_task():
@@ -111,30 +95,26 @@ def test_vocabulary_asked_for_before_any_reset_is_that_of_every_task():
     assert started(0).filtered_vocab() == words
 
 
-def http(services, path, **body):
-    """The reply of a server to a POST, or to a GET where nothing is sent."""
-    raw = json.dumps(body).encode()
-    status, text = respond(services, "POST" if body else "GET", path, raw if body else b"")
-    assert status == 200, text
-    return json.loads(text)
-
-
-@pytest.mark.parametrize("seed, word", [(0, 0), (556, 556), (557, 0), (980, 423), (-1, 556),
-                                        (10**12, 10**12 % 557)])
+@pytest.mark.parametrize("seed, word", [(556, 556), (980, 423), (-1, 556), (10**12, 10**12 % 557)])
 def test_any_seed_is_a_game_over_http_as_on_the_original(seed, word):
     services = {"wordle": Service("wordle")}
-    http(services, "/create", x=0)
-    told = http(services, "/filtered_vocab?id=0")
-    http(services, "/reset", id=0, seed=3)
-    assert "error" not in http(services, "/reset", id=0, seed=seed)
+
+    def http(path, **body):
+        status, text = respond(services, "POST" if body else "GET", path,
+                               json.dumps(body).encode() if body else b"")
+        assert status == 200, text
+        return json.loads(text)
+    http("/create", x=0)
+    told = http("/filtered_vocab?id=0")
+    http("/reset", id=0, seed=3)
+    assert "error" not in http("/reset", id=0, seed=seed)
     assert wordle.WORDS[word] in told
-    won = http(services, "/step", id=0, action=" ".join(wordle.WORDS[word]))
+    won = http("/step", id=0, action=" ".join(wordle.WORDS[word]))
     assert (won["reward"], won["done"]) == (1, True)
 
 
-@pytest.mark.parametrize("action", ["", "c r a n", "cranes", "crane crane", "зебра", "crane\x00",
-                                    "\u212anife",       # the Kelvin sign, whose lower case is k
-                                    "qwert", "x" * 10_000])
+@pytest.mark.parametrize("action", ["c r a n", "cranes", "crane crane", "crane\x00", "qwert",
+                                    "\u212anife"])      # the Kelvin sign, whose lower case is k
 def test_step_answers_what_is_no_word_and_takes_a_try(action):
     env = started(0)
     before = env.filtered_vocab()
@@ -149,8 +129,6 @@ def test_step_ends_the_game_with_the_sixth_try(last, reward):
     for guess in ("zzzzz", "shire", "shire", "", "abbey"):
         assert not env.step(guess)[2]
     assert env.step(last)[1:3] == (reward, True)
-    with pytest.raises(ValueError, match="the episode is over; reset first"):
-        env.step("crane")
 
 
 def test_expert_finds_every_word_in_six_tries_and_as_fast_as_the_docstring_says():
@@ -170,40 +148,7 @@ def test_expert_finds_every_word_in_six_tries_and_as_fast_as_the_docstring_says(
     assert f"over all words in {max(guesses.values())}\nat most" in wordle.__doc__
 
 
-def test_best_guess_leaves_the_fewest_words_on_average():
-    words = wordle.LISTED[:20]
-
-    def left(guess):        # the words that still fit, averaged over what may be hidden
-        return statistics.mean(sum(counted_feedback(guess, word) == counted_feedback(guess, hidden)
-                                   for word in words) for hidden in words)
-    guess, expected = wordle.best_guess(words, words)
-    assert expected == pytest.approx(left(guess)) == pytest.approx(min(map(left, words)))
-
-
-def test_expert_bets_on_a_word_that_fits_when_one_try_is_left():
-    rng = random.Random(0)
-    for task_id in PARTS[::8]:
-        env = started(task_id)
-        env.step(env.random_action(rng))
-        for _ in range(4):
-            env.step("nonsense")
-        thought, action = env.expert()
-        assert action.replace(" ", "") in env.filtered_vocab()
-        assert "last try" in thought or "Only" in thought
-
-
-def test_expert_goes_on_from_what_others_guessed():
-    rng, wins = random.Random(0), 0
-    for task_id in PARTS[::2]:
-        env = started(task_id)
-        done = any(env.step(env.random_action(rng))[2] for _ in range(2))
-        while not done:
-            _, reward, done, _ = env.step(env.expert()[1])
-            wins += reward
-    assert wins > 0.9 * len(PARTS[::2])     # four tries for what two random guesses left
-
-
-@pytest.mark.parametrize("task_id", [3, 9, 44, 300])
+@pytest.mark.parametrize("task_id", [3, 300])
 def test_adversarial_answers_fit_the_word_that_wins(task_id):
     env, again = (started(task_id, adversarial=True) for _ in range(2))
     answers, done = [], False
@@ -216,68 +161,26 @@ def test_adversarial_answers_fit_the_word_that_wins(task_id):
                    if all(counted_feedback(guess, word) == answer for guess, answer in answers)]
         assert env.filtered_vocab() == fitting
     assert reward == 1 and fitting == [answers[-1][0]]
-
-
-def test_adversarial_word_is_drawn_anew_at_each_guess():
-    """The same guess twice is answered alike, and yet the first guess wins about once in 40 games,
-    whatever the task's own word is."""
-    wins = 0
-    for task_id in range(len(wordle.LISTED)):
-        env = started(task_id, adversarial=True)
-        observation, reward, done, _ = env.step("crane")
-        wins += reward
-        assert done or env.step("crane")[0] == observation
-    assert wins <= 5        # Poisson with mean 1: more than 5 has probability 0.0006
-    hidden = []
-    env = started(0, adversarial=True)
-    for _ in range(5):
-        env.step("igloo")
-        hidden.append(env.hidden)
-    assert len(set(hidden)) > 1
+    env.reset(task_id)
+    assert len({(env.step("igloo"), env.hidden)[1] for _ in range(5)}) > 1  # drawn anew each time
 
 
 def test_exact_success_of_random_agrees_with_play():
-    rng, env, n = random.Random(0), wordle.Env(), 2500
-    wins = 0
+    rng, env, n = random.Random(0), wordle.Env(), 1500
+    wins, drawn = 0, set()
     for game in range(n):
         env.reset(game % 40)
         done = False
         while not done:
-            _, reward, done, _ = env.step(env.random_action(rng))
+            action = env.random_action(rng)
+            drawn.add(action.replace(" ", ""))
+            _, reward, done, _ = env.step(action)
         wins += reward
     p = wordle.exact_success(0, "random")
-    assert abs(wins / n - p) < 3 * (p * (1 - p) / n) ** 0.5
+    assert abs(wins / n - p) < 3 * (p * (1 - p) / n) ** 0.5 and drawn == set(wordle.LISTED)
     # 40 words: 1/40 at the first try; then 39/40 of the games go on to a second
     assert wordle.exact_success(0, "random", 2) == pytest.approx(1 / 40 + 39 / 40 * 1 / 40)
     assert wordle.exact_success(OPEN[0], "random", 1) == pytest.approx(1 / len(wordle.WORDS))
-
-
-def test_random_action_draws_every_word_of_the_vocabulary_also_those_that_no_longer_fit():
-    env, rng = started(0), random.Random(0)
-    env.step("zebra")
-    drawn = Counter(env.random_action(rng).replace(" ", "") for _ in range(2000))
-    assert set(drawn) == set(wordle.LISTED)
-
-
-def test_exact_success_of_the_expert_follows_its_game():
-    for task_id in PARTS[::4]:
-        env = started(task_id)
-        needed = 1
-        while not env.step(env.expert()[1])[2]:
-            needed += 1
-        assert [wordle.exact_success(task_id, "expert", horizon) for horizon in range(9)] == [
-            horizon >= needed for horizon in range(9)]
-    with pytest.raises(ValueError, match="no policy 'best'"):
-        wordle.exact_success(0, "best")
-
-
-def test_docstring_states_the_random_baseline_of_test():
-    def percent(ids):
-        return f"{100 * statistics.mean(wordle.exact_success(i, 'random') for i in ids):.1f}%"
-    listed = [i for i in wordle.TEST if i not in OPEN]
-    text = " ".join(wordle.__doc__.split())
-    assert percent(wordle.TEST) + f' ("listed" {percent(listed)}, "open" ' in text
-    assert percent(set(wordle.TEST) - set(listed)) + "); the expert" in text
 
 
 def test_words_of_a_file_replace_the_vocabulary(tmp_path):
@@ -293,22 +196,3 @@ def test_words_of_a_file_replace_the_vocabulary(tmp_path):
     file.write_text("CRANE")
     with pytest.raises(ValueError, match="holds no word of five letters"):
         wordle.Env(words=file)
-
-
-def test_games_do_not_depend_on_the_hash_seed():
-    program = """
-from envs import wordle
-for flags in ({}, {"adversarial": True}):
-    env = wordle.Env(**flags)
-    for task_id in (0, 39):
-        print(env.reset(task_id))
-        done = False
-        while not done:
-            thought, action = env.expert()
-            observation, _, done, _ = env.step(action)
-            print(thought, action, observation)
-"""
-    told = {subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent,
-                           env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-                           capture_output=True, text=True).stdout for seed in "123"}
-    assert len(told) == 1 and "g g g g g" in told.pop()

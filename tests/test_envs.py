@@ -33,29 +33,23 @@ ROOT = Path(__file__).parent.parent
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
 
 TASKS = 20           # of each split
-FINGERPRINTS = 100   # of each split
-FEWER = {}           # name -> tasks of each split; the comment there says why
+FINGERPRINTS = 60    # of each split
+FEWER = {"sciworld": 15}     # name -> tasks of each split: its 30 families, a second an episode
 
 # {action} is a legal-looking action of the environment at hand.
 NONSENSE = {
     "empty": "",
-    "blank": " \n\t ",
     "10 kB": "blah " * 2000,
     "10 kB without a space": "(" * 10_000,
     "control characters": "\x00\x1b[2J\x07\r\x7f",
     "Chinese": "请向左走，然后打开门。",
-    "Russian": "Я не знаю, что делать дальше",
-    "emoji": "🎲🚪🙃",
     "half a surrogate pair": "\ud800",       # valid in JSON, refused by UTF-8
     "two actions on two lines": "{action}\n{action}",
     "two actions in a sentence": "{action}, and then {action}",
     "code": "__import__('os').system('echo hello')",
-    "SQL": "'; DROP TABLE tasks; SELECT * FROM users --",
     "JSON": '{"name": "move", "arguments": {"to": [1, 2]}}',
-    "markup": "<tool_call><b>go</b></tool_call>",
     "format string": "%s %d {0} {self.__class__}",
     "number": "-99999999999999999999.5e308",
-    "path": "../../../etc/passwd",
 }
 
 
@@ -129,7 +123,7 @@ def test_module_states_the_contract(world):
 
 
 def test_import_loads_no_engine_and_text_does_not_depend_on_the_process(world):
-    """The same ids in a fresh process with another hash seed."""
+    """The same ids in a fresh process with another hash seed; with the expert's first turn."""
     ids = some_tasks(world, "TRAIN", 3) + some_tasks(world, "TEST", 3)
     program = f"""
 import sys
@@ -139,14 +133,15 @@ assert not engines & set(sys.modules), engines & set(sys.modules)
 if {getattr(world, "DETERMINISTIC", True)}:
     env = world.Env()
     for task_id in {ids}:
-        print(ascii(env.reset(task_id)))
+        print(ascii((env.reset(task_id), env.expert(), env.step(env.expert()[1]))))
 """
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
                             text=True, env={**os.environ, "PYTHONHASHSEED": "7"})
     assert answer.returncode == 0, answer.stderr
     if getattr(world, "DETERMINISTIC", True):
         with new_env(world) as env:
-            assert answer.stdout.split("\n")[:-1] == [ascii(env.reset(i)) for i in ids]
+            assert answer.stdout.split("\n")[:-1] == [
+                ascii((env.reset(i), env.expert(), env.step(env.expert()[1]))) for i in ids]
 
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
@@ -310,16 +305,3 @@ def test_original_leaves_out_what_agentgyms_server_does_not_have(world):
         families = {world.family(i) for i in (*world.TRAIN, *world.TEST) if i in world.ORIGINAL}
         left = {"maze": {"double-t"}, "sciworld": set(world.FAMILIES[:23])}
         assert families == left.get(world.NAME, set(world.FAMILIES))
-
-
-def test_exact_success_is_a_probability_and_grows_with_the_horizon(world):
-    if not hasattr(world, "exact_success"):
-        pytest.skip("no exact baseline")
-    for task_id in some_tasks(world, "TRAIN", 2) + some_tasks(world, "TEST", 2):
-        for policy in ("random", "expert"):
-            assert world.exact_success(task_id, policy, horizon=0) == 0
-            half = world.exact_success(task_id, policy, horizon=(world.HORIZON + 1) // 2)
-            assert 0 <= half <= world.exact_success(task_id, policy) + 1e-12 <= 1 + 2e-12
-        random_rate, expert_rate = (world.exact_success(task_id, policy)
-                                    for policy in ("random", "expert"))
-        assert random_rate <= expert_rate + 1e-12
