@@ -4,13 +4,13 @@ Two small runs of the whole script are recorded, one of them on two environments
 `collect`, every optimizer step. Many tests read that record. Others call one function of the loop
 beside arithmetic or a slow loop.
 """
-import inspect
 import json
 import math
 import statistics
 import sys
+import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +22,10 @@ import algos
 import metrics
 import parallel
 import train
-from fakes import SumsEnv, command, config, started, trained
+from fakes import command, config, started, trained
 from chat import FORMATS, Agent
 from rollout import Stats, Trajectory, Turn, World
-from test_train import batch_of
+from test_train import batch_of, fakes
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -40,11 +40,37 @@ def here(tmp_path_factory):
 
 # ---- the record ---------------------------------------------------------------------------------
 
-@dataclass
 class Record:
-    run: object = None
-    plays: list = field(default_factory=list)       # calls of collect, with what they played
-    updates: list = field(default_factory=list)     # optimizer steps
+    """A run, its calls of `collect` with what they played, and its optimizer steps; it fills while
+    train.main runs."""
+
+    def __init__(self, patch):
+        self.run, self.plays, self.updates = None, [], []
+        setup, collect = train.setup, parallel.collect
+
+        def noting_setup(*arguments, **named):
+            self.run = setup(*arguments, **named)
+            return self.run
+
+        def noting_collect(policy, tasks, group_size, horizon, key, *rest, **more):
+            trajectories, stats = collect(policy, tasks, group_size, horizon, key, *rest, **more)
+            self.plays.append(SimpleNamespace(
+                agents=[world.agent for world, _ in tasks], tasks=[task for _, task in tasks],
+                group_size=group_size, horizon=horizon, trajectories=trajectories,
+                step=self.run.step))
+            return trajectories, stats
+        patch.setattr(train, "setup", noting_setup)
+        patch.setattr(parallel, "collect", noting_collect)
+
+    def noting_step(self, optimizer, *_):
+        if self.run is None:    # still in setup: `restore` lets optimizers make their state
+            return
+        name, model = next((name, model) for name, model, its in self.run.trained
+                           if its is optimizer)
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        self.updates.append(SimpleNamespace(
+            model=name, step=self.run.step, norm=grads.norm().item(),
+            lrs=[group["lr"] for group in optimizer.param_groups]))
 
     def training(self):
         return [p for p in self.plays if p.group_size > 1]
@@ -54,41 +80,6 @@ class Record:
 
     def of(self, model):
         return [u for u in self.updates if u.model == model]
-
-
-def recorded(patch):
-    """A Record that fills while train.main runs."""
-    record, setup, collect = Record(), train.setup, parallel.collect
-    signature = inspect.signature(collect)
-
-    def noting_setup(*arguments, **named):
-        record.run = setup(*arguments, **named)
-        return record.run
-
-    def noting_collect(*arguments, **named):
-        asked = signature.bind(*arguments, **named)
-        asked.apply_defaults()
-        trajectories, stats = collect(*arguments, **named)
-        worlds, tasks = zip(*asked.arguments["tasks"])
-        record.plays.append(SimpleNamespace(
-            **asked.arguments | dict(tasks=list(tasks)), agents=[world.agent for world in worlds],
-            trajectories=trajectories, step=record.run.step))
-        return trajectories, stats
-
-    def noting_step(optimizer, *_):
-        run = record.run
-        if run is None:         # still in setup: `restore` lets optimizers make their state
-            return
-        model = run.policy if optimizer is run.optimizer else run.critic
-        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
-        record.updates.append(SimpleNamespace(
-            model="policy" if model is run.policy else "critic", step=run.step,
-            lrs=[group["lr"] for group in optimizer.param_groups], norm=grads.norm().item()))
-
-    patch.setattr(train, "setup", noting_setup)
-    patch.setattr(parallel, "collect", noting_collect)
-    hook = register_optimizer_step_pre_hook(noting_step)
-    return record, hook
 
 
 STEPS, RATE, CRITIC_RATE, LR_END, LIMIT, HEAT = 7, 1e-2, 3e-3, 0.25, 0.05, 1.5
@@ -102,7 +93,8 @@ def recorded_main(url, model, *more, **flags):
         max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "draw", lambda *_: None)     # the slowest part by far
-        record, hook = recorded(patch)
+        record = Record(patch)
+        hook = register_optimizer_step_pre_hook(record.noting_step)
         try:
             train.main([*more, *command(**flags)])
         finally:
@@ -216,7 +208,7 @@ def test_held_out_of_one_policy_is_the_same_at_every_step(url, model, monkeypatc
 def test_sampled_and_greedy_of_another_policy_is_of_no_other(url, model, monkeypatch):
     run, asked = started(url, config(model)), []
     monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, *_: (
-        asked.append(policy) or ([trajectory(1)], Stats())))
+        asked.append(policy) or (fakes([1]), Stats())))
     metrics.sampled_and_greedy(run, "another")
     metrics.sampled_and_greedy(run)
     assert asked == ["another", "another", run.policy, run.policy]
@@ -224,20 +216,12 @@ def test_sampled_and_greedy_of_another_policy_is_of_no_other(url, model, monkeyp
 
 def test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth(url, model, monkeypatch):
     def wave(*_, **__):         # 3 of 4 groups teach something
-        return [trajectory(r) for r in (0, 1, 1, 0, 0.5, 0.5, 0, 1)], Stats()
+        return fakes([0, 1, 1, 0, 0.5, 0.5, 0, 1]), Stats()
     monkeypatch.setattr(parallel, "play_tasks", wave)
     run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
     played, _ = train.play_step(run, 2)
     assert len(played) == 16                                # two waves, with 6 such groups
     assert train.keep_groups(played, run.cfg) == [*played[0:4], *played[6:10]]
-
-
-def trajectory(reward):
-    made = Trajectory()
-    made.begin_context([1])
-    made.add_action([2], [-1.0])
-    made.turns[0].reward = float(reward)
-    return made
 
 
 # ---- two environments ---------------------------------------------------------------------------
@@ -304,18 +288,6 @@ def test_the_random_players_line_weighs_the_environments_by_their_episodes(both)
     assert [line["random"] for line in both.run.history] == pytest.approx(want)
 
 
-def test_held_out_tells_the_success_in_each_environment(both):
-    notes, plays = both.run.notes, both.evaluations()
-    rates = [notes.before["sampled"], notes.before["greedy"],
-             notes.after["sampled"], notes.after["greedy"]]
-    for rate, play in zip(rates, plays[:2] + plays[-2:]):
-        assert rate["envs"] == {
-            "toy": statistics.fmean(t.success for t in play.trajectories[:5]),
-            "sums": statistics.fmean(t.success for t in play.trajectories[5:])}
-        assert rate["success"] == pytest.approx((5 * rate["envs"]["toy"]
-                                                 + 4 * rate["envs"]["sums"]) / 9)
-
-
 def test_player_rate_by_hand(monkeypatch):
     """Three tasks of one at 0.5 +- 0.1, one of the other at 1 +- 0.2: 0.625 +- 0.0901, root of
     (3/4 * 0.1)^2 + (1/4 * 0.2)^2."""
@@ -331,25 +303,6 @@ def test_player_rate_by_hand(monkeypatch):
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
     assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4,
                         envs=dict(toy=0.5, sums=1.0))
-
-
-def test_train_learns_from_one_environment_while_the_other_fails(url, model, monkeypatch):
-    """Its group is counted and nothing else: no reward of 0, no success of 0."""
-    def broken(self, action):
-        raise RuntimeError("the engine is gone")
-    monkeypatch.setattr(SumsEnv, "step", broken)
-    run = trained(url, config(model, env="toy,sums", steps=1, filter="none"))
-    (line,) = run.history
-    assert (line["dropped"], line["trajectories"], line["trained"]) == (2, 8, 8)
-    assert line["success"] == line["success_toy"] and "success_sums" not in line
-    assert line["grad_norm"] > 0
-
-
-def test_setup_takes_from_each_environment_its_families(url, model):
-    """Of an environment of which none is named: all."""
-    run = started(url, config(model, env="toy,sums", families="odd", eval_tasks=0))
-    assert [*run.tasks.values()] == [[*range(1, 40, 2)], [*range(100, 130)]]
-    assert [task for _, task in run.eval_tasks] == [*range(41, 60, 2), *range(60, 69)]
 
 
 def test_both_splits_keeps_to_what_a_server_knows(url):
@@ -524,20 +477,6 @@ def test_presets_are_the_papers():
         assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
 
 
-def test_cloned_clones_as_the_flags_and_the_environment_say(url, model, monkeypatch):
-    cfg = train.Config(env="toy", families="odd", seed=9, format="think", context="window",
-                       max_turn_tokens=11, max_context=99, horizons=(2, 5), micro_tokens=77)
-    asked = []
-    monkeypatch.setattr(train, "clone", lambda *arguments: asked.append(arguments))
-    assert train.cloned(cfg, "runs/x", "cpu") == "runs/x/clone"
-    ((settings, out, device),) = asked
-    assert (out, device) == ("runs/x/clone", "cpu")
-    same = dict(env="toy", families="odd", seed=9, format="think", context="window",
-                max_turn_tokens=11, max_context=99, micro_tokens=77, horizon=5)
-    own = dict(n=20, steps=12, width=32)                # the toy's TINY
-    assert {name: getattr(settings, name) for name in same | own} == same | own
-
-
 def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
     """Four tokens, reward 1 at the end, KL -0.4 paid at the first: returns of 0.6, 1, 1, 1 with
     gamma 1; all of it at the end would be 0.6 four times."""
@@ -656,17 +595,6 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
     assert cut.clipped == 0
 
 
-def test_update_adds_figures_up_over_the_ranks(url, model, monkeypatch):
-    """The other ranks' tokens have three times this one's sums."""
-    run = started(url, config(model, "ppo", lr=1e-9, critic_lr=1e-9))
-    batch = batch_of(run, 3)
-    alone = train.update(run, batch)
-    monkeypatch.setattr(parallel, "summed", lambda x: 4 * x)
-    together = train.update(run, batch)
-    assert together.value_loss == pytest.approx(4 * alone.value_loss, rel=1e-4)
-    assert together.entropy == pytest.approx(alone.entropy)     # both sums are four times as large
-
-
 def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model, monkeypatch):
     run = started(url, config(model, mini_batches=2))
     batch = batch_of(run, 3)
@@ -677,16 +605,20 @@ def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model,
     assert all(torch.equal(a, b) for a, b in zip(before, run.policy.parameters()))
 
 
-def test_update_multiplies_the_loss_by_the_number_of_ranks(url, model, monkeypatch):
-    """FSDP takes the mean of the ranks' gradients, where the sum is wanted."""
-    run = started(url, config(model, max_grad_norm=1e9, mini_batches=1, lr=0.0))
+def test_update_adds_up_over_the_ranks(url, model, monkeypatch):
+    """Figures too: the other ranks' tokens have three times this one's sums. The gradient is that
+    of the loss times the number of ranks: FSDP takes its mean, where the sum is wanted."""
+    run = started(url, config(model, "ppo", lr=1e-9, critic_lr=1e-9, max_grad_norm=1e9))
     batch = batch_of(run, 3)
-    alone = train.update(run, batch).grad_norm
+    alone = train.update(run, batch)
     monkeypatch.setattr(parallel, "world", lambda: 3)
-    monkeypatch.setattr(parallel, "summed", lambda x: x)
+    monkeypatch.setattr(parallel, "summed", lambda x: 4 * x)
     monkeypatch.setattr(parallel, "micro_batches", lambda mini, *_: [
         ((torch.arange(len(mini.rewards)),), 1)])
-    assert train.update(run, batch).grad_norm == pytest.approx(3 * alone, rel=1e-4)
+    together = train.update(run, batch)
+    assert together.value_loss == pytest.approx(4 * alone.value_loss, rel=1e-4)
+    assert together.entropy == pytest.approx(alone.entropy)     # both sums are four times as large
+    assert together.grad_norm == pytest.approx(3 * alone.grad_norm, rel=1e-4)
 
 
 def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, monkeypatch):
@@ -717,7 +649,10 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     run.cfg = replace(cfg, steps=2)
     train.train(run)
     first = sum(line["seconds"] for line in run.history)
+    with open("runs/twice/step_2/trainer.json") as file:
+        seconds = json.load(file)["seconds"]            # with those of the setting up
     resumed = started(url, replace(cfg, resume=True))
+    assert time.perf_counter() - resumed.began > seconds > first
     train.train(resumed)
     assert len(resumed.history) == 4
     assert resumed.rl_seconds == pytest.approx(
@@ -790,7 +725,7 @@ def test_adamw_of_a_gpu_makes_no_temporary_tensors():
 
 
 def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
-    first, second = trajectory(0), trajectory(0)
+    first, second = fakes([0, 0])
     first.add_observation([7, 7])
     first.add_action([4, 5], [-2.0, -3.0])
     assert train.sampled_entropy([first, second]) == pytest.approx((1 + 2 + 3 + 1) / 4)

@@ -669,7 +669,9 @@ def test_main_clones_trains_and_reports(url, capsys):
     assert "max_turn_tokens=4" in out and "format=act" not in out     # which is the default
     assert "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
-    assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
+    assert kept == json.load(open("runs/all/clone/clone.json"))
+    asked = dict(env="toy", n=20, steps=12, width=32)           # the toy's TINY
+    assert kept == kept | asked | dict(max_turn_tokens=4, max_context=200, horizon=3, format="act")
 
 
 MISTAKES = [
