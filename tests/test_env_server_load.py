@@ -22,7 +22,6 @@ from envs import known_envs, open_env
 from envs.parts.wires import wire_of
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent
 NAMES = [name for name in known_envs() if name != "sciworld"]    # it does not repeat itself exactly
 JSON = "Content-Type: application/json\r\n"
 

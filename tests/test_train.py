@@ -11,8 +11,6 @@ import math
 import os
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, fields, replace
@@ -20,9 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
-from torch.multiprocessing import start_processes
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
 import run as runs
@@ -34,15 +30,15 @@ import train
 from agentevol import Clone, Evolve
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of
-from engine import load_policy, make_policy
+from engine import load_policy
 from envs import load_env
 from envs import maze
 from eval import model_defaults
-from fakes import (Env, command, config, flags_of, make_known, play, started, trained,
-                   trainer_of)
+from fakes import Env, command, config, started, trained, trainer_of
 from metrics import builtin_rate
 from rollout import Stats, Trajectory, Turn
 from test_client import lmrl_gym, serving
+from test_ranks import on_ranks
 from train import ALGOS, Config, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -101,8 +97,8 @@ def moved(run):
     return run
 
 
-RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="none")
-         for w in ("token", "sequence", "sequence_sum", "constant") for s in ("token", "sequence")]
+RULES = [dict(weights=w, surrogate=s, kl_coef=0.3, entropy_coef=0.1, filter="none") for w, s in (
+    ("token", "sequence"), ("sequence", "token"), ("sequence_sum", "token"), ("constant", "token"))]
 RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2", importance_cap=2.0),
           dict(algo="ppo", kl_coef=0.3, kl="reward", entropy_coef=0.1),
           dict(algo="ppo", critic="shared", kl_coef=0.3, advantage="turn_gae", weights="sequence"),
@@ -118,25 +114,10 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monke
     moved(run)
     at_once = gradient(run, whole, 10**6, monkeypatch)
     assert sum(g.norm() ** 2 for g in at_once.values()) > 1e-4
-    for rows in (0.01, 2, 4, 8, 2.7):
+    for rows in (0.01, 2.7, 8):
         cut = gradient(run, whole, int(rows * longest) + 1, monkeypatch)
         for name, grad in at_once.items():
             torch.testing.assert_close(cut[name], grad, atol=1e-5, rtol=1e-5)
-
-
-def test_credit_does_not_depend_on_the_micro_batch(url, model):
-    for rule in RULES[-4:]:
-        run = started(url, config(model, **rule))
-        chosen = kept(run)
-        batches = []
-        for micro_tokens in (1, 100, 10**6):
-            run.cfg = replace(run.cfg, micro_tokens=micro_tokens)
-            batches.append(train.to_batch(chosen))
-            train.credit(run, batches[-1])
-        for other in batches[1:]:
-            for field in ("advantages", "returns", "values", "ref_logprobs", "weights"):
-                mine, its = getattr(batches[0], field), getattr(other, field)
-                assert mine is its is None or torch.allclose(mine, its, atol=1e-5), field
 
 
 def test_the_gradient_of_grpo_is_the_papers(url, model, monkeypatch):
@@ -193,32 +174,7 @@ def test_an_update_is_weighted_by_its_mini_batch_alone(url, model, monkeypatch):
     assert all(w == pytest.approx(1) and v == pytest.approx(1) for w, v, _ in seen)
 
 
-def test_epochs_pass_over_every_row(url, model, monkeypatch):
-    run = started(url, config(model, epochs=2, filter="none"))
-    batch, rows, steps = batch_of(run), Counter(), []
-    batch.rewards = torch.arange(16.0)                  # now a row's name
-    monkeypatch.setattr(train, "optimizer_step", lambda *_: steps.append(1) or 1.0)
-    part_loss = train.part_loss
-
-    def noting(run, part):
-        rows.update(part.rewards.tolist())
-        return part_loss(run, part)
-    monkeypatch.setattr(train, "part_loss", noting)
-    train.update(run, batch)
-    assert rows == Counter({float(row): 2 for row in range(16)}) and len(steps) == 2 * 2
-
-
 # ---- importance weights -------------------------------------------------------------------------
-
-def test_importance_weights_are_1_when_sampler_and_trainer_agree(url, model):
-    run = started(url, config(model, importance_cap=5.0, filter="none"))
-    chosen = kept(run)
-    batch = train.to_batch(chosen)
-    sampled = batch.old_logprobs.clone()
-    train.credit(run, batch)
-    torch.testing.assert_close(batch.weights[batch.response_mask],
-                               torch.ones(int(batch.response_mask.sum())), atol=1e-4, rtol=0)
-    torch.testing.assert_close(batch.old_logprobs, sampled, atol=1e-4, rtol=0)
 
 
 def test_importance_weights_are_the_capped_ratio_where_they_differ(url, model, monkeypatch):
@@ -297,10 +253,10 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
 
 STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3)
 RUNS = {
-    "grpo, a stage ends where it was saved": dict(STAGED, kl_coef=0.05),
+    "grpo in two environments, a stage ends where it was saved": dict(
+        STAGED, kl_coef=0.05, env="toy,sums"),
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
     "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
-    "two environments": dict(STAGED, env="toy,sums"),
 }
 
 
@@ -379,9 +335,8 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
 # ---- two ranks ----------------------------------------------------------------------------------
 
 # A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
-SHARED = {"grpo": dict(kl_coef=0.05, entropy_coef=0.01, filter="none", lr=3e-4, importance_cap=1.1,
-                       env="toy,sums"),
-          "ppo": dict(micro_tokens=150, tasks_per_step=3, lr=3e-4, critic_lr=3e-4)}
+SHARED = dict(algo="ppo", kl_coef=0.05, entropy_coef=0.01, lr=3e-4, critic_lr=3e-4, eval_every=1,
+              tasks_per_step=3, importance_cap=1.1, env="toy,sums", micro_tokens=150)
 
 
 def inexact(run, batch, credit=train.credit):
@@ -391,41 +346,26 @@ def inexact(run, batch, credit=train.credit):
     credit(run, batch)
 
 
-def a_rank(rank, url, model, port):
-    """What one of two processes does; rank 0 writes runs/<algo>-2."""
+def inexactly(url, cfg):
     train.credit = inexact
-    make_known()
-    torch.set_num_threads(1)
-    for i, (algo, flags) in enumerate(SHARED.items()):
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + i))
-        trained(url, config(model, algo, name=f"{algo}-2", eval_every=1, **flags))
-        dist.destroy_process_group()
+    trained(url, cfg)
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one(url, model, monkeypatch):
+def test_two_ranks_are_one(url, model):
     """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
-    monkeypatch.setattr(train, "credit", inexact)
-    start_processes(a_rank, (url, model, 29_650 + os.getpid() % 300), nprocs=2,
-                    start_method="fork")
-    for algo, flags in SHARED.items():
-        one = trained(url, config(model, algo, name=f"{algo}-1", eval_every=1, **flags))
-        lines = lines_of(f"runs/{algo}-1"), lines_of(f"runs/{algo}-2")
-        for alone, together in zip(*lines, strict=True):
-            assert alone["mismatch"] > 0.01
-            for key in alone.keys() - {"pages", "preempted", "rollout_tokens"}:     # by rank
-                assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
-        for stored in (lambda folder: load_file(f"{folder}/model.safetensors"), trainer_of):
-            alone, together = (stored(f"runs/{algo}-{ranks}/step_2").keys() for ranks in (1, 2))
-            assert alone == together and not any("lm_head" in key for key in alone)     # it is tied
-        alone, together = weights_of(f"runs/{algo}-1/step_2"), weights_of(f"runs/{algo}-2/step_2")
-        for key in alone:
+    for ranks in (1, 2):
+        on_ranks(ranks, inexactly, url, config(model, name=f"x-{ranks}", **SHARED))
+    for alone, together in zip(lines_of("runs/x-1"), lines_of("runs/x-2"), strict=True):
+        assert alone["mismatch"] > 0.01
+        for key in alone.keys() - {"pages", "preempted", "rollout_tokens"}:         # by rank
+            assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
+    alone, together = (load_file(f"runs/x-{ranks}/step_2/model.safetensors") | trainer_of(
+        f"runs/x-{ranks}/step_2") for ranks in (1, 2))
+    assert alone.keys() == together.keys() and not any("lm_head" in key for key in alone)   # tied
+    for key in alone:
+        if "optimizer" not in key:
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
-        if one.critic:
-            kept = trainer_of(f"runs/{algo}-2/step_2")
-            for key, weights in one.critic.named_parameters():
-                torch.testing.assert_close(kept[f"critic/{key}"], weights, atol=1e-5, rtol=0)
 
 
 # ---- every preset -------------------------------------------------------------------------------
@@ -480,8 +420,6 @@ def test_an_environment_says_what_its_tiny_policy_needs(model):
     assert flags_chosen("--env babyai --horizons 4").horizons == (4,)
 
 
-
-
 def test_tiny_settings_of_several_environments_make_a_run():
     """Each with its neighbour, and all."""
     names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))
@@ -497,14 +435,6 @@ def test_tiny_settings_of_several_environments_make_a_run():
             assert cfg.horizons[-1] >= max(asked.get("horizons", (0,)))
 
 
-def test_open_worlds_keeps_several_environments_to_their_own_horizons(url, model):
-    pair = started(url, config(model, env="toy,sums", name="pair")).worlds
-    assert [(world.module.NAME, world.most_turns) for world in pair] == [("toy", 4), ("sums", 2)]
-    assert [world.agent.prompt for world in pair] == ["Reply.", "Add."]
-    (alone,) = started(url, config(model, env="sums", name="alone")).worlds
-    assert alone.most_turns == math.inf
-
-
 def test_without_a_kl_there_is_no_reference(url, model):
     run = started(url, config(model))
     assert run.reference is None and batch_of(run).ref_logprobs is None
@@ -514,26 +444,14 @@ def test_without_a_kl_there_is_no_reference(url, model):
     torch.testing.assert_close(batch.ref_logprobs, batch.old_logprobs, atol=1e-4, rtol=0)
 
 
-def test_a_kl_in_the_reward_is_paid_by_the_token(url, model):
-    run = moved(started(url, config(model, "reinforce_pp", kl_coef=0.5, kl="reward")))
-    chosen = kept(run)
-    batch = train.to_batch(chosen)
-    plain = batch.token_rewards.clone()
-    train.credit(run, batch)
-    expected = plain - 0.5 * (batch.old_logprobs - batch.ref_logprobs)
-    torch.testing.assert_close(batch.token_rewards[batch.response_mask],
-                               expected[batch.response_mask])
-    assert not torch.allclose(batch.token_rewards, plain)
-    torch.testing.assert_close(batch.rewards, batch.token_rewards.sum(1))
-
-
 def test_the_episodes_return_sits_on_the_last_action_token(url, model, monkeypatch):
     """Upstream put it on an observation token, and PPO learned from nothing."""
     given = {}
     monkeypatch.setattr(algos, "gae", lambda rewards, values, mask, gamma, lam: (
-        given.update(rewards=rewards, mask=mask) or (values, values)))
-    run = started(url, config(model, "ppo"))
+        given.update(rewards=rewards, rates=(gamma, lam)) or (values, values)))
+    run = started(url, config(model, "ppo", gamma=0.9, lam=0.7))
     batch = batch_of(run)
+    assert given["rates"] == (0.9, 0.7)
     for row in range(16):
         last = max(t for t in range(batch.token_ids.shape[1]) if batch.response_mask[row, t])
         assert given["rewards"][row, last] == batch.rewards[row]
@@ -636,9 +554,8 @@ def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
     lambda run, loss: loss * math.nan,                              # loss and gradient
     lambda run, loss: loss + math.nan,                              # the loss alone
     lambda run, loss: loss + (run.policy.model.norm.weight * 0).sqrt().sum()])  # gradient alone
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, algo, url, model, monkeypatch):
-    run, calls, part_loss = started(url, config(model, algo, mini_batches=4, steps=1)), [], None
+def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model, monkeypatch):
+    run, calls = started(url, config(model, "ppo", mini_batches=4, steps=1)), []
     part_loss = train.part_loss
 
     def poisoned(run, part):
@@ -649,7 +566,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, algo, url, 
     train.train(run)
     assert run.history[0]["skipped"] == 2
     assert math.isfinite(run.history[0]["grad_norm"])
-    for owner in filter(None, (run.policy, run.critic)):
+    for owner in (run.policy, run.critic):
         assert all(torch.isfinite(w).all() for w in owner.state_dict().values())
     assert {int(s["step"]) for s in run.optimizer.state.values()} == {len(calls) - 2}
 
@@ -663,27 +580,15 @@ PANEL = {"step", "horizon", "random", "reward", "success", "reward_std", "reward
 
 
 def test_the_panel_is_complete(url, model):
-    run = trained(url, config(model, steps=5, eval_every=2))
-    lines = [json.loads(line) for line in open(f"{run.folder}/metrics.jsonl")]
-    assert lines == run.history and len(lines) == 5
+    run = trained(url, config(model, steps=3, eval_every=2))
+    lines = lines_of_all(run.folder)
+    assert lines == run.history and len(lines) == 3
     for line in lines:
         assert PANEL <= line.keys()
         assert 0 <= line["mismatch"] < 1e-9 < line["kl"] and line["masked"] == 0
-    assert lines[0]["reward_std_share"] == 1
-    with_reference = trained(url, config(model, kl_coef=0.01, name="kl"))
-    assert with_reference.history[0]["kl_start"] == pytest.approx(0, abs=1e-6)
-    assert with_reference.history[1]["kl_start"] > 1e-6
-    assert "kl_start" not in lines[1]
-
-
-def test_speeds_are_tokens_over_seconds(url, model):
-    run = trained(url, config(model, steps=1, filter="none"))
-    line, n = run.history[0], run.cfg.tasks_per_step * run.cfg.group_size
-    assert line["rollout_tokens_per_second"] == pytest.approx(
-        line["rollout_tokens"] / line["seconds_rollout"])
-    # every trajectory has been trained on in one pass: the same tokens over other seconds
-    assert line["trained"] == n and line["update_tokens_per_second"] == pytest.approx(
-        line["tokens_per_second"] * line["seconds"] / line["seconds_update"])
+    assert lines[0]["reward_std_share"] == 1 and "kl_start" not in lines[1]
+    with_reference = trained(url, config(model, kl_coef=0.01, name="kl")).history[1]
+    assert with_reference["kl_start"] > 1e-6
 
 
 def test_measure_on_a_hand_made_step(url, model):
@@ -710,51 +615,32 @@ def test_measure_on_a_hand_made_step(url, model):
 
 
 def test_the_random_players_line_is_at_the_current_horizon(url, model):
-    run = trained(url, config(model, steps=6, horizons=(1, 3), switch_every=(3,)))
+    run = trained(url, config(model, steps=2, horizons=(1, 3), switch_every=(1,)))
     toy = run.worlds[0].module
     tasks = choose_tasks(toy, "train", 200)
     rates = {h: builtin_rate(toy, "random", tasks, h)[0] for h in (1, 3)}
     assert rates[1] < rates[3]
-    assert [m["random"] for m in run.history] == [rates[1]] * 3 + [rates[3]] * 3
+    assert [m["random"] for m in run.history] == [rates[1], rates[3]]
     assert all(m["turns"] <= m["horizon"] for m in run.history)
 
 
-def test_clip_fractions_count_what_the_loss_clips(url, model):
-    """Ratios of 1 are not clipped; those of moved weights are, in GSPO by the row's mean ratio."""
-    for rule in (dict(), dict(algo="gspo")):
-        run = started(url, config(model, filter="none", mini_batches=1, name="clip", **rule))
-        batch = batch_of(run)
-        _, sums = train.part_loss(run, with_weights(run, batch))
-        for name in ("clipped_high", "clipped_low", "kl"):
-            assert sums[name].item() == pytest.approx(0, abs=1e-6)
-        moved(run)
-        _, sums = train.part_loss(run, with_weights(run, batch))
-        logprobs = train.logprobs_under(run, run.policy, batch)
-        above = below = 0
-        for row in range(16):
-            places = [t for t in range(batch.token_ids.shape[1]) if batch.response_mask[row, t]]
-            gaps = [(logprobs[row, t] - batch.old_logprobs[row, t]).item() for t in places]
-            if rule:
-                gaps = [statistics.fmean(gaps)] * len(gaps)
-            advantage = batch.advantages[row, 0].item()
-            above += sum(math.exp(g) > 1 + run.cfg.clip_high and advantage > 0 for g in gaps)
-            below += sum(math.exp(g) < 1 - run.cfg.clip_low and advantage < 0 for g in gaps)
-        assert sums["tokens"].item() == batch.response_mask.sum() and above + below > 0
-        assert [sums["clipped_high"].item(), sums["clipped_low"].item()] == [above, below]
-
-
-def with_weights(run, batch):
-    batch = batch.rows(torch.arange(16))
-    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
-    batch.value_weights = algos.token_weights(batch.response_mask)
-    return batch
+@pytest.mark.parametrize("surrogate, high, low", [("token", 3, 1), ("sequence", 2, 2)])
+def test_part_figures_count_what_the_loss_clips(surrogate, high, low):
+    """Above 1.28 with a positive advantage, below 0.8 with a negative one. GSPO's ratios are the
+    geometric means of the rows: 0.87, 1.5, 0.67 and 1.4."""
+    ratios = torch.tensor([1.5, 0.5, 1.5, 1.5, 0.5, 0.9, 1.4, 1.4])
+    advantages = torch.tensor([1.0, 1, -1, -1, -1, -1, 1, 1])
+    rows = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    sums = train.part_figures(ratios.log(), torch.zeros(8), advantages, rows,
+                              Config(surrogate=surrogate))
+    assert (sums["tokens"], sums["clipped_high"], sums["clipped_low"]) == (8, high, low)
 
 
 def test_samples_show_what_was_trained_on(url, model):
-    run = trained(url, config(model, eval_every=1))
+    run = trained(url, config(model, steps=3, eval_every=2))
     text = open(f"{run.folder}/samples.txt").read()
     episodes = text.split("---- step ")[1:]
-    assert [e[0] for e in episodes] == ["0", "0", "1", "1"]
+    assert [e[0] for e in episodes] == ["0", "0", "2", "2"]
     for episode in episodes:
         assert re.search(r"<\|user\|>Task \d+: reply!*<\|end\|><\|assistant\|>⟦", episode)
         assert "⟧ (reward" in episode and "[toy " in episode
@@ -765,8 +651,6 @@ def test_samples_show_what_was_trained_on(url, model):
 def test_main_clones_trains_and_reports(url, capsys):
     train.main(["--control", *command(eval_every=1, name="all", env_url=url)])
     result = json.load(open("runs/all/result.json"))
-    assert result.keys() >= {"env", "algo", "seed", "seconds", "steps", "before", "after",
-                             "control", "random", "expert"}
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
     for key in ("before", "after", "control"):
         assert result[key].keys() == {"sampled", "greedy", "stderr", "n", "envs"}
@@ -775,14 +659,15 @@ def test_main_clones_trains_and_reports(url, capsys):
     assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
                                               "result.json", "samples.txt", "step_2"]
     out = capsys.readouterr().out
-    for row in ("before", "after grpo", "control: ", "random player", "expert player",
-                "held out"):
+    for row in ("before", "after grpo", "control: ", "random player", "expert player"):
         assert row in out
     assert len(re.findall(r"^held out: [\d.]+% at T=1, [\d.]+% greedy$", out, re.MULTILINE)) == 3
     assert "max_turn_tokens=4" in out and "format=act" not in out     # which is the default
     assert "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
-    assert kept == json.load(open("runs/all/clone/clone.json")) and kept["max_turn_tokens"] == 4
+    assert kept == json.load(open("runs/all/clone/clone.json"))
+    asked = dict(env="toy", n=20, steps=12, width=32)           # the toy's TINY
+    assert kept == kept | asked | dict(max_turn_tokens=4, max_context=200, horizon=3, format="act")
 
 
 MISTAKES = [
@@ -790,11 +675,8 @@ MISTAKES = [
     ("--algo ppo --filter uncertain --group-size 1", "group_size=1.*compare the members of"),
     ("--algo alphago", "algo='alphago'; known: grpo, dr_grpo"),
     ("--env __init__", "unknown environment '__init__'; there are: academia, alfworld"),
-    ("--advantage best", "advantage='best'; known: grpo, dr_grpo"),
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
-    ("--weights heavy", "weights='heavy'; known: token, sequence"),
-    ("--surrogate x", "surrogate='x'; known: token, sequence"),
     ("--kl k3", "--kl does nothing without --kl-coef"),
     ("--max-turn-tokens 512", "max_turn_tokens=512: expected at most 511"),
     ("--overlong-buffer 241", "overlong_buffer=241: expected at most 240"),   # 24 tokens, 10 turns
@@ -803,17 +685,10 @@ MISTAKES = [
     ("--horizons 5,6,7 --switch-every 3,9,12", "or 2 switch steps for 3 horizons"),
     ("--model ./absent", "./absent: no such folder"),
     ("--model EMPTY", "no weights in this folder"),
-    ("--env nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
-    ("--env maze,nowhere", "unknown environment 'nowhere'; there are: .*textcraft"),
-    ("--env maze,", "unknown environment ''; there are: .*textcraft"),
     ("--env maze,wordle --tasks-per-step 1", "1 tasks for 2 environments: some .* none"),
-    ("--env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
     ("--env maze,maze", "env='maze,maze': expected each environment once"),
     ("--keep 0.5", "--keep does nothing without --filter uncertain"),
-    ("--lora-alpha 8", "--lora-alpha does nothing without --lora"),
     ("--critic-lr 1", "--critic-lr does nothing without --critic own"),
-    ("--algo ppo --critic shared --critic-lr 1", "--critic-lr does nothing without"),
-    ("--gamma 0.9", "--gamma does nothing without a critic"),
     ("--lam 0.9 --algo reinforce_pp", "--lam does nothing without a critic"),
     ("--horizons 5 --switch-every 3", "--switch-every does nothing without several"),
 ]
@@ -831,19 +706,14 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
 
 def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     """Of two ranks the first loses all of its groups, and goes on with the second's."""
-    run, seen = started(url, config(model)), []
+    run, told = started(url, config(model)), []
     other = [Trajectory(task_id=5, key=(0, 1, i), turns=[Turn(0, 1)]) for i in (0, 1)], Stats()
 
     def lost(*_, **__):
         raise EnvError("its server is gone")
-
-    def gather(everybody, mine):
-        seen.append(mine)
-        everybody[:] = [mine, other]
     monkeypatch.setattr(parallel, "collect", lost)
-    for name, value in dict(is_initialized=True, get_rank=0, get_world_size=2).items():
-        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
-    monkeypatch.setattr(parallel.dist, "all_gather_object", gather)
+    monkeypatch.setattr(parallel, "world", lambda: 2)
+    monkeypatch.setattr(parallel, "gathered", lambda mine: told.append(mine) or [mine, other])
     tasks = [(run.worlds[0], task) for task in (3, 5)]
     trajectories, stats = parallel.play_tasks(run, run.policy, tasks, 2, 2, (0,))
     assert [t.task_id for t in trajectories] == [5, 5]
@@ -851,7 +721,7 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
     other[0].clear()                                       # now nobody has any
     with pytest.raises(EnvError, match="its server is gone"):
         parallel.play_tasks(run, run.policy, tasks, 2, 2, (0,))
-    assert len(seen) == 2                                  # told both times, before it raised
+    assert len(told) == 2                                  # both times, before it raised
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -861,31 +731,6 @@ def test_a_rank_without_episodes_tells_the_others(url, model, monkeypatch):
 def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("URL", url).replace("MODEL", model).split())
-
-
-def test_a_model_with_fewer_embeddings_than_tokens_is_told_in_one_sentence(url, model, tmp_path):
-    folder, tokenizer = str(tmp_path / "few"), AutoTokenizer.from_pretrained(model)
-    tokenizer.save_pretrained(folder)
-    last = len(tokenizer) - 1
-    make_policy(last, 32, 1, 4, seed=0).save_pretrained(folder)
-    sentence = f"its tokenizer has token ids up to {last}, its model embeddings up to {last - 1};"
-    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence} [^\n]*$"):
-        train.main(["--env", "toy", "--env-url", url, "--model", folder, *flags_of(
-            steps=1, max_turn_tokens=4, max_context=200)])
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_policy_that_is_not_finite_has_no_success_rate(number, url, model):
-    run = started(url, config(model))
-    with torch.no_grad():
-        run.policy.model.norm.weight[0] = number
-    for temperature in (0.0, 1.0):
-        with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
-            metrics.held_out(run, temperature)
-        with pytest.raises(FloatingPointError, match="a reply's log-probabilities are not finite"):
-            (world,) = run.worlds
-            heated = replace(world, agent=replace(world.agent, temperature=temperature))
-            play(run.policy, heated.agent, heated.client, 3, 2)
 
 
 def test_a_wrong_task_of_our_own_ends_the_run_and_is_no_outage(url, model):
@@ -936,20 +781,6 @@ def test_help_has_a_group_and_words_for_every_flag(kind, capsys):
     for field in fields(kind):
         title, words = documented[field.name]
         assert title and words and words in printed, field.name
-
-
-def test_an_unknown_flag_is_an_error(capsys):
-    with pytest.raises(SystemExit) as error:
-        train.main(["--group-sise", "4"])
-    assert error.value.code == 2
-    assert "unrecognized arguments: --group-sise 4" in capsys.readouterr().err
-
-
-def test_a_mistake_ends_the_process_without_a_traceback():
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), "--algo", "grpo", "--group-size",
-                           "1"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("train.py: group_size=1") and done.stderr.count("\n") == 1
 
 
 def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
