@@ -103,10 +103,9 @@ def evolve(run, base_set):
             learn(run.policy, data, [reward(t) for t in data], cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
-        held = metrics.held_out(run, 1.0)                   # on tasks that nobody learns from
-        metrics.record_iteration(run, explored, kept, stats, held, seconds)
         run.step += 1
-        run.notes.curve.append((run.step, held["success"], held["envs"]))
+        metrics.evaluate(run)                               # on tasks that nobody learns from
+        metrics.record_iteration(run, explored, kept, stats, seconds)
         save(run)
 
 
@@ -318,15 +317,15 @@ def run_all(cfg, began):
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
     with connected(cfg.env_url, modules) as clients:
         run, base_set = setup(cfg, modules, clients, began)
-        run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
+        if not run.notes.evaluations:           # else the run is resumed
+            metrics.evaluate(run)
         evolve(run, base_set)
-        run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
         if cfg.control:         # as many steps on the demonstrations alone
             policy = parallel.load(run.start_model, run.device, cfg)
             learn(policy, base_set, [1.0] * len(base_set), cfg.iterations * cfg.learn_steps,
                   cfg.learn_lr, cfg, cfg.seed)
-            run.notes.control = metrics.sampled_and_greedy(run, policy)
+            run.notes.control = metrics.greedy_and_sampled(run, policy)
             metrics.report(run)
 
 

@@ -21,6 +21,7 @@ from curriculum import choose_tasks
 from envs.parts.players import builtin_rate, mean_and_error
 from run import write_json
 
+MOST_PARTS = 6                # environments or families that are told one by one
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
 
@@ -36,7 +37,7 @@ def random_rate(module, known, horizon):
 
 def player_rate(player, tasks, horizon):
     """`builtin_rate` on the tasks [(World, id)] of several environments -> {"success", "stderr",
-    "n", "envs"}, as `held_out` has them."""
+    "n"}, as `held_out` has them."""
     ids = defaultdict(list)
     for world, task in tasks:
         ids[world].append(task)
@@ -44,8 +45,7 @@ def player_rate(player, tasks, horizon):
                                                    min(horizon, world.most_turns)))
              for world, own in ids.items()]
     return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
-                stderr=math.hypot(*(share * error for share, _, error in rates)),
-                envs={world.module.NAME: rate for world, (_, rate, _) in zip(ids, rates)})
+                stderr=math.hypot(*(share * error for share, _, error in rates)))
 
 
 def players(run):
@@ -58,27 +58,38 @@ def players(run):
 # ---- held-out tasks -----------------------------------------------------------------------------
 
 def held_out(run, temperature, policy=None):
-    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "envs"}: envs,
-    the success in each environment. Every evaluation of a run draws the same random numbers."""
+    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
+    the success in each environment or, of a single one, in each family of tasks. Every evaluation
+    of a run draws the same random numbers."""
     heated = {world: world.at_temperature(temperature) for world in run.worlds}
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
     success, error = mean_and_error([t.success for t in played])
-    return dict(success=success, stderr=error, n=len(played), envs=by_env(played, "success"))
+    module = run.worlds[0].module
+    parts = means(played, "success", lambda t: t.env if len(run.worlds) > 1 else
+                  module.family(t.task_id))
+    return dict(success=success, stderr=error, n=len(played), parts=parts)
 
 
-def by_env(played, name):
-    """{environment: the mean of this figure over its trajectories}."""
-    return {env: mean_and_error([getattr(t, name) for t in played if t.env == env])[0]
-            for env in sorted({t.env for t in played})}
+def means(played, name, part):
+    """{part(trajectory): the mean of this figure over its trajectories}."""
+    figures = defaultdict(list)
+    for t in played:
+        figures[part(t)].append(getattr(t, name))
+    return {key: mean_and_error(own)[0] for key, own in sorted(figures.items())}
 
 
-def sampled_and_greedy(run, policy=None):
-    """held_out at T=1 and at T=0."""
-    sampled, greedy = (held_out(run, temperature, policy) for temperature in (1.0, 0.0))
-    parallel.say(f"held out: {sampled['success']:.1%} at T=1, {greedy['success']:.1%} greedy")
-    return dict(sampled=sampled, greedy=greedy)
+def greedy_and_sampled(run, policy=None):
+    """held_out at T=0 and at T=1."""
+    greedy, sampled = (held_out(run, temperature, policy) for temperature in (0.0, 1.0))
+    parallel.say(f"held out: {greedy['success']:.1%} greedy, {sampled['success']:.1%} at T=1")
+    return dict(greedy=greedy, sampled=sampled)
+
+
+def evaluate(run):
+    """Measure the policy as it is after run.step steps, for the table and the curve."""
+    run.notes.evaluations.append((run.step, greedy_and_sampled(run)))
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -99,19 +110,18 @@ def record(run, horizon, played, batch, stats, figures, seconds):
             parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
-def record_iteration(run, explored, kept, stats, held, seconds):
-    """The same for an iteration of AgentEvol. held: what `held_out` found; seconds: without it."""
+def record_iteration(run, explored, kept, stats, seconds):
+    """The same for an iteration of AgentEvol, after its evaluation. seconds: without that."""
+    greedy, sampled = run.notes.evaluations[-1][1].values()
     line = dict(
-        step=run.step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
+        step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
-        random=players(run)["random"]["success"],
-        held_out=held["success"], held_out_stderr=held["stderr"],
-        **{f"held_out_{env}": rate for env, rate in held["envs"].items()})
+        random=players(run)["random"]["success"], held_out_greedy=greedy["success"],
+        held_out=sampled["success"], held_out_stderr=sampled["stderr"])
     remember(run, line)
     write_samples(run, explored)
-    parallel.say(f"iteration {run.step + 1} | explored {len(explored)} | success "
-                 f"{percent(line['success'])} | kept {len(kept)} | held out "
-                 f"{percent(held['success'])} ± {percent(held['stderr'])} | {seconds:.0f} s"
+    parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
+                 f"{percent(line['success'])} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
 
 
@@ -163,7 +173,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
-           for env, value in by_env(played, name).items()})
+           for env, value in means(played, name, lambda t: t.env).items()})
 
 
 def speeds(played, batch, stats, seconds, passes):
@@ -188,7 +198,7 @@ def minutes(run, played, stats, seconds):
     every step takes as long, an evaluation as long as playing its episodes took there."""
     cfg, so_far = run.cfg, time.perf_counter() - run.began
     evaluation = stats.seconds["rollout"] * len(run.eval_tasks) / len(played)
-    evaluations = 2 + ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
+    evaluations = 2 + 2 * ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
     return (so_far + (cfg.steps - 1) * seconds + evaluations * evaluation) / 60
 
 
@@ -239,22 +249,24 @@ def report(run):
                   steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
-             f"{'success':32} {'T=1':>7} {'± se':>6} {'greedy':>7} {'n':>4}"]
-    for key, title, rate in (("before", "before", notes.before),
-                             ("after", f"after {cfg.algo}", notes.after),
-                             ("control", "control: more cloning instead", notes.control)):
-        if rate:
-            sampled, greedy = rate["sampled"], rate["greedy"]["success"]
-            result[key] = dict(sampled=sampled["success"], greedy=greedy, n=sampled["n"],
-                               stderr=sampled["stderr"], envs=sampled["envs"])
-            lines.append(row(title, sampled, f"{greedy:.1%}"))
+             f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
+    for key, title, rates in (("before", "before", notes.evaluations[0][1]),
+                              ("after", f"after {cfg.algo}", notes.evaluations[-1][1]),
+                              ("control", "control: more cloning instead", notes.control)):
+        if rates:
+            greedy, sampled = rates["greedy"], rates["sampled"]
+            result[key] = dict(greedy=greedy["success"], greedy_stderr=greedy["stderr"],
+                               sampled=sampled["success"], sampled_stderr=sampled["stderr"],
+                               n=greedy["n"], parts=greedy["parts"])
+            lines.append(row(title, greedy, sampled))
+            if 1 < len(greedy["parts"]) <= MOST_PARTS:
+                lines.append("    greedy: " + ", ".join(
+                    f"{part} {share:.0%}" for part, share in greedy["parts"].items()))
     for who, rate in players(run).items():
         result[who] = rate["success"]
         lines.append(row(f"{who} player{local}", rate))
-    before, after = result["before"], result["after"]
-    result["curve"] = [(0, before["sampled"], before["envs"]),
-                       *(point for point in notes.curve if point[0] < run.step),
-                       (run.step, after["sampled"], after["envs"])]
+    result["curve"] = [(step, rates["greedy"]["success"], rates["sampled"]["success"],
+                        rates["greedy"]["parts"]) for step, rates in notes.evaluations]
     if parallel.rank() == 0:
         write_json(os.path.join(run.folder, "result.json"), with_nulls(result))
         draw(run, result)
@@ -262,11 +274,10 @@ def report(run):
                                     f"curve.png, step_{run.step}/"]))
 
 
-def row(title, rate, greedy=""):
-    """A row of the table, with the success in each environment if there are several."""
-    envs = ", ".join(f"{env} {success:.1%}" for env, success in rate["envs"].items())
-    return (f"{title:32} {rate['success']:7.1%} {percent(rate['stderr']):>6} {greedy:>7} "
-            f"{rate['n']:4d}" + f"   {envs}" * (len(rate["envs"]) > 1))
+def row(title, *rates):
+    """A row of the table: of a policy greedy and sampled, of a player one rate."""
+    shares = " ".join(f"{rate['success']:7.1%} {percent(rate['stderr']):>6}" for rate in rates)
+    return f"{title:32} {shares:29} {rates[0]['n']:4d}"
 
 
 def percent(share):
@@ -274,22 +285,21 @@ def percent(share):
 
 
 def draw(run, result):
-    """curve.png: success while training, on held-out tasks, and the lines to judge them by."""
+    """curve.png: success on held-out tasks and while training, and the lines to judge it by."""
     from matplotlib.figure import Figure
     cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
-    axes, before, after = figure.subplots(), result["before"], result["after"]
-    steps = [line["step"] + 1 for line in run.history]
-    axes.plot(steps, [line["success"] for line in run.history], color="0.75", lw=1,
-              label="training tasks")
-    evaluated, successes, by_envs = zip(*result["curve"])
-    axes.plot(evaluated, successes, "o-", color="C0", lw=2, label="held-out tasks, T=1")
-    for i, env in enumerate(after["envs"]) if len(run.worlds) > 1 else ():
-        axes.plot(evaluated, [envs.get(env) for envs in by_envs], f"C{4 + i}", lw=1, label=env)
-    axes.plot([0, run.step], [before["greedy"], after["greedy"]], "^--", color="C0",
-              label="held-out tasks, greedy")
+    axes, steps = figure.subplots(), [line["step"] + 1 for line in run.history]
+    axes.plot(steps, [line["success"] for line in run.history], color="0.8", lw=1,
+              label="training tasks, T=1")
+    evaluated, greedy, sampled, parts = zip(*result["curve"])
+    axes.plot(evaluated, greedy, "o-", color="C0", lw=2, label="held-out tasks, greedy")
+    axes.plot(evaluated, sampled, "^--", color="C0", lw=1, label="held-out tasks, T=1")
+    for i, part in enumerate(parts[0] if 1 < len(parts[0]) <= MOST_PARTS else ()):
+        axes.plot(evaluated, [shares.get(part) for shares in parts], f"C{4 + i}", lw=1,
+                  label=f"{part}, greedy")
     if "control" in result:
-        axes.axhline(result["control"]["sampled"], color="C1", ls="--",
-                     label="control: more cloning instead, T=1")
+        axes.axhline(result["control"]["greedy"], color="C1", ls="--",
+                     label="control: more cloning, greedy")
     axes.plot(steps, [line["random"] for line in run.history], "C3:", label="random player")
     axes.axhline(result["expert"], color="C2", ls=":", label="expert")
     axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),

@@ -193,11 +193,9 @@ def begun(folder, given, same):
 @dataclass
 class Notes:
     """What the final table and the curve show; kept in every checkpoint."""
-    before: dict = None       # {"sampled": rate, "greedy": rate}, see held_out
-    after: dict = None
-    control: dict = None
+    evaluations: list = field(default_factory=list)     # [(step, rates)], see greedy_and_sampled
+    control: dict = None      # the control's rates
     players: dict = None      # {"random", "expert": rate}
-    curve: list = field(default_factory=list)       # [(step, held-out success at T=1, by env)]
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
     written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
 

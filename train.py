@@ -289,10 +289,8 @@ def sampled_entropy(trajectories):
 def evaluate_and_save(run):
     """After a step, if due: evaluate, save; -> "stop" if SIGTERM asked for the end."""
     cfg, last = run.cfg, run.step == run.cfg.steps
-    if cfg.eval_every and run.step % cfg.eval_every == 0 and not last:
-        held = metrics.held_out(run, temperature=1.0)
-        run.notes.curve.append((run.step, held["success"], held["envs"]))
-        parallel.say(f"held out: {held['success']:.1%} after {run.step} steps")
+    if last or cfg.eval_every and run.step % cfg.eval_every == 0:
+        metrics.evaluate(run)
     ending = any(parallel.gathered(run.ending))     # SIGTERM to one rank: then all of them end.
     # One that arrives while they ask each other stays in run.ending, for the next step.
     if run.step % cfg.save_every == 0 or last or ending:
@@ -570,14 +568,14 @@ def main(argv=None, kind=Config):
         modules = open_envs(cfg.env, cfg.data)
         with connected(cfg.env_url, modules) as clients:    # under torchrun: servers for each rank
             run = setup(cfg, modules, clients, began)
-            run.notes.before = run.notes.before or metrics.sampled_and_greedy(run)
+            if not run.notes.evaluations:       # else the run is resumed
+                metrics.evaluate(run)
             with ends_after_step(run):
                 train(run)
-            run.notes.after = metrics.sampled_and_greedy(run)
             metrics.report(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
                 policy = continue_cloning(run.start_model, run.rl_seconds, run.device)
-                run.notes.control = metrics.sampled_and_greedy(run, policy)
+                run.notes.control = metrics.greedy_and_sampled(run, policy)
                 metrics.report(run)
 
 
