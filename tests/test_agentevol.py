@@ -500,7 +500,7 @@ class Played:
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(parallel, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
-        monkeypatch.setattr(metrics, "held_out", self.held_out)
+        monkeypatch.setattr(metrics, "evaluate", self.evaluate)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
         monkeypatch.setattr(agentevol, "save", lambda run: self.saved.append(run.step))
         monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -509,9 +509,9 @@ class Played:
         self.now += 3                                   # seconds
         self.learned.append((policy, data, weights, rest))
 
-    def held_out(self, run, temperature):
+    def evaluate(self, run):
         self.now += 50
-        return dict(success=0.5, envs={})
+        run.notes.evaluations.append((run.step, {}))
 
 
 BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
@@ -544,7 +544,7 @@ def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, pol
     for m, (*_, (steps, lr, cfg, seed)) in enumerate(played.learned):
         assert (steps, lr, cfg, seed) == (7, 0.5, played.run.cfg, 31 + m)   # another order each
     assert played.saved == [1, 2] and played.run.step == 2
-    assert played.run.notes.curve == [(1, 0.5, {}), (2, 0.5, {})]
+    assert [step for step, _ in played.run.notes.evaluations] == [1, 2]
 
 
 def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkeypatch):
@@ -552,9 +552,9 @@ def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkey
     played = Played(monkeypatch, [FOUND, FOUND[:1]])
     evolve(played.run, BASE)
     for i, (explored, kept) in enumerate(((FOUND, FOUND[1:3]), (FOUND[:1], []))):
-        run, *found, stats, held, seconds = played.recorded[i]
+        run, *found, stats, seconds = played.recorded[i]
         assert run is played.run and found == [explored, kept] and stats == Stats()
-        assert (held["success"], seconds) == (0.5, 3.0)
+        assert seconds == 3.0
     assert played.run.optimizer is None                 # an iteration's own ends with it
 
 
@@ -671,8 +671,8 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
     assert result["after"]["sampled"] == lines[-1]["held_out"]          # the same random numbers
-    assert [point[:2] for point in result["curve"]] == [
-        [0, result["before"]["sampled"]], *([line["step"] + 1, line["held_out"]] for line in lines)]
+    assert [point[:3] for point in result["curve"][1:]] == [
+        [line["step"] + 1, line["held_out_greedy"], line["held_out"]] for line in lines]
     assert result["control"]["n"] == 8 and result["expert"] == 1
     assert all(line["random"] == result["random"] for line in lines)
     out = capsys.readouterr().out

@@ -143,31 +143,28 @@ def test_held_out_plays_at_the_last_horizon(ppo):
 
 
 def test_evaluations_are_as_many_as_were_asked_for(ppo, both):
-    """Before RL and after it at T=1 and greedy; after every 2nd step but the last at T=1."""
-    sampled, greedy = 1.0, 0.0
-    assert [(play.step, temperature_of(play)) for play in ppo.evaluations()] == [
-        (0, sampled), (0, greedy), (2, sampled), (4, sampled), (6, sampled),
-        (STEPS, sampled), (STEPS, greedy)]
-    assert [(play.step, temperature_of(play)) for play in both.evaluations()] == [
-        (0, sampled), (0, greedy), (2, sampled), (4, sampled), (4, greedy)]
+    """Before RL, after every 2nd step and after the last, greedy and at T=1."""
+    for run, steps in ((ppo, (0, 2, 4, 6, STEPS)), (both, (0, 2, 4))):
+        assert [(play.step, temperature_of(play)) for play in run.evaluations()] == [
+            (step, temperature) for step in steps for temperature in (0.0, 1.0)]
 
 
 def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     rates = [statistics.fmean(t.success for t in play.trajectories) for play in ppo.evaluations()]
-    notes = ppo.run.notes
-    assert notes.curve == [(step, rate, {"toy": rate}) for step, rate in zip((2, 4, 6), rates[2:5])]
-    assert [notes.before["sampled"]["success"], notes.before["greedy"]["success"]] == rates[:2]
-    assert [notes.after["sampled"]["success"], notes.after["greedy"]["success"]] == rates[5:]
-    result = json.load(open("runs/recorded/result.json"))
-    assert [result[when][how] for when in ("before", "after") for how in ("sampled", "greedy")] == [
-        rates[0], rates[1], rates[5], rates[6]]
-    assert result["curve"] == [[step, rate, {"toy": rate}] for step, rate in zip(
-        (0, 2, 4, 6, STEPS), (rates[0], *rates[2:6]))]
+    notes, result = ppo.run.notes, json.load(open("runs/recorded/result.json"))
+    assert [result[when][how] for when in ("before", "after") for how in ("greedy", "sampled")] == [
+        *rates[:2], *rates[-2:]]
+    assert [point[:3] for point in result["curve"]] == [
+        [step, *rates[2 * i:2 * i + 2]] for i, step in enumerate((0, 2, 4, 6, STEPS))]
+    greedy = ppo.evaluations()[-2].trajectories            # by family: the toy's even and odd tasks
+    assert result["after"]["parts"] == result["curve"][-1][3] == {
+        name: statistics.fmean(t.success for t in greedy if t.task_id % 2 == odd)
+        for name, odd in (("even", 0), ("odd", 1))}
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
         assert result[who] == rate
-        assert notes.players[who] == dict(success=rate, stderr=error, n=8, envs={"toy": rate})
+        assert notes.players[who] == dict(success=rate, stderr=error, n=8)
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -204,12 +201,12 @@ def test_held_out_of_one_policy_is_the_same_at_every_step(url, model, monkeypatc
     assert played[0] == played[1] != played[2]
 
 
-def test_sampled_and_greedy_of_another_policy_is_of_no_other(url, model, monkeypatch):
+def test_greedy_and_sampled_of_another_policy_is_of_no_other(url, model, monkeypatch):
     run, asked = started(url, config(model)), []
     monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, *_: (
         asked.append(policy) or (fakes([1]), Stats())))
-    metrics.sampled_and_greedy(run, "another")
-    metrics.sampled_and_greedy(run)
+    metrics.greedy_and_sampled(run, "another")
+    metrics.greedy_and_sampled(run)
     assert asked == ["another", "another", run.policy, run.policy]
 
 
@@ -300,8 +297,7 @@ def test_player_rate_by_hand(monkeypatch):
                    for name, most in (("toy", math.inf), ("sums", 2)))
     rate = metrics.player_rate("random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
-    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4,
-                        envs=dict(toy=0.5, sums=1.0))
+    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4)
 
 
 def test_both_splits_keeps_to_what_a_server_knows(url):
@@ -661,11 +657,13 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
 def test_a_resumed_run_remembers_and_is_not_measured_before_rl_again(url, model):
     first = recorded_main(url, model, steps=2, name="once", eval_every=1).run.notes
     again = recorded_main(url, model, "--resume", steps=3, name="once")
-    assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 1.0), (3, 0.0)]
+    assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
-    notes, (measured,) = again.run.notes, first.curve
-    assert (notes.before, notes.players) == (first.before, first.players)
-    assert measured[0] == 1 and notes.curve == [[*measured]]
+    notes = again.run.notes
+    assert notes.players == first.players
+    assert [step for step, _ in notes.evaluations] == [0, 1, 2, 3]
+    assert [rates for _, rates in notes.evaluations[:3]] == [
+        rates for _, rates in first.evaluations]
 
 
 def test_evaluate_and_save_saves_when_due_and_at_the_end(url, model, monkeypatch):

@@ -653,7 +653,8 @@ def test_main_clones_trains_and_reports(url, capsys):
     result = json.load(open("runs/all/result.json"))
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
     for key in ("before", "after", "control"):
-        assert result[key].keys() == {"sampled", "greedy", "stderr", "n", "envs"}
+        assert result[key].keys() == {"greedy", "greedy_stderr", "sampled", "sampled_stderr", "n",
+                                      "parts"}
         assert 0 <= result[key]["sampled"] <= 1 and result[key]["n"] == 8
     assert result["expert"] == 1 and 0 < result["random"] <= 1
     assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
@@ -661,7 +662,7 @@ def test_main_clones_trains_and_reports(url, capsys):
     out = capsys.readouterr().out
     for row in ("before", "after grpo", "control: ", "random player", "expert player"):
         assert row in out
-    assert len(re.findall(r"^held out: [\d.]+% at T=1, [\d.]+% greedy$", out, re.MULTILINE)) == 3
+    assert len(re.findall(r"^held out: [\d.]+% greedy, [\d.]+% at T=1$", out, re.MULTILINE)) == 4
     assert "max_turn_tokens=4" in out and "format=act" not in out     # which is the default
     assert "M parameters on cpu x 1" in out
     kept = json.load(open("runs/all/step_2/clone.json"))        # handed on with the weights
@@ -794,9 +795,8 @@ def test_a_run_on_an_original_plays_what_it_has_and_says_what_is_not_measured(
         (world,) = run.worlds
         assert run.tasks == {world: list(maze.LEFT)}
         assert run.eval_tasks == [(world, task) for task in maze.RIGHT]
-        run.notes.before = metrics.sampled_and_greedy(run)
+        metrics.evaluate(run)
         train.train(run)
-        run.notes.after = metrics.sampled_and_greedy(run)
         metrics.report(run)
     games = [body["game"] for _, path, body in server.log if path.endswith("/reset")]
     assert set(games) <= set(range(26)) and set(maze.RIGHT) <= set(games)
