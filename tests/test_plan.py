@@ -23,6 +23,7 @@ import engine
 import rollout
 import train
 from engine import prepare
+from lora import adapt
 from fakes import CONFIGS, config
 from plans import SHAPES, cell, config_of, counted_once, planned, table
 from recipes import plan
@@ -151,21 +152,17 @@ def expected_and_saved(kind, checkpointing, compute="float32", lora=0):
                  checkpointing=checkpointing, lora=lora)
     expected = plan.plan(cfg, small, 1, False, 1e12).update["activations"]
     model = prepare(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
-    model.requires_grad_(not lora)
-    for layer in model.model.layers.modules() if lora else ():
-        if isinstance(layer, torch.nn.Linear):
-            layer.A = torch.nn.Parameter(torch.zeros(lora, layer.in_features))
-            layer.B = torch.nn.Parameter(torch.zeros(layer.out_features, lora))
-            layer.register_forward_hook(lambda layer, x, out: out + x[0] @ layer.A.T @ layer.B.T)
+    if lora:
+        adapt(model, lora, 32, "")
     if checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     return expected, saved_by(model, torch.zeros(4, 128, dtype=int))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind, compute, checkpointing", [
+    ("llama", "float32", False), ("qwen3", "float32", True), ("qwen2", "bfloat16", False),
+    ("qwen3", "bfloat16", False), ("llama", "bfloat16", True)])
 def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing):
     expected, saved = expected_and_saved(kind, checkpointing, compute)
     assert expected == pytest.approx(saved, rel=0.1)
