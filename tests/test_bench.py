@@ -12,17 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SMALLEST = {        # bench -> its flags; gpu is tested by test_bench_gpu.py
-    "agentevol": "base --seeds 1 --quick --folder {tmp}/evolved",
     "babyai": "1",
     "engine": "--quick",
     "envs": "bandit maze --quick",
     "history": "--quick",
     "outage": "--quick",
+    "results": "worlds --only bandit --quick --curve --picture {tmp}/worlds.png",
     "rollout": "--quick --shapes S --rounds 1",
     "server": "--quick",
     "shapes": "--only Qwen2.5-0.5B --quick",
     "update": "--quick --parts update --shapes S --rounds 1",
-    "worlds": "--only bandit --quick --folder quick --picture {tmp}/worlds.png",
 }
 
 
@@ -38,7 +37,7 @@ def test_a_bench_runs_at_its_smallest_size(name, tmp_path):
     done = subprocess.run([sys.executable, "-m", f"tests.bench.{name}", *flags], cwd=ROOT,
                           capture_output=True, text=True, timeout=600,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
-    for left in [*(ROOT / "runs").glob("quick-*")]:         # of worlds
+    for left in [*(ROOT / "runs").glob("quick-*")]:         # of results
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()

@@ -1,0 +1,179 @@
+"""Tables of results, made from run folders: what is missing is run, what is there is not.
+
+    python -m tests.bench.results worlds --seeds 7            each world by its own settings
+    python -m tests.bench.results main --seeds 10,11,12 --jobs 1
+    python -m tests.bench.results main --only "GRPO, refill" --picture main.png
+
+A table is a dict of rows: title -> commands, of which the last is a run of train.py or agentevol.py
+and those before it make what it needs. {seed} is the seed, {run} the row's folder and {at} the
+table's, so that rows can share a clone. A row shows, in %, the mean over the seeds and its standard
+error, of held-out success before and after, greedy and at T=1; of one seed the standard error over
+tasks. The picture has a panel for each row: greedy success, its band over the seeds, the random
+player and the expert. Minutes are of CPU time, servers included: a run needs half of them on two
+free cores. An interrupted table goes on.
+"""
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from metrics import mean_and_error
+
+TRAIN = "train.py --resume --name {run} --seed {seed} "
+EVOLVE = ("agentevol.py evolve --resume --out runs/{run} --seed {seed} --explore 400 "
+          "--eval-tasks 256 ")
+CLONE = "agentevol.py clone --out {at}/clone-{seed} --seed {seed} "
+FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
+TABLES = {
+    "main": {
+        "GRPO": [TRAIN + "--control"],
+        **{algo: [TRAIN + f"--algo {algo}"] for algo in ("ppo", "rloo", "reinforce_pp")},
+    },
+    "worlds": {
+        **{name: [TRAIN + f"--env {name}"] for name in (
+            "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
+            "alfworld", "bandit", "webshop_small", "webshop", "academia")},
+        "textcraft_small, think": [
+            CLONE.replace("clone-", "think-") + "--env textcraft_small --format think "
+            "--max-turn-tokens 72 --max-context 1024 --horizon 10 --steps 450",
+            TRAIN + "--env textcraft_small --model {at}/think-{seed} --steps 40 "
+            "--tasks-per-step 16"],
+        "frozenlake, reflect": [
+            CLONE.replace("clone-", "reflect-") + "--env frozenlake --format reflect "
+            "--max-turn-tokens 48 --max-context 1280 --horizon 10 --steps 350",
+            TRAIN + "--env frozenlake --model {at}/reflect-{seed} --steps 24 --tasks-per-step 16"],
+    },
+    "agentevol": {      # AgentEvol with its control, and as many steps on all demonstrations
+        f"{env}{title}": [EVOLVE + f"--env {env} {flags}"] for env, n in FEW.items()
+        for title, flags in (
+            ("", f"--n {n} --steps 300 --learn-steps 150 --iterations 4 --control"),
+            (", BC-large", "--n 8000 --steps 900 --iterations 0"))
+    },
+    "tries": {
+        f"K = {k}": [EVOLVE + f"--env textcraft_small --n 60 --steps 300 --learn-steps 150 "
+                     f"--iterations 6 --samples {k}"] for k in ("1", "2", "4", "4,1,1")
+    },
+    "leave_out": {
+        f"explored: {explored}": [
+            EVOLVE.replace("256", "600") + "--env textcraft_small,frozenlake,sokoban --n 60 "
+            f"--steps 300 --learn-steps 150 --iterations 4 --unexplored {unexplored!r}"]
+        for explored, unexplored in (
+            ("all three", ""), ("without textcraft_small", "textcraft_small"),
+            ("without frozenlake", "frozenlake"), ("without sokoban", "sokoban"))
+    },
+}
+QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
+         "agentevol.py": " --steps 5 --batch 4"}
+
+
+def run(table, title, seed, quick=False):
+    """The row's run with this seed -> its result.json, with the minutes of CPU time."""
+    at = "quick-" * quick + table
+    name = f"{at}-{title}-{seed}".replace(", ", "-").replace(" ", "_")
+    spent = Path("runs", name, "cpu_minutes.json")
+    if not spent.exists():
+        minutes = 0.0
+        for command in TABLES[table][title]:
+            words = shlex.split(command.format(seed=seed, run=name, at=f"runs/{at}"))
+            made = words[words.index("--out") + 1] if "clone" in words else ""
+            if not (made and os.path.exists(made)):
+                more = shlex.split(QUICK[words[0]]) if quick else []
+                minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
+        spent.write_text(json.dumps(minutes))
+    result = json.loads(Path("runs", name, "result.json").read_text())
+    return result | dict(minutes=json.loads(spent.read_text()))
+
+
+def spend(command, log):
+    """Run this command -> its minutes of CPU time."""
+    with open(log, "a") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+        _, status, usage = os.wait4(process.pid, 0)     # its own time, and its children's
+    if status:
+        raise SystemExit(f"{shlex.join(command)} failed, see {log}")
+    return (usage.ru_utime + usage.ru_stime) / 60
+
+
+def shown(results, key, how):
+    """Mean and standard error in %, over the seeds or, of one seed, over its tasks; "" if none."""
+    rates = [result[key] for result in results if key in result]
+    if not rates:
+        return ""
+    mean, error = mean_and_error([rate[how] for rate in rates])
+    error = error if len(rates) > 1 else rates[0][f"{how}_stderr"]
+    return f"{100 * mean:.1f} ± {100 * error:.1f}"
+
+
+def row(title, results):
+    cells = [shown(results, key, how) for key in ("before", "after", "control")
+             for how in ("greedy", "sampled")]
+    cells += [f"{100 * results[0][who]:.0f}" for who in ("random", "expert")]
+    return f"| {title} | " + " | ".join(
+        [*cells, str(results[0]["after"]["n"]),
+         f"{mean_and_error([result['minutes'] for result in results])[0]:.1f}"]) + " |"
+
+
+def points(results, column=1):
+    """[(step, mean success, its standard error over the seeds)] of each evaluation; column: of
+    result.json's curve, 1 greedy, 2 at T=1."""
+    return [(seeds[0][0], *mean_and_error([point[column] for point in seeds]))
+            for seeds in zip(*(result["curve"] for result in results), strict=True)]
+
+
+def draw(path, table):
+    """table: {title: results}."""
+    from matplotlib.figure import Figure
+    columns = min(3, len(table))
+    rows = -(-len(table) // columns)
+    figure = Figure((3 * columns, 2.3 * rows), dpi=110, layout="tight")
+    for i, (title, results) in enumerate(table.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        steps, means, errors = zip(*points(results))
+        axes.plot(steps, means, "o-", ms=3, label="greedy")
+        if len(results) > 1:
+            axes.fill_between(steps, [m - e for m, e in zip(means, errors)],
+                              [m + e for m, e in zip(means, errors)], alpha=0.3)
+        axes.axhline(results[0]["random"], color="C3", ls=":", label="random player")
+        axes.axhline(results[0]["expert"], color="C2", ls=":", label="expert")
+        axes.set(title=title, ylim=(0, 1.04))
+        axes.title.set_size(9)
+    axes.legend(fontsize=7)
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--seeds", default="7", help="comma-separated")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--only", nargs="*", metavar="TITLE", help="rows; without it all")
+    parser.add_argument("--picture", default="", help="a file; without it none")
+    parser.add_argument("--curve", action="store_true", help="also every evaluation's mean")
+    parser.add_argument("--quick", action="store_true", help="a step of each, to try this file")
+    args = parser.parse_args()
+    os.makedirs("runs", exist_ok=True)
+    titles, seeds, table = args.only or [*TABLES[args.table]], args.seeds.split(","), {}
+    print("| | before: greedy | T=1 | after: greedy | T=1 | control: greedy | T=1 | random | "
+          "expert | n | CPU min |\n|" + "---|" * 11)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        futures = {title: [pool.submit(run, args.table, title, seed, args.quick) for seed in seeds]
+                   for title in titles}
+        for title, of_seeds in futures.items():
+            table[title] = [future.result() for future in of_seeds]
+            print(row(title, table[title]), flush=True)
+            if args.curve:
+                for column, how in ((1, "greedy"), (2, "T=1")):
+                    print(f"   {how} after " + ", ".join(
+                        f"{step}: {100 * mean:.1f} ± {100 * error:.1f}"
+                        for step, mean, error in points(table[title], column)))
+    if args.picture:
+        draw(args.picture, table)
+
+
+if __name__ == "__main__":
+    main()
