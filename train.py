@@ -138,7 +138,7 @@ def credit(run, batch):
     if cfg.overlong_buffer:
         penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
         batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
-    if cfg.advantage == "gae":          # the episode's return on its last action token
+    if cfg.advantage in AT_END:         # the episode's return on its last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(run, run.reference, batch)
@@ -397,6 +397,7 @@ def critic_advantages(b, advantages, returns):
     return algos.masked_whiten(advantages, b.response_mask)
 
 
+AT_END = {"gae"}        # rules that are paid once, at the end; the others turn by turn
 TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
 VALUE_CLIP = 0.5        # values move at most so far from the old ones
 VALUE_COEF = 0.5        # weight of the value loss where the trunk is shared
