@@ -131,9 +131,6 @@ def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
         torch.testing.assert_close(ranks[key], one[key], atol=1e-5, rtol=1e-3)
     mine, its = (Path(f"runs/{kind}-{name}/step_5") for name in (1, f"{count}-{shard}"))
     assert {path.name for path in mine.iterdir()} == {path.name for path in its.iterdir()}
-    for name in ("adapter_config.json",) if kind == "lora" else (
-            "config.json", "generation_config.json"):
-        assert (mine / name).read_text() == (its / name).read_text()
 
 
 @pytest.mark.slow
@@ -237,8 +234,8 @@ def groups_of(path):
 
 # ---- checkpoints --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("counts", [(2, 1), pytest.param((8, 2, 1), marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_fewer_ranks(counts, url, model):
+@pytest.mark.parametrize("counts", [(2, 1), pytest.param((2, 1, 8), marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_another_number_of_ranks(counts, url, model):
     """One rank is asked to end, all do; the optimizer's rows are dealt anew."""
     one, cfg = learned(url, model, "critic", 1), settings("critic", model, name="fewer")
     for i, count in enumerate(counts):
