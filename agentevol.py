@@ -45,7 +45,7 @@ class Clone(Machine, Speaks, Worlds):
     # behavioural cloning
     out: str = "runs/clone"       # the policy's folder; of evolve: the run's
     seed: Natural = 0             # of everything random
-    n: Natural = 8000             # with luck (skill below 1) all tasks as many whole times as fit
+    n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
@@ -142,9 +142,10 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
     The ranks share each batch. Stops after `seconds`, as if that had been the plan.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    rng, order, began = random.Random(seed), [], time.perf_counter()
-    for step in progress(range(steps), "learning, steps", **dict(disable=True) if seconds <
-                         math.inf else {}):
+    rng, order = random.Random(seed), []
+    began = time.perf_counter()
+    bar = dict(disable=True) if seconds < math.inf else {}      # its end is a time, not a step
+    for step in progress(range(steps), "learning, steps", **bar):
         spent = time.perf_counter() - began
         done = max(step / steps, spent / seconds)
         if done >= 1:
@@ -152,7 +153,7 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
         for group in optimizer.param_groups:
             group["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
                 (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
-        if len(order) < cfg.batch:
+        if len(order) < cfg.batch:      # a rest smaller than a batch is dropped
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen, order = order[:cfg.batch], order[cfg.batch:]
         loss = learn_step(policy, optimizer, [trajectories[i] for i in chosen],
@@ -166,11 +167,11 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = algos.over_weights(batch.response_mask,
                                        torch.tensor(weights, device=policy.device))
-    for rows, real in parallel.micro_batches(batch, cfg.micro_tokens):
-        part = batch.rows(*rows)
+    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+        part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
-        (loss * parallel.world()).backward()                # FSDP takes the mean over the ranks
+        (loss * parallel.world_size()).backward()           # FSDP takes the mean over the ranks
         total += loss.detach()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
@@ -181,7 +182,7 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
 def clone(cfg, out, device, say=parallel.say, demos=None):
     """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
     together -> what was imitated, as Trajectories. ValueError."""
-    demos = lesson(cfg, say) if demos is None else demos
+    demos = parallel.by_first(lesson, cfg, say) if demos is None else demos
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
@@ -199,17 +200,17 @@ def clone(cfg, out, device, say=parallel.say, demos=None):
 
 
 def lesson(cfg, say=parallel.say):
-    """What is to be imitated, in the form of `envs.record`, on all ranks: games of the experts, or
-    the file cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
-    if parallel.rank():
-        return parallel.gathered(None)[0]
-    modules, demos = open_envs(cfg.env, cfg.data), []
+    """What is to be imitated, in the form of `envs.record`: games of the experts, or the file
+    cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
+    modules = open_envs(cfg.env, cfg.data)
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
         say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
-    families = families_of(modules, cfg.families)
-    for module, own in () if cfg.demos else zip(modules, families):
-        began, skill = time.perf_counter(), 1.0 if cfg.set else cfg.skill
+        return demos
+    demos = []
+    for module, own in zip(modules, families_of(modules, cfg.families)):
+        began = time.perf_counter()
+        skill = 1.0 if cfg.set else cfg.skill
         most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
         tasks = choose_tasks(module, "train", 0, own)
         if most < len(tasks):       # a fair choice: families may lie one behind the other
@@ -218,7 +219,7 @@ def lesson(cfg, say=parallel.say):
         demos += played
         say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill {skill:g}, "
             f"{sum(d['success'] for d in played)} succeed ({time.perf_counter() - began:.1f} s)")
-    return parallel.gathered(demos)[0]
+    return demos
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def setup(cfg, modules, clients, began):
     """Everything before the first iteration -> (Run, base set)."""
     device, kept = parallel.start(cfg.device, cfg.compute), "demonstrations.json"
     known = read_json(os.path.join(cfg.out, kept), {}) if cfg.resume else {}
-    demos = known.get("all") or lesson(cfg)
+    demos = known.get("all") or parallel.by_first(lesson, cfg)
     folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
     base, last = os.path.join(folder, "clone"), last_checkpoint(folder)
     if parallel.rank() == 0 and not known:
@@ -376,8 +377,8 @@ def check(cfg):
 
 def main():
     """A command and its flags -> a policy or a run. Errors are one sentence."""
-    began, kind = time.perf_counter(), {"evolve": Evolve, "clone": Clone}.get(
-        " ".join(sys.argv[1:2]))
+    began = time.perf_counter()
+    kind = {"evolve": Evolve, "clone": Clone}.get(sys.argv[1] if len(sys.argv) > 1 else "")
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
@@ -385,8 +386,9 @@ def main():
         check(cfg)
         if kind is Evolve:
             return run_all(cfg, began)
-        device, demos = parallel.start(cfg.device, cfg.compute), lesson(cfg)
-        out = new_folder(cfg.out)                       # not before: a lesson may be refused
+        device = parallel.start(cfg.device, cfg.compute)
+        demos = parallel.by_first(lesson, cfg)
+        out = parallel.by_first(new_folder, cfg.out)    # not before: a lesson may be refused
         clone(cfg, out, device, demos=demos)
         parallel.say(f"policy in {out}")
 

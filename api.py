@@ -58,7 +58,7 @@ class Api:
         episode.answer(text, message)
 
     def ask(self, **more):
-        """-> what `read_completion` gives, or Nones if the prompt is too long. On silence,
+        """-> what `read_completion` gives; (None, None, no tokens): too long a prompt. On silence,
         nonsense, 408, 429 and 5xx the request is sent again, after pauses that grow."""
         for sent, pause in enumerate([*PAUSES, None], 1):
             body, status, after = self.body | more, None, ""
@@ -74,7 +74,7 @@ class Api:
                 said = f"no chat completion: {said}"
             if status in (400, 500) and TOO_LONG.search(said):
                 return None, None, Counter()
-            if status == 400 and "max_tokens" in body and "max_completion_tokens" in said:
+            if status == 400 and pause and "max_tokens" in body and "max_completion_tokens" in said:
                 self.body.pop("max_tokens", None)       # OpenAI's newer models: from now on
                 self.body["max_completion_tokens"] = self.cfg.max_turn_tokens
             elif pause is None or 200 < (status or 0) < 500 and status not in (408, 429):

@@ -75,9 +75,10 @@ class EnvClient:
             retries=urllib3.Retry(None, connect=2, read=0, redirect=False, status=0, other=0,
                                   backoff_factor=0.1))      # again only what was never sent
         self.urls, self.original = find_servers(self.http, urls, name)
-        self.batched, self.connections = (False, 32) if self.original else (True, 2)    # requests
-        self.away = {}          # URL -> (since when it gives no answer, when it is asked again)
-        self.open, self.turn = set(), itertools.count()         # sessions; of new ones
+        self.batched = not self.original                # one request holds many episodes
+        self.connections = 2 if self.batched else 32    # requests under way at a time
+        self.silent = {}        # URL -> (since when it gives no answer, when it is asked again)
+        self.open, self.turn = set(), itertools.count()     # sessions (URL, id); of the next one
         self.pool = ThreadPoolExecutor(2 * len(self.urls))      # servers answer side by side
 
     def game(self, module):
@@ -112,9 +113,9 @@ class EnvClient:
         the last second. ServersGone."""
         while True:
             now = time.monotonic()
-            if due := [url for url in self.urls if self.away.get(url, (0, 0))[1] <= now]:
+            if due := [url for url in self.urls if self.silent.get(url, (0, 0))[1] <= now]:
                 return due[next(self.turn) % len(due)]
-            gone = [since for since, _ in list(self.away.values())]
+            gone = [since for since, _ in list(self.silent.values())]
             if len(gone) == len(self.urls) and now - max(gone) > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "
                                   f"{self.patience:g} s; start one and repeat the command "
@@ -125,10 +126,8 @@ class EnvClient:
         """One request -> (place, Reply or EnvError)s. If it fails, all its episodes fail."""
         bodies = [body for _, body in part]
         try:
-            if self.original:
-                items = [self.ask_original(url, verb, bodies[0])]
-            else:
-                items = field(self.post(f"{url}/{verb}s", {"items": bodies}), "items", list, url)
+            items = [self.ask_original(url, verb, bodies[0])] if self.original else \
+                field(self.post(f"{url}/{verb}s", {"items": bodies}), "items", list, url)
             if len(items) != len(bodies):
                 raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
         except EnvError as error:
@@ -165,10 +164,10 @@ class EnvClient:
         except NO_ANSWER as error:
             now, late = time.monotonic(), isinstance(error, urllib3.exceptions.ReadTimeoutError)
             rest = min(max(1, now - began), self.patience / 2)
-            self.away[root] = self.away.get(root, (now,))[0], now + rest
+            self.silent[root] = self.silent.get(root, (now,))[0], now + rest
             raise EnvError(f"{url}: {type(error).__name__}: {brief(str(error))}",
                            away=not late) from None     # late: it may be the episode's fault
-        self.away.pop(root, None)
+        self.silent.pop(root, None)
         return checked(status, answer, url)
 
     def close(self):
@@ -196,14 +195,14 @@ def reply_of(url, verb, body, item, original):
     """One episode's item in an answer to `body` -> Reply or EnvError; ValueError: a wrong task."""
     try:
         checked(200, item, f"{url}/{verb}")
-        number, *values, info = (field(item, *each, url) for each in ITEM.items())
-        if number != body.get("id", number):
-            raise EnvError(f"{url}: an answer of id {number} to {brief(body)}")
+        got = {name: field(item, name, kind, url) for name, kind in ITEM.items()}
+        if got["id"] != body.get("id", got["id"]):
+            raise EnvError(f"{url}: an answer of id {got['id']} to {brief(body)}")
         kinds = dict(success=bool, valid=type(None) if original else bool, score=float)
-        info = {key: field(info, key, kind, url) for key, kind in kinds.items()}
+        got["info"] = {key: field(got["info"], key, kind, url) for key, kind in kinds.items()}
     except EnvError as error:
         return error
-    return Reply((url, number), *values, info)
+    return Reply((url, got.pop("id")), **got)
 
 
 def find_servers(http, urls, name):

@@ -12,8 +12,9 @@ in a window (docs/models.md), call `attend`; it asks a *layout*, which knows who
 
 Who owns a page, and who frees it: see class Pages; when: class Engine.
 
-Letters: B sequences, T tokens in a packed row, H heads, KH key-value heads, G = H / KH,
-D head size, S page size in tokens, P pages, V vocabulary.
+Letters: B sequences, T tokens packed in one row (in arguments of the training forward: the padded
+length), Q new tokens of the longest sequence, H heads, KH key-value heads, G = H / KH, D head size,
+S tokens in a page, P pages at hand, W readers of a page, A sampled tokens, V vocabulary.
 """
 import heapq
 import math
@@ -37,7 +38,7 @@ from transformers.utils import logging as transformers_logging
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
-# What layers tell `attend` and what changes nothing here; what it refuses, in words.
+# Arguments of layers that change nothing here, and what some that we refuse are called in words.
 IGNORED = "dropout", "position_ids", "cache_position", "logits_to_keep", "output_router_logits"
 ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
@@ -76,7 +77,7 @@ def make_policy(vocabulary, width, layers, heads, seed):
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2),
         max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
-    return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    return equip(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
 def never_sample_padding(model, tokenizer):
@@ -125,7 +126,6 @@ def check_model(path):
 def check_config(config):
     """ValueError if transformers' model of `config` cannot run here. It is tried, without weights:
     on torch's meta device (experts there need bfloat16) `attend` sees what its layers ask for."""
-    AttentionInterface.register(OURS, attend)
     transformers_logging.disable_progress_bar()            # they would break our log's lines
     kinds, layers = set(getattr(config, "layer_types", None) or []), []
 
@@ -145,23 +145,18 @@ def check_config(config):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
             layout = types.SimpleNamespace(memory=None, views={}, view=lambda *view: view,
                                            position=torch.arange(2), attend=watch)
-            forward(model, layout.position, layout)
+            forward(model, torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")
-        if getattr(config, "sliding_window", None) and not kinds and not any(layout.views):
+        told = any(layout.views)                # a layer passed its window
+        if getattr(config, "sliding_window", None) and not kinds and not told:
             raise ValueError("attention that is not told of its window")
     except Exception as e:                 # other people's code: whatever it raises, it cannot run
         raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
                          "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
 
 
-def prepare(model, attention="auto", dtype=None):
-    """`equip` a model made in memory. ValueError: it cannot run here, see `check_config`."""
-    check_config(model.config)
-    return equip(model, attention, dtype)
-
-
-def equip(model, attention, dtype):
+def equip(model, attention="auto", dtype=None):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
@@ -209,9 +204,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
            layout=None, **more):
     """What transformers calls in every layer. query (1, H, T, D), key and value (1, KH, T, D), with
     rotary positions applied -> ((1, T, H, D), None). sliding_window: tokens that a token sees, with
-    itself; None: all. `layout` is an opaque object among the model's keyword arguments, because
-    FSDP casts every tensor that it finds there. It has position (T,), memory, slots, views, a tuple
-    view(window, G), and attend(layer, query (T, H, D), key (T, KH, D), value, scale, *view).
+    itself; None: all. layout: see below; an opaque object among the model's keyword arguments,
+    because FSDP casts every tensor that it finds there.
     ValueError: an argument that asks for another attention."""
     if layout is None:
         raise ValueError(f"{type(module).__name__} got no layout: an attention class of its own, "
@@ -224,10 +218,20 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))     # (T, H or KH, D)
     if layout.memory is not None:      # first, so that the new tokens see themselves in the pages
         layout.memory.write(module.layer_idx, layout.slots, key, value)
-    view = layout.views.get(sliding_window) or layout.views.setdefault(    # once for all layers
-        sliding_window, layout.view(sliding_window, query.shape[1] // key.shape[1]))
+    if sliding_window not in layout.views:          # once for all layers
+        layout.views[sliding_window] = layout.view(sliding_window, query.shape[1] // key.shape[1])
+    view = layout.views[sliding_window]
     return layout.attend(module.layer_idx, query, key, value, scaling, *view)[None], None
 
+
+AttentionInterface.register(OURS, attend)
+
+# A layout has
+#   position (T,)             each token's place in its own sequence
+#   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
+#   view(window, G)           what attend needs besides, a tuple, made once for all layers
+#   views                     {window: that tuple}
+#   attend(layer, query (T, H, D), key (T, KH, D), value, scale, *view) -> (T, H, D)
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
@@ -306,7 +310,7 @@ class Extend:
     def view(self, window, groups):
         """Pages (B, P) from the first that a window reaches; bias (B, 1, G * Q, P * S)."""
         S, device = self.memory.page_size, self.position.device
-        first = (self.starts + 1 - (window or self.ends)).clip(0) // S
+        first = (self.starts + 1 - window).clip(0) // S if window else 0 * self.starts
         columns = first[:, None] + np.arange(((self.ends - 1) // S - first).max() + 1)
         columns = columns.clip(max=self.table.shape[1] - 1)
         # no page (-1) is read as page 0: it lies behind the sequence's end, which is hidden
@@ -337,11 +341,11 @@ class Decode:
         self.table, self.lengths, self.views = table, starts + 1, {}
 
     def view(self, window, groups):
-        """Runs (pages, W, bias) and readers for `walk_pages`. Windows are rare: their pages are
-        gathered, as in a prefill."""
+        """(None, runs (pages, W, bias), readers) for `walk_pages`; in a window (an Extend, what
+        its view gives): windows are rare, their pages are gathered, as in a prefill."""
         if window:
             past = Extend(np.ones(len(self.table), int), self.memory, self.table, self.lengths - 1)
-            return past, past.view(window, groups)
+            return past, *past.view(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
         # row n: the bias of a page in which n tokens are written: 0 at these, NEVER at the others
         unwritten = self.memory.keys.new_full((S + 1, S), NEVER).triu()
@@ -352,11 +356,12 @@ class Decode:
                 chosen = torch.from_numpy(chosen).to(device)
             runs.append((chosen, rows.shape[1], bias))
             readers.append((rows[:, None] * KH + np.arange(KH)[:, None]).ravel())
-        return runs, torch.from_numpy(np.concatenate(readers)).to(device)
+        return None, runs, torch.from_numpy(np.concatenate(readers)).to(device)
 
-    def attend(self, layer, query, key, value, scale, runs, readers):
-        if isinstance(runs, Extend):
-            return runs.attend(layer, query, key, value, scale, *readers)
+    def attend(self, layer, query, key, value, scale, past, *seen):
+        if past:
+            return past.attend(layer, query, key, value, scale, *seen)
+        runs, readers = seen
         runs = [(*self.memory.choose(layer, chosen), *rest) for chosen, *rest in runs]
         return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs, readers,
                           scale).view(query.shape)
@@ -438,9 +443,12 @@ class Flash:
             self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
 
     def view(self, window, groups):
-        """((tokens seen before a token's own, after it),); -1: all. Lone queries may see all: so
-        told, flash-attn 2 reads keys once for all the query heads that share them."""
-        return (((window or 0) - 1, 0 if window or self.longest > 1 else -1),)
+        """(flash-attn's window_size,): tokens seen before a token's own, after it; -1: all."""
+        before = window - 1 if window else -1
+        # 0 after: causal. Nothing is after a lone query, and with -1 flash-attn 2 reads keys once
+        # for all the query heads that share them.
+        after = -1 if self.longest == 1 and not window else 0
+        return ((before, after),)
 
     def attend(self, layer, query, key, value, scale, window):
         """(T, H, D), by one call, whatever the pass."""
@@ -451,7 +459,7 @@ class Flash:
         if self.kernel == "flash2":
             return function(query, key, value, *lengths, softmax_scale=scale, causal=True,
                             window_size=window, block_table=self.table)
-        # varlen: several splits leave rows of paged sequences unwritten
+        # varlen: causal by window_size; several splits leave rows of paged sequences unwritten
         return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
                         window_size=window, seqused_k=self.seq_lens, block_table=self.table)
 
@@ -589,8 +597,9 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes while it is in `active`. tokens counts prefill, decode, decode_steps, decode_read.
-    width: the most pages that a sequence will have, if fewer than all."""
+    decodes while it is in `active`. `tokens` counts tokens prefilled and decoded, decode steps, and
+    the cached tokens that these read. width: the most pages that a sequence will have, if fewer
+    than all."""
 
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
                  width=None):
@@ -609,7 +618,8 @@ class Engine:
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        for source, target in self.pages.fork(parent.row, self.free_rows[0], parent.length):
+        child = self.free_rows[0]                   # the row that `start` takes
+        for source, target in self.pages.fork(parent.row, child, parent.length):
             for pool in self.memory.pools:
                 pool[:, target] = pool[:, source]
         return self.start(parent.length)
@@ -634,8 +644,7 @@ class Engine:
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
-        for part in prefill_parts(cached, lengths, self.prefill_tokens,
-                                  self.kernel == "torch"):              # a forward pass
+        for part in prefill_parts(cached, lengths, self.prefill_tokens, self.kernel == "torch"):
             table, starts = self._cached([sequences[i] for i in part])
             new = [lengths[i] for i in part]
             layout = layout_for(self.model, new, self.memory, table,
@@ -689,7 +698,8 @@ class Engine:
         if self.graphs is None:
             return forward(self.model, ids, layout)
         if len(ids) not in self.graphs:
-            self.graphs[len(ids)] = DecodeGraph(self.model, ids, layout, *self.graphs.values())
+            first = next(iter(self.graphs.values()), None)
+            self.graphs[len(ids)] = DecodeGraph(self.model, ids, layout, first)
         return self.graphs[len(ids)].replay(ids, layout)[:n]
 
 
@@ -705,10 +715,12 @@ def prefill_parts(cached, lengths, most, padded):
     past apart (their layouts differ), of at most `most` tokens with their padding, or one text."""
     parts = []
     for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
-        if not parts or cached[parts[-1][0]] != cached[i] or most < sum(
-                lengths[i] if padded else lengths[j] for j in [*parts[-1], i]):
-            parts.append([])
-        parts[-1].append(i)
+        part = [*parts[-1], i] if parts else [i]
+        size = len(part) * lengths[i] if padded else sum(lengths[j] for j in part)  # i: the longest
+        if not parts or cached[part[0]] != cached[i] or size > most:
+            parts.append([i])
+        else:
+            parts[-1].append(i)
     return parts
 
 
@@ -725,7 +737,7 @@ class DecodeGraph:
     """One decode step of fixed shapes, recorded once; a replay launches all kernels at once. All
     graphs of an engine work in the memory of the first, so that one has the most rows."""
 
-    def __init__(self, model, token_ids, layout, first=None, *others):
+    def __init__(self, model, token_ids, layout, first):
         self.token_ids, self.layout = token_ids, layout     # a replay reads the same addresses
         forward(model, token_ids, layout)                   # warm up: kernels load lazily
         self.graph = torch.cuda.CUDAGraph()
@@ -744,13 +756,14 @@ class DecodeGraph:
 
 def sample(logits, uniforms, temperature):
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
-    logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) of the distribution that was
-    really sampled, in float32. One uniform per token, from the trajectory's own random stream,
-    makes its text independent of the rest of the batch. temperature 0: the most likely token."""
+    logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) float32, under the sampled
+    distribution. One uniform per token, from the trajectory's own random stream, makes its text
+    independent of the rest of the batch. temperature 0: the most likely token, with its logprob at
+    temperature 1."""
     scaled = logits if temperature in (0, 1) else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
-    best, top = probabilities.amax(-1, keepdim=True), scaled.amax(-1, keepdim=True)
+    top_probability, top_logit = (x.amax(-1, keepdim=True) for x in (probabilities, scaled))
     if temperature == 0:
         ids = scaled.argmax(-1, keepdim=True)
     else:
@@ -758,7 +771,7 @@ def sample(logits, uniforms, temperature):
         total = cumulative[:, -1:]     # a uniform that rounds to 1 must not pick past the end
         target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
-    logprobs = scaled.gather(1, ids).float() - top.float() + best.log()
+    logprobs = scaled.gather(1, ids).float() - top_logit.float() + top_probability.log()
     return ids[:, 0], logprobs[:, 0]
 
 
@@ -791,7 +804,8 @@ def hidden_before(model, token_ids, response_mask, position_ids):
     starts = torch.nonzero(positions == 0)[:, 0]
     lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
     sampled = torch.nonzero(response_mask[real].bool())[:, 0]
-    model.train(model.is_activation_checkpointing and torch.is_grad_enabled())   # as it asks for
+    # transformers recomputes activations in train mode only; dropout is 0
+    model.train(model.is_activation_checkpointing and torch.is_grad_enabled())
     hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
                          layout=layout_for(model, lengths)).last_hidden_state[0]
     return hidden[sampled - 1], ids[sampled]
@@ -801,6 +815,8 @@ def _head(model, hidden, targets, temperature, entropy):
     """(A, width) hidden states -> (A,) log-probability of each target or, with entropy, (2, A). Run
     under `checkpoint`: a chunk's (A, V) logits are computed again in the backward pass, not kept.
     The model's own forward makes them, without its layers: many scale or cap lm_head's logits."""
+    # A stand-in, in every attribute this model, but its `model` (the layers) returns the hidden
+    # states we have. Mixture models read router_logits of that output: it is of their class.
     headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
     logits = without_padding(model, type(model).forward(headed).logits[0].float())

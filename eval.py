@@ -39,7 +39,8 @@ from metrics import with_nulls
 from parallel import device_of
 from rollout import World, collect, progress
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
-                 model_defaults, one_sentence, open_folder, open_worlds, parse_flags, write_json)
+                 model_defaults, one_sentence, open_folder, open_worlds, parse_flags, read_json,
+                 write_json)
 
 
 @dataclass
@@ -113,7 +114,7 @@ def play(cfg, policy, tasks, folder, plays):
     have, api = {(p["env"], p["task_id"]) for p in plays}, Api(cfg) if cfg.api_base else None
     left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in have]
     random.Random(cfg.seed).shuffle(left)       # all environments are played at once
-    of_tasks = [tasks[i] for i in left], cfg.k, math.inf, (cfg.seed,), left
+    mine, key = [tasks[i] for i in left], (cfg.seed,)
 
     def keep(new):
         plays.extend(new)
@@ -128,7 +129,7 @@ def play(cfg, policy, tasks, folder, plays):
               for member, e in enumerate(episodes)])
 
     if cfg.policy:
-        for world, task in progress(of_tasks[0], f"{cfg.policy} player"):
+        for world, task in progress(mine, f"{cfg.policy} player"):
             with suppress(RuntimeError):        # of the engine: the task counts as dropped
                 keep([play_builtin(world.module, cfg.policy, task, world.most_turns,
                                    (cfg.seed, member), member or None)
@@ -136,9 +137,10 @@ def play(cfg, policy, tasks, folder, plays):
         return
     try:
         if api and left:
-            collect_by_api(api, *of_tasks, finished)
+            collect_by_api(api, mine, cfg.k, math.inf, key, left, finished)
         else:
-            collect(policy, *of_tasks, max_concurrent=cfg.max_concurrent, finished=finished)
+            collect(policy, mine, cfg.k, horizon=math.inf, key=key, places=left,
+                    max_concurrent=cfg.max_concurrent, finished=finished)
     except EnvError as error:
         if isinstance(error, ServersGone) or not plays:
             raise
@@ -254,13 +256,16 @@ def run(cfg):
     """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
     cannot be played."""
     check(cfg)
-    began, (modules, asked, missing) = time.perf_counter(), envs_asked_for(cfg)
-    families, policy, notes, tasks = families_of(modules, cfg.families), load(cfg), [], []
+    began = time.perf_counter()
+    modules, asked, missing = envs_asked_for(cfg)
+    families, policy = families_of(modules, cfg.families), load(cfg)
+    notes, tasks = [], []
     with nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg) if clients else \
             [World(None, Agent(None, module=module)) for module in modules]
         for world, own in zip(worlds, families):
-            name, (n, world.most_turns) = world.module.NAME, asked[world.module.NAME]
+            name = world.module.NAME
+            n, world.most_turns = asked[name]       # `collect` gets no other horizon
             ids = suite_tasks(world.module, n, world.known) if cfg.suite else \
                 choose_tasks(world.module, cfg.split, n, own, world.known)
             tasks += [(world, task) for task in sorted(ids)]
@@ -268,8 +273,9 @@ def run(cfg):
                 notes.append(f"{name}: {len(ids)} tasks, all there are of the {n} asked for")
         lines = "".join(f"{world.module.NAME} {task}\n" for world, task in tasks)
         digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
-        if cfg.resume:
-            begun(cfg.path, dict(tasks=digest), ["tasks"])
+        was = read_json(os.path.join(cfg.path, "config.json"), {}) if cfg.resume else {}
+        if was.get("tasks", digest) != digest:
+            raise ValueError(f"--resume: {cfg.path} was begun with other tasks; give another --out")
         folder = open_folder(cfg.path, cfg, tasks=digest) if cfg.path else ""
         plays = kept_plays(folder, cfg.k) if folder else []
         play(cfg, policy, tasks, folder, plays)

@@ -95,13 +95,13 @@ def evaluate(run):
 # ---- one step -----------------------------------------------------------------------------------
 
 def record(run, horizon, played, batch, stats, figures, seconds):
-    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. With an
-    evaluation two episodes are kept as text."""
+    """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. Every
+    eval_every steps, from the first on, two of the step's episodes are kept as text."""
     line = measure(run, horizon, played, batch, stats, figures, seconds)
     remember(run, line)
     parallel.say(log_line(line))
     if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
-        write_samples(run, played)
+        write_samples(run, line["step"], played)
     if run.step == 0:
         parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
     for signal, sentence in collapse_warnings(run.history):
@@ -119,7 +119,7 @@ def record_iteration(run, explored, kept, stats, seconds):
         random=players(run)["random"]["success"], held_out_greedy=greedy["success"],
         held_out=sampled["success"], held_out_stderr=sampled["stderr"])
     remember(run, line)
-    write_samples(run, explored)
+    write_samples(run, line["step"], explored)
     parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
                  f"{percent(line['success'])} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
@@ -182,7 +182,7 @@ def speeds(played, batch, stats, seconds, passes):
     updating = seconds - stats.seconds["rollout"]
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     figures = dict(
-        {f"seconds_{phase}": stats.seconds[phase] / parallel.world()
+        {f"seconds_{phase}": stats.seconds[phase] / parallel.world_size()
          for phase in ("prefill", "decode", "sampling", "environment")},
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds, rollout_tokens=forwarded,
@@ -205,7 +205,7 @@ def minutes(run, played, stats, seconds):
 def describe(run):
     """Say what is trained where."""
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
-    parallel.say(f"{size:.2f}M parameters on {run.device} x {parallel.world()}, attention "
+    parallel.say(f"{size:.2f}M parameters on {run.device} x {parallel.world_size()}, attention "
                  f"{policy.kernel} ({policy.kernel_reason})"
                  + f", going on at step {run.step}" * (run.step > 0))
 
@@ -223,10 +223,10 @@ def log_line(m):
             + f"\n          {', '.join(rare)}" * bool(rare))
 
 
-def write_samples(run, trajectories):
+def write_samples(run, step, trajectories):
     """A few episodes as text, the trained tokens marked: most failures show here first."""
     tokenizer = run.worlds[0].agent.tokenizer
-    append(run, "samples.txt", "".join(f"---- step {run.step} ----\n{t.text(tokenizer)}\n"
+    append(run, "samples.txt", "".join(f"---- step {step} ----\n{t.text(tokenizer)}\n"
                                        for t in trajectories[:2]))
 
 
@@ -316,14 +316,16 @@ def collapse_warnings(history, window=5):
 
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length. Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. Success too lowers reward std
-    and entropy: they count while it neither rises nor is half of the way to 1, or if it falls."""
+    Means over `window` steps are compared; the thresholds are ours. Solving tasks lowers reward std
+    and entropy as well: these two count only while success is not rising and not `solved`, half of
+    its way from the first steps to 1, or when it is falling."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)
     falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
     solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
-    rising = not falling and success[-1] > success[-1 - 3 * window:][0] + 0.03   # 3 windows back
+    before = success[max(0, len(success) - 1 - 3 * window)]         # three windows back
+    rising = not falling and success[-1] > before + 0.03
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
                      f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
                      "with the largest in-group reward std.")

@@ -34,7 +34,7 @@ def rank():
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world():
+def world_size():
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -63,7 +63,7 @@ def start(device="auto", compute="auto"):
     device = device_of(device)
     cuda = device.type == "cuda"
     if cuda:
-        number = device.index or int(os.environ.get("LOCAL_RANK", 0))
+        number = int(os.environ.get("LOCAL_RANK", device.index or 0))      # torchrun's goes first
         found = torch.cuda.device_count()
         if number >= found:
             raise ValueError(f"device={device}: torch finds {found} GPUs here")
@@ -86,21 +86,26 @@ def end():
 
 
 def wait_for_all():
-    if world() > 1:
+    if world_size() > 1:
         dist.barrier()
 
 
 def summed(x):
     """The tensor x added up over the ranks, in place and returned."""
-    if world() > 1:
+    if world_size() > 1:
         dist.all_reduce(x)
     return x
 
 
+def by_first(make, *arguments):
+    """make(*arguments), called by rank 0 alone -> what it gave, on every rank."""
+    return gathered(make(*arguments) if rank() == 0 else None)[0]
+
+
 def gathered(thing):
     """[thing of rank 0, thing of rank 1, ...] on every rank; things are pickled."""
-    things = [thing] * world()
-    if world() > 1:
+    things = [thing] * world_size()
+    if world_size() > 1:
         dist.all_gather_object(things, thing)
     return things
 
@@ -125,15 +130,16 @@ def load(path, device, cfg, value_head=False, frozen=False, lora=0):
 
 def as_trained(model, device, cfg, value_head=False, frozen=False):
     """The model with float32 weights, perhaps with a critic's head; or frozen, its weights in the
-    dtype that it computes in, as they are beside adapters. Sharded where there are ranks, of which
-    one alone would only hold frozen weights twice."""
+    dtype that it computes in, as they are beside adapters. Sharded by FSDP under torchrun; a single
+    process only if it trains all weights, as frozen ones would be there twice."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
     dtype = compute if frozen or adapters(model) else torch.float32
-    sharded = dist.is_initialized() and (world() > 1 or not (frozen or adapters(model)))
+    sharded = dist.is_initialized() and (world_size() > 1 or not (frozen or adapters(model)))
     if value_head:
         add_value_head(model)
-    place(model, device, dtype, compute, sharded and cfg.shard)
+    mesh = replicas(dist.group.WORLD, device.type) if sharded and cfg.shard == "none" else None
+    place(model, device, dtype, compute, sharded, mesh)
     equip(model, cfg.attention, compute).eval()
     if frozen:
         model.requires_grad_(False)
@@ -148,19 +154,18 @@ def as_trained(model, device, cfg, value_head=False, frozen=False):
     return model
 
 
-def place(model, device, dtype, compute, shard):
-    """Move a model to the device, its weights in `dtype`, a decoder layer at a time. shard: "full"
-    or "none", see run.Machine, for FSDP2, whose units are the layers and the rest, so that no rank
-    holds more; gradients are averaged in float32. False: in one piece.
+def place(model, device, dtype, compute, sharded, mesh=None):
+    """Move a model to the device, its weights in `dtype`, a decoder layer at a time, so that no
+    rank holds more. sharded: by FSDP2, whose units are the layers and the rest; gradients are
+    averaged in float32. mesh: None cuts the weights over all ranks, `replicas` gives each all.
     What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    mesh = replicas(dist.group.WORLD, device.type) if shard == "none" else None
     whole = {p for p in model.parameters() if p.requires_grad} if adapters(model) else set()
     for unit in (*model.model.layers, model):
         for weights in unit.parameters():
             if not isinstance(weights, DTensor):            # not cut as part of a layer
                 weights.data = weights.data.to(device, None if weights in whole else dtype)
-        if shard:
+        if sharded:
             fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
@@ -178,7 +183,7 @@ def average_gradients(model):
     beside them."""
     if adapters(model):
         grads = [p.grad for p in model.parameters() if p.requires_grad]
-        vector_to_parameters(summed(parameters_to_vector(grads)) / world(), grads)
+        vector_to_parameters(summed(parameters_to_vector(grads)) / world_size(), grads)
 
 
 @contextmanager
@@ -206,7 +211,7 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
     the ints from which all random numbers of these episodes follow. On every rank alike: EnvError
     if none was played or one rank's servers are gone, ValueError if no prompt fits.
     """
-    places = range(rank(), len(tasks), world())
+    places = range(rank(), len(tasks), world_size())
     with gathered_weights(policy):
         try:
             mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
@@ -237,10 +242,11 @@ def micro_batches(batch, max_tokens, whole_rows=False):
     runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
     """
     total = int((batch.token_ids >= 0).sum())
-    parts = batch.parts(min(max_tokens, -(-total // world())), whole_rows)
-    for i in range(rank(), -(-len(parts) // world()) * world(), world()):
-        rows, *span = parts[i % len(parts)]
-        yield (torch.tensor(rows, device=batch.token_ids.device), *span), int(i < len(parts))
+    parts = batch.parts(min(max_tokens, -(-total // world_size())), whole_rows)
+    for i in range(rank(), -(-len(parts) // world_size()) * world_size(), world_size()):
+        rows, begin, end = parts[i % len(parts)]
+        rows = torch.tensor(rows, device=batch.token_ids.device)
+        yield (rows, begin, end), int(i < len(parts))
 
 
 @torch.no_grad()
@@ -248,12 +254,12 @@ def on_all_rows(method, batch, max_tokens, *more):
     """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
     token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
     out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-    for (rows, *span), real in micro_batches(batch, max_tokens):
-        part = batch.rows(rows, *span)
+    for (rows, begin, end), real in micro_batches(batch, max_tokens):
+        part = batch.rows(rows, begin, end)
         x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
         if real:
             row, column = part.response_mask.nonzero(as_tuple=True)
-            out[rows[row], column + sum(span[:1])] = x
+            out[rows[row], column + begin] = x
     return summed(out)
 
 

@@ -670,7 +670,7 @@ class Batch:
                 parts.append(([row], begin, end))
                 continue
             if room < lengths[row]:
-                parts.append(([],))
+                parts.append(([], 0, None))
                 room = tokens
             parts[-1][0].append(row)
             room -= int(lengths[row])

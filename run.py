@@ -164,9 +164,9 @@ def cloned_settings(model):
 
 
 def tiny_settings(env, kind):
-    """What an environment asks of a tiny policy (its TINY), in flags of `kind`, and as "clone" in
-    those of agentevol.py clone. Of several environments: what the first asks for, but the longest
-    texts and horizons, and the families of all."""
+    """{flag of `kind`: value} that an environment's TINY asks for when a tiny policy plays it, and
+    under "clone" flags of agentevol.py clone. Of several environments the first one's, with the
+    largest horizons, max_turn_tokens and max_context of all, and the families of all."""
     asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
     settings, defaults = dict(asked[0]), {f.name: f.default for f in fields(kind)}
     for name in ("horizons", "max_turn_tokens", "max_context") if len(asked) > 1 else ():
@@ -290,10 +290,8 @@ def one_sentence(script):
 # ---- the folder and its files -------------------------------------------------------------------
 
 def new_folder(path):
-    """Make a folder, by one rank for all -> its name: `path` or, if that is there, path-2, path-3,
-    ...: makedirs is the lock, and nothing is ever overwritten."""
-    if parallel.rank():
-        return parallel.gathered(None)[0]
+    """Make a folder -> its name: `path` or, if that is there, path-2, path-3, ...: makedirs is the
+    lock, and nothing is ever overwritten."""
     path = os.path.normpath(path)           # x/ is x, and the next is not x/-2
     for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
         with suppress(FileExistsError):
@@ -301,13 +299,13 @@ def new_folder(path):
             break
     if folder != path:
         parallel.say(f"{path} is there: the folder of this run is {folder}")
-    return parallel.gathered(folder)[0]
+    return folder
 
 
 def open_folder(path, cfg, **more):
     """The folder of a run, a new one or with cfg.resume the one that is there -> its name. It gets
     config.json, with the flags and more."""
-    folder = path if cfg.resume else new_folder(path)
+    folder = path if cfg.resume else parallel.by_first(new_folder, path)
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
         write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)

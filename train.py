@@ -204,12 +204,12 @@ def update(run, batch):
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
-            for rows, real in parallel.micro_batches(mini, cfg.micro_tokens,
-                                                     cfg.surrogate == "sequence"):  # a row's mean
-                loss, part_sums = part_loss(run, mini.rows(*rows))
+            for where, real in parallel.micro_batches(mini, cfg.micro_tokens,
+                                                      cfg.surrogate == "sequence"):  # a row's mean
+                loss, part_sums = part_loss(run, mini.rows(*where))
                 if norms:       # the weights have moved away from those that sampled
                     del part_sums["mismatch"]
-                (loss * real * parallel.world()).backward()     # FSDP takes the mean over the ranks
+                (loss * real * parallel.world_size()).backward()    # FSDP takes the ranks' mean
                 total += loss.detach() * real
                 for name, x in part_sums.items():
                     sums[name] = sums[name] + x * real

@@ -23,7 +23,7 @@ from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizer
 import rollout
 import train
 from client import EnvClient, Reply
-from engine import make_policy, prepare
+from engine import make_policy, equip
 from env_server import HttpServer
 from chat import TINY_TEMPLATE, make_tokenizer
 from rollout import World
@@ -47,7 +47,7 @@ def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
                 parameter.add_(0.2 * torch.randn_like(parameter))
         stock.lm_head.weight *= 2                   # log-probabilities far from uniform
         stock.lm_head.weight[list(loud)] *= 4
-    return prepare(copy.deepcopy(stock)), stock
+    return equip(copy.deepcopy(stock)), stock
 
 
 def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):

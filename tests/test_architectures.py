@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import train
 from engine import (Engine, attend, check_config, check_model, forward, layout_for, load_policy,
-                    prepare)
+                    equip)
 from fakes import token_logprobs
 from test_engine import (CONTEXTS, assert_same_gradients, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -101,7 +101,7 @@ def twins_of(name):
         for parameter in stock.parameters():
             if parameter.dim() == 1:                # biases are made 0, norms 1: hide no mistake
                 parameter.add_(0.2 * torch.randn_like(parameter))
-    return prepare(copy.deepcopy(stock)), stock
+    return equip(copy.deepcopy(stock)), stock
 
 
 def window_of(model):

@@ -84,7 +84,7 @@ def test_measured_leaves_out_what_is_not_begun_in_time(monkeypatch):
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(gpu, "make_model",
                         lambda name, device: made.append(name) or f"model {name}")
-    monkeypatch.setattr(gpu, "prepare", lambda model, kernel: None)
+    monkeypatch.setattr(gpu, "equip", lambda model, kernel: None)
     monkeypatch.setitem(gpu.PARTS, "decode", part)
     rows, left_out = gpu.measured(args, {}, deadline=2.5)
     assert [row["what"] for row in rows] == ["3B 4", "decode", "7B 4"]
@@ -94,7 +94,7 @@ def test_measured_leaves_out_what_is_not_begun_in_time(monkeypatch):
     def missing(model, kernel):
         raise ValueError(f"{kernel} is not installed")
     clock = iter(range(9))
-    monkeypatch.setattr(gpu, "prepare", missing)
+    monkeypatch.setattr(gpu, "equip", missing)
     assert gpu.measured(args, {}, deadline=9) == ([], [])
 
 

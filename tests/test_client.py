@@ -757,7 +757,7 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
                            before=lambda number: end(urls[0]) if number == 3 else None)
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        assert [*client.away] == [f"{urls[0]}/maze"]
+        assert [*client.silent] == [f"{urls[0]}/maze"]
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0
 
@@ -827,7 +827,7 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch)
         (late,) = client.answer([(a.session, "step", "dream")])
         (fine,) = client.answer([(b.session, "step", "look")])
     assert isinstance(late, EnvError) and not late.away
-    assert fine.observation == STARTS[2] and client.away == {}
+    assert fine.observation == STARTS[2] and client.silent == {}
 
 
 # ---- no reward that nobody gave ----
@@ -912,4 +912,4 @@ def test_post_leaves_a_late_server_alone_for_half_of_the_patience_at_most(away, 
     monkeypatch.setattr(client_file, "exchange", late)
     with pytest.raises(EnvError):
         client.post(f"{client.urls[0]}/steps", {})
-    assert client.away == {client.urls[0]: (1120.0, 1120.0 + away)}
+    assert client.silent == {client.urls[0]: (1120.0, 1120.0 + away)}

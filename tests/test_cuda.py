@@ -17,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 import engine as engine_module
 import parallel
 from engine import (PAGE_SIZES, DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
-                    prepare, sample)
+                    equip, sample)
 from fakes import token_logprobs, twins
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
@@ -134,8 +134,8 @@ def varlen(*args, **kwargs):
 class Recorded(DecodeGraph):
     """A graph without CUDA: a replay computes from the same addresses into the same address."""
 
-    def __init__(self, model, token_ids, layout, *others):
-        self.token_ids, self.layout, self.others = token_ids, layout, others
+    def __init__(self, model, token_ids, layout, first):
+        self.token_ids, self.layout, self.first = token_ids, layout, first
         self.logits = forward(model, token_ids, layout)
         self.graph = types.SimpleNamespace(
             replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
@@ -209,7 +209,7 @@ def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kerne
         made.append([*engine.graphs])
     assert made == [[32], [32, 8], [32, 8, 16], [32, 8, 16], [32, 8, 16]]
     first, *others = engine.graphs.values()
-    assert first.others == () and all(graph.others[0] is first for graph in others)
+    assert first.first is None and all(graph.first is first for graph in others)
     assert {graph.layout.table.shape[1] for graph in engine.graphs.values()} == {3}
 
 
@@ -322,7 +322,7 @@ def on_gpu(dtype, attention="auto", layers=2):
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.load_state_dict(stock.state_dict())
     try:
-        return prepare(model.cuda().eval(), attention), stock.cuda().eval()
+        return equip(model.cuda().eval(), attention), stock.cuda().eval()
     except ValueError as missing:
         pytest.skip(str(missing))
 

@@ -15,7 +15,7 @@ import engine as engine_module
 from engine import (NEVER, Engine, Pages,
                     action_logprobs, add_value_head, attend, graph_shape,
                     load_policy, longest_text, page_runs, prefill_parts,
-                    prepare, sample, walk_pages)
+                    equip, sample, walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from chat import Agent
 from rollout import make_engine
@@ -48,7 +48,7 @@ def test_load_policy_says_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load_policy("./nowhere")
     with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
-        prepare(twins()[0], "flash2")
+        equip(twins()[0], "flash2")
     stock = twins("qwen2")[1]
     weights = stock.state_dict()
     del weights["model.layers.1.self_attn.q_proj.weight"]
@@ -678,7 +678,7 @@ def in_16_bit(kind="qwen2", **more):
     model = twins(kind, **more)[1].bfloat16()
     with torch.no_grad():
         model.lm_head.weight *= 8
-    return prepare(model)
+    return equip(model)
 
 
 def exact_logprobs(model, hidden, targets):
@@ -737,7 +737,7 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
 def test_a_models_own_cap_of_16_bit_logits_is_float32_too():
     """Gemma's final cap c tanh(x / c), and ids without a text behind it."""
     torch.manual_seed(0)
-    model = prepare(AutoModelForCausalLM.from_config(Gemma3TextConfig(
+    model = equip(AutoModelForCausalLM.from_config(Gemma3TextConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
         num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=4.0,
         initializer_range=0.5), dtype=torch.bfloat16))

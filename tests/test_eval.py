@@ -496,7 +496,7 @@ def test_resume_refuses_another_list_of_tasks(suite, tmp_path, monkeypatch):
     run(cfg)
     monkeypatch.undo()                                      # wordle's engine was installed
     monkeypatch.setitem(SUITES, "small", {"wordle": (25, 8), "textcraft": (100, 3)})
-    with pytest.raises(ValueError, match="tasks='[0-9a-f]{12}', but .* begun with tasks="):
+    with pytest.raises(ValueError, match="begun with other tasks"):
         run(replace(cfg, resume=True))
 
 

@@ -476,10 +476,10 @@ def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypat
     batch, orders = batch_of(run, 3), []
     rows = type(batch).rows
 
-    def noting(self, chosen):
+    def noting(self, chosen, *span):
         if self is batch:
             orders.append(tuple(chosen.tolist()))
-        return rows(self, chosen)
+        return rows(self, chosen, *span)
     monkeypatch.setattr(type(batch), "rows", noting)
     monkeypatch.setattr(train, "optimizer_step", lambda *_: 1.0)
     for run.step in (0, 1, 0):
@@ -492,7 +492,7 @@ def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypat
 
 def ranks(monkeypatch, rank, world):
     monkeypatch.setattr(parallel, "rank", lambda: rank)
-    monkeypatch.setattr(parallel, "world", lambda: world)
+    monkeypatch.setattr(parallel, "world_size", lambda: world)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -505,7 +505,7 @@ def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
         ranks(monkeypatch, rank, world)
         parts = list(parallel.micro_batches(batch, 10**6))  # one rank could take it all at once
         counts.add(len(parts))
-        shares.append([int(i) for (rows,), real in parts if real for i in rows])
+        shares.append([int(i) for (rows, *_), real in parts if real for i in rows])
     assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
     tokens = [int(lengths[share].sum()) for share in shares]
     assert min(tokens) > 0 and max(tokens) <= lengths.sum() / world + lengths.max()
@@ -558,7 +558,7 @@ def test_update_adds_up_over_the_ranks(url, model, monkeypatch):
     run = started(url, config(model, "ppo", lr=1e-9, critic_lr=1e-9, max_grad_norm=1e9))
     batch = batch_of(run, 3)
     alone = train.update(run, batch)
-    monkeypatch.setattr(parallel, "world", lambda: 3)
+    monkeypatch.setattr(parallel, "world_size", lambda: 3)
     monkeypatch.setattr(parallel, "summed", lambda x: 4 * x)
     monkeypatch.setattr(parallel, "micro_batches", lambda mini, *_: [
         ((torch.arange(len(mini.rewards)),), 1)])

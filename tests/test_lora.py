@@ -238,7 +238,7 @@ def test_average_gradients_takes_the_mean_of_adapters_alone(model, monkeypatch):
     adapt(policy, 4, 32, model)
     add_value_head(policy)
     own = [p for p in policy.parameters() if p.requires_grad]
-    monkeypatch.setattr(parallel, "world", lambda: 2)
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(parallel, "summed", lambda flat: flat + 3 * flat)
     for i, p in enumerate(own):
         p.grad = torch.full_like(p, i + 1)

@@ -86,7 +86,7 @@ def learn(url, cfg, steps, until=None):
     run, credit = started(url, cfg), train.credit
 
     def asked(run, batch):
-        run.ending = run.step == until and parallel.rank() == parallel.world() - 1
+        run.ending = run.step == until and parallel.rank() == parallel.world_size() - 1
         credit(run, batch)
     train.credit = asked
     train.train(run)

@@ -860,11 +860,11 @@ def test_batch_parts_cut_a_long_row_between_its_contexts():
     short.begin_context([50, 51, 52, 53])
     short.add_action([59], [-1.0])
     batch = to_batch([short, long])
-    assert batch.parts(15) == [([1],), ([0],)]
-    assert batch.parts(7) == [([1], 0, 7), ([1], 7, 9), ([1], 9, 15), ([0],)]
-    assert batch.parts(9) == [([1], 0, 9), ([1], 9, 15), ([0],)]
+    assert batch.parts(15) == [([1], 0, None), ([0], 0, None)]
+    assert batch.parts(7) == [([1], 0, 7), ([1], 7, 9), ([1], 9, 15), ([0], 0, None)]
+    assert batch.parts(9) == [([1], 0, 9), ([1], 9, 15), ([0], 0, None)]
     assert batch.parts(1) == [([1], 0, 4), ([1], 4, 7), ([1], 7, 9), ([1], 9, 15), ([0], 0, 5)]
-    assert batch.parts(7, whole_rows=True) == [([1],), ([0],)]
+    assert batch.parts(7, whole_rows=True) == [([1], 0, None), ([0], 0, None)]
     middle = batch.rows([1], 4, 9)
     assert middle.token_ids.tolist() == [[20, 21, 29, 30, 39]]
     assert middle.position_ids.tolist() == [[0, 1, 2, 0, 1]] and middle.rewards.shape == (1,)

@@ -306,7 +306,7 @@ def test_play_tasks_tells_the_other_ranks_before_it_raises(mine, other, error, u
     """A rank that lost its episodes goes on with the other's."""
     run, told = started(url, config(model)), []
     monkeypatch.setattr(parallel, "collect", giving(mine))
-    monkeypatch.setattr(parallel, "world", lambda: 2)
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(parallel, "gathered", lambda share: told.append(share) or [share, other])
     with pytest.raises(error) if error else nullcontext():
         played, stats = parallel.play_tasks(

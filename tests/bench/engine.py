@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 
-from engine import OURS, Engine, attend, prepare, sample        # before torch: see there
+from engine import OURS, Engine, attend, equip, sample        # before torch: see there
 import numpy as np
 import torch
 from transformers import (AttentionInterface, AutoModelForCausalLM, GenerationConfig, Qwen2Config)
@@ -43,7 +43,7 @@ def make_models(shape):
     theirs = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
     ours = AutoModelForCausalLM.from_config(config)
     ours.load_state_dict(theirs.state_dict())
-    return clocked(prepare(ours).eval()), theirs.eval()
+    return clocked(equip(ours).eval()), theirs.eval()
 
 
 def clocked(model):

@@ -34,7 +34,7 @@ import timeit
 from pathlib import Path
 
 from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,     # before torch
-                    prepare)
+                    equip)
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -316,7 +316,7 @@ def measured(args, limits, deadline):
             torch.cuda.empty_cache()
             model, here = make_model(name, "cuda"), name
         try:
-            prepare(model, kernel)
+            equip(model, kernel)
             found = [*PARTS[part](name, model, limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
             without.add(kernel)

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import chat
 import rollout
-from engine import prepare
+from engine import equip
 from chat import Agent
 from rollout import Episode, make_engine, to_batch
 from tests.bench.engine import SHAPES, medians, race
@@ -38,7 +38,7 @@ READ, THOUGHTS, WORDS, PROMPT = 24, 64, 16, 200         # tokens
 def make_policy(shape, vocabulary):
     width, layers, heads, kv_heads, inner, _ = SHAPES[shape]
     torch.manual_seed(0)
-    return prepare(AutoModelForCausalLM.from_config(Qwen3Config(
+    return equip(AutoModelForCausalLM.from_config(Qwen3Config(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)).eval())
