@@ -80,7 +80,7 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         base = Path(made)
         subprocess.run([sys.executable, str(ROOT / "agentevol.py"), "clone", "--out",
-                        str(base / "clone"), *(["--steps=9"] if args.quick else ())],
+                        str(base / "clone"), *(["--steps=9", "--n=300"] if args.quick else ())],
                        check=True, stdout=subprocess.DEVNULL)
 
         def place(name):

@@ -158,7 +158,7 @@ def show_turns(title, seen, model, B, targets):
 
 def bench_turns(shape, args, prompt, observation, action):
     ours, theirs = make_models(shape)
-    B, horizon = (16, 4) if args.quick else (64, 10)
+    B, horizon = (8, 3) if args.quick else (64, 10)
     agent, client = make_agent(shape, prompt, observation, action, horizon)
 
     def play(way, policy, number, **more):
@@ -209,7 +209,7 @@ def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
 
 def bench_latency(shape, args, wait=0.05):
     ours, _ = make_models(shape)
-    B, horizon = (32, 4) if args.quick else (64, 10)
+    B, horizon = (16, 3) if args.quick else (64, 10)
     agent, client = make_agent(shape, 100, 24, 16, horizon, wait)
 
     def play(way, number):
@@ -235,7 +235,7 @@ def main():
     for shape in args.shapes:
         for part in args.parts:
             if part == "decode":
-                for B, target in ((64, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
+                for B, target in ((16, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
                     bench_decode(shape, args, B, target)
             elif part == "turns":
                 sizes = ((100, 400), 24, 16), (100, 24, 16), (400, 24, 16)
