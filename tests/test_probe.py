@@ -62,7 +62,7 @@ def test_probe_scores_every_reply_under_every_prompt(url, model):
     assert abs(got["kl_start"]) < 1e-6
 
 
-def test_with_lora_the_probe_loads_no_second_model(url, model, monkeypatch):
+def test_with_lora_the_probe_loads_no_second_model(url, model, here, monkeypatch):
     run = started(url, config(model, lora=4, filter="none"))
     monkeypatch.setattr(parallel, "load", None)
     batch = train.to_batch(train.play_step(run, 2)[0])
