@@ -49,6 +49,7 @@ class Clone(Machine, Speaks, Worlds):
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
+    observations: Share = 0.0     # weight of what is read; 0: the actions alone are learned
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
@@ -163,10 +164,15 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
 
 
 def learn_step(policy, optimizer, trajectories, weights, cfg):
-    """One step on -sum w log pi / sum w over this batch -> that loss, before the step."""
+    """One step on -sum w log pi / sum w over this batch, of the actions and, weighing
+    cfg.observations as much, of what is read between them -> that loss, before the step."""
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = algos.over_weights(batch.response_mask,
                                        torch.tensor(weights, device=policy.device))
+    if cfg.observations:        # a context's first token follows nothing
+        read = (batch.token_ids >= 0) & (batch.position_ids > 0) & ~batch.response_mask
+        batch.weights += cfg.observations * read * batch.weights.amax(1, keepdim=True)
+        batch.response_mask |= read
     for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)

@@ -107,7 +107,15 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.notes.warnings}:
             run.notes.warnings.append((run.step, signal, sentence))
-            parallel.say(f"WARNING at step {run.step}: {sentence}")
+            parallel.say(f"WARNING at step {run.step}: {sentence} {way_back(run)}")
+
+
+def way_back(run):
+    """Where a run that collapses may begin anew, by StarPO-S: its last checkpoint."""
+    step = run.step - run.step % run.cfg.save_every
+    policy = f"{run.folder}/step_{step}" if step else run.cfg.model
+    return ("StarPO-S trains only on the tasks with the largest in-group reward std: python "
+            f"train.py --algo starpo_s --env {run.cfg.env}" + f" --model {policy}" * bool(policy))
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -167,9 +175,10 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
+        out_of_context=sum(t.truncated == "context" for t in played) / len(played),
         masked=(batch.weights[batch.response_mask] == 0).float().mean().item() if batch else 0.0,
         trajectories=len(played), trained=len(batch.rewards) if batch else 0,
-        dropped=stats.dropped, **asdict(figures), **kl_to_start(batch),
+        dropped=stats.dropped, **asdict(figures), **of_batch(batch),
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
@@ -230,13 +239,18 @@ def write_samples(run, step, trajectories):
                                        for t in trajectories[:2]))
 
 
-def kl_to_start(batch):
-    """k3 of the sampling policy to the one that training began with, where that is at hand."""
-    if batch is None or batch.ref_logprobs is None:
+def of_batch(batch):
+    """Of the sampled tokens: mean, standard deviation and share of zeros of their advantages; k3 of
+    the sampling policy to the one that RL began with, if that is at hand."""
+    if batch is None:
         return {}
     mask = batch.response_mask
-    return dict(kl_start=algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask])
-                .mean().item())
+    advantages = batch.advantages[mask]
+    figures = dict(advantage_mean=advantages.mean(), advantage_std=advantages.std(),
+                   advantage_zeros=(advantages == 0).float().mean())
+    if batch.ref_logprobs is not None:
+        figures["kl_start"] = algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask]).mean()
+    return {name: x.item() for name, x in figures.items()}
 
 
 # ---- the end ------------------------------------------------------------------------------------
@@ -327,8 +341,7 @@ def collapse_warnings(history, window=5):
     before = success[max(0, len(success) - 1 - 3 * window)]         # three windows back
     rising = not falling and success[-1] > before + 0.03
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                     f"{success[-1]:.0%}); StarPO-S would train only on the quarter of the tasks "
-                     "with the largest in-group reward std.")
+                     f"{success[-1]:.0%}).")
             for signal, past, now, seen, meaning in echo_trap_signals(
                 history, window, solved, falling, rising) if seen]
 

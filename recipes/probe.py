@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
+import algos
 import metrics
 import parallel
 import train
@@ -58,7 +59,8 @@ def probe(run, trajectories):
         batch = to_batch(trajectories[:64], run.device)
         start = run.reference or parallel.load(run.start_model, run.device, run.cfg, frozen=True)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
-        figures |= metrics.kl_to_start(batch)
+        own, start = (x[batch.response_mask] for x in (batch.old_logprobs, batch.ref_logprobs))
+        figures["kl_start"] = algos.kl_k3(own, start).mean().item()
     return figures
 
 

@@ -424,24 +424,27 @@ def one_step(trajectories, weights, **settings):
     return learn_step(policy, optimizer, trajectories, weights, cfg), grads
 
 
-def by_hand(factors):
+def by_hand(factors, observations=0.0):
     """The same by a plain loop over WEIGHED and its tokens, a forward pass for each trajectory."""
     ours, loss = toy_policy(), torch.zeros(())
     policy = AutoModelForCausalLM.from_config(LlamaConfig(**ours.config.to_dict()))     # stock
     policy.load_state_dict(ours.state_dict())
     for (t, _), factor in zip(WEIGHED, factors):
         logprobs = policy(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
-        for turn in t.turns:
-            for at in range(turn.start, turn.end):
-                loss = loss - factor * logprobs[at - 1, t.token_ids[at]]
+        sampled = {at for turn in t.turns for at in range(turn.start, turn.end)}
+        for at in range(1, len(t.token_ids)):
+            share = 1.0 if at in sampled else observations
+            loss = loss - share * factor * logprobs[at - 1, t.token_ids[at]]
     loss.backward()
     return loss.item(), {name: w.grad for name, w in policy.named_parameters()}
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 9, 8192])
-def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens):
-    loss, grads = one_step(*zip(*WEIGHED), micro_tokens=micro_tokens)
-    expected, own = by_hand(FACTORS)
+@pytest.mark.parametrize("micro_tokens, observations", [(1, 0.0), (9, 0.3), (8192, 0.0),
+                                                        (8192, 1.0)])
+def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observations):
+    """Of the replies' tokens, and with observations also of those that are read."""
+    loss, grads = one_step(*zip(*WEIGHED), micro_tokens=micro_tokens, observations=observations)
+    expected, own = by_hand(FACTORS, observations)
     norm = sum(g.square().sum() for g in own.values()).sqrt().item()
     assert loss == pytest.approx(expected, rel=1e-5)
     for name, grad in grads.items():        # a gradient longer than 1 is cut to length 1

@@ -633,11 +633,27 @@ def test_reward_std_share_is_of_the_first_five_steps(ppo):
 K3 = 0.5 - 1 + math.log(2)
 
 
-def test_kl_to_start_is_of_the_sampler_to_the_start():
-    mask = torch.tensor([[True, False]])
-    batch = SimpleNamespace(response_mask=mask, old_logprobs=torch.tensor([[0.5, math.nan]]).log(),
-                            ref_logprobs=torch.tensor([[0.25, math.nan]]).log())
-    assert metrics.kl_to_start(batch)["kl_start"] == pytest.approx(K3, rel=1e-5)
+def test_of_batch_reads_the_sampled_tokens_alone():
+    """kl_start is of the sampler to the start. Advantages (0, 3, 0): mean 1, std sqrt(6 / 2)."""
+    mask = torch.tensor([[True, True, True, False]])
+    batch = SimpleNamespace(
+        response_mask=mask, advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
+        old_logprobs=torch.tensor([[0.5, 0.5, 0.5, math.nan]]).log(),
+        ref_logprobs=torch.tensor([[0.25, 0.25, 0.25, math.nan]]).log())
+    assert metrics.of_batch(batch) == pytest.approx(dict(
+        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3), rel=1e-5)
+    batch.ref_logprobs = None
+    assert "kl_start" not in metrics.of_batch(batch) and metrics.of_batch(None) == {}
+
+
+def test_way_back_names_the_last_checkpoint_or_where_the_run_began():
+    cfg = SimpleNamespace(save_every=20, env="maze", model="")
+    run = SimpleNamespace(cfg=cfg, step=39, folder="runs/x")
+    assert metrics.way_back(run).endswith("--algo starpo_s --env maze --model runs/x/step_20")
+    run.step = 19
+    assert metrics.way_back(run).endswith("--algo starpo_s --env maze")
+    cfg.model = "runs/clone"
+    assert metrics.way_back(run).endswith("--env maze --model runs/clone")
 
 
 def test_part_figures_kl_is_of_the_sampler_to_the_policy():

@@ -4,14 +4,18 @@ import random
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import algos
 import train
-from fakes import save_policy, served
+from fakes import config, save_policy, served, started
+from recipes import echo
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
+from recipes.maxrl import maxrl_advantages
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FLAGS = ("--env toy --steps 2 --tasks-per-step 4 --group-size 4 --mini-batches 2 --horizons 2,3 "
@@ -29,19 +33,18 @@ def url():
 def here(tmp_path, monkeypatch, url):
     """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("credit", "current_horizon"):
+    for name in ("credit", "current_horizon", "part_loss"):
         monkeypatch.setattr(train, name, getattr(train, name))
-    for name in ("ALGOS", "SURROGATES"):
+    for name, table in (("ALGOS", "algo"), ("SURROGATES", "surrogate"), ("ADVANTAGES", "advantage")):
         monkeypatch.setattr(train, name, dict(getattr(train, name)))
-        monkeypatch.setitem(train.TABLES, {"ALGOS": "algo", "SURROGATES": "surrogate"}[name],
-                            getattr(train, name))
+        monkeypatch.setitem(train.TABLES, table, getattr(train, name))
     save_policy(str(tmp_path / "model"))
     return tmp_path
 
 
 @pytest.mark.parametrize("script, flags", [
     ("cispo", []), ("adaptive", []), ("icepop", []), ("icepop", ["--rule", "mis"]),
-    ("train_on_observations", [])])
+    ("train_on_observations", []), ("echo", []), ("maxrl", ["--weights", "sequence_sum"])])
 def test_recipe_runs_two_steps(here, url, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
     monkeypatch.setattr(sys, "argv", [path, *flags, *FLAGS, "--model", "model", "--env-url", url])
@@ -56,6 +59,44 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     cispo(logprobs, torch.zeros(2), torch.tensor([1.0, 1.0]), None, cfg).sum().backward()
     # d/dlogpi of -min(rho, 1.28) A log pi: -1.28 where rho is 2, -0.5 where it is 0.5
     assert logprobs.grad.tolist() == pytest.approx([-1.28, -0.5])
+
+
+def test_maxrl_by_hand_and_by_its_estimator():
+    # one success of eight: (1 - 1/8) / (1/8) = 7, the others (0 - 1/8) / (1/8) = -1
+    rewards = torch.tensor([1.0] + [0.0] * 7 + [0.0] * 8)
+    assert maxrl_advantages(rewards, 8).tolist() == [7.0] + [-1.0] * 7 + [0.0] * 8
+    # mean_i A_i S_i = (mean score of the successes) - (mean score of all), for any scores S
+    rewards, scores = torch.tensor([1.0, 0, 1, 0, 0, 1]), torch.tensor([3.0, -1, 4, 1, -5, 9])
+    estimate = (maxrl_advantages(rewards, 6) * scores).mean()
+    assert estimate.item() == pytest.approx((3 + 4 + 9) / 3 - 11 / 6)
+    with pytest.raises(ValueError, match="one is -0.1"):
+        maxrl_advantages(torch.tensor([1.0, -0.1]), 2)
+
+
+def test_echo_learns_answers_of_failed_episodes_and_nothing_of_prompts():
+    """A prompt of 2, an action, an answer of 2, an action; then a new context without an answer."""
+    part = SimpleNamespace(
+        token_ids=torch.tensor([[5, 6, 7, 8, 9, 7, 5, 6, 7, -1]] * 2),
+        position_ids=torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2, 0]] * 2),
+        response_mask=torch.tensor([[0, 0, 1, 0, 0, 1, 0, 0, 1, 0]] * 2, dtype=torch.bool),
+        rewards=torch.tensor([0.0, 1.0]))
+    assert echo.answers(part).int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 0], [0] * 10]
+
+
+def test_echo_adds_the_answers_to_the_loss(here, url, monkeypatch):
+    run = started(url, config("model", filter="none"))
+    batch = train.to_batch(train.play_step(run, 3)[0])
+    train.credit(run, batch)
+    batch.rewards = torch.zeros(len(batch.rewards))         # all failed
+    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
+    batch.value_weights = algos.token_weights(batch.response_mask)
+    monkeypatch.setenv("ECHO", "0.5")
+    (plain, figures), (both, same) = echo.plain_loss(run, batch), echo.part_loss(run, batch)
+    read = echo.answers(batch)
+    nll = -run.policy.action_logprobs(batch.token_ids, read, batch.position_ids).sum()
+    sampled = batch.response_mask.sum()
+    assert read.any() and figures.keys() == same.keys()
+    assert (both - plain).item() == pytest.approx(0.5 * (nll / sampled).item(), rel=1e-4)
 
 
 # ---- the adaptive curriculum --------------------------------------------------------------------

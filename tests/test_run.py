@@ -172,8 +172,8 @@ def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkey
         file.seek(0, os.SEEK_END)
         file.truncate(file.tell() - 30)             # the disk was full in the middle of step 2's
     train.train(started(url, replace(cfg, resume=True)))
-    assert lines_of("runs/x") == lines_of(whole.folder) and len(lines_of("runs/x")) == 4
     assert Path("runs/x/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
+    assert lines_of("runs/x") == lines_of(whole.folder) and len(lines_of("runs/x")) == 4
 
 
 @pytest.mark.parametrize("owner, name", [

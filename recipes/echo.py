@@ -1,0 +1,52 @@
+"""ECHO (arXiv:2605.24517): failed episodes teach, too, what the environment answers.
+
+    ECHO=0.3 python recipes/echo.py             any flag of train.py; ECHO is the coefficient (0.1)
+
+The loss gets -log pi of the tokens that the environment wrote after the first reply, in the same
+forward pass. Their number varies with the episode, so they are divided, as the actions are, by the
+number of sampled tokens of the mini-batch.
+"""
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import train
+
+plain_loss = train.part_loss
+
+
+def answers(part):
+    """Of a batch, what environments wrote in episodes that earned nothing: (B, T), bool. In every
+    context (one row may have several) only after the first sampled token."""
+    acted = part.response_mask.long().cumsum(1)
+    begun = (acted * (part.position_ids == 0)).cummax(1).values     # before this context
+    real = (part.token_ids >= 0) & ~part.response_mask
+    return real & (acted > begun) & (part.rewards <= 0)[:, None]
+
+
+def part_loss(run, part):
+    """train.part_loss, and ECHO's beside it."""
+    read, action_logprobs, extra = answers(part), run.policy.action_logprobs, []
+
+    def of_both(token_ids, mask, *more, **options):
+        both = mask | read
+        logprobs, entropy = action_logprobs(token_ids, both, *more, **options)
+        sampled = mask[both]
+        extra.append(-logprobs[~sampled].sum())
+        return logprobs[sampled], entropy[sampled]
+
+    run.policy.action_logprobs = of_both
+    try:
+        loss, sums = plain_loss(run, part)
+    finally:
+        run.policy.action_logprobs = action_logprobs
+    weight = part.value_weights.max()           # 1 / the mini-batch's number of sampled tokens
+    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], sums
+
+
+train.part_loss = part_loss
+
+if __name__ == "__main__":
+    train.main()
