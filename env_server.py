@@ -394,6 +394,7 @@ def main():
         server = HttpServer(args.names, args.host, args.port, max_sessions=args.max_sessions,
                             idle_seconds=args.idle_seconds)
     except (ValueError, ImportError) as reason:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is ending already
         print(reason, file=stdout if args.child else sys.stderr, flush=True)
         sys.exit(2)
     with server:

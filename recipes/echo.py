@@ -46,7 +46,6 @@ def part_loss(run, part):
     return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], sums
 
 
-train.part_loss = part_loss
-
 if __name__ == "__main__":
+    train.part_loss = part_loss
     train.main()

@@ -24,7 +24,6 @@ def credit_everything(run, batch):
     credit(run, batch)
 
 
-train.credit = credit_everything
-
 if __name__ == "__main__":
+    train.credit = credit_everything
     train.main()
