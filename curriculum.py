@@ -38,10 +38,11 @@ def choose_tasks(module, split, n, families="", only=None):
     """n task ids of an environment's split, always the same ones; all of them for n = 0.
 
     module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
-    their tasks, "" for all. only: the ids that the server knows; None: all. The n are a random
+    their tasks, "" for all. only: some ids; None: those that the server knows. The n are a random
     sample, in ascending order: every k-th id would not be fair, since families take turns.
     """
     wanted = set(filter(None, families.split(",")))
+    only = getattr(module, "KNOWN", None) if only is None else only
     tasks = [t for t in {"train": module.TRAIN, "test": module.TEST}[split]
              if (not wanted or module.family(t) in wanted) and (only is None or t in only)]
     if not tasks:

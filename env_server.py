@@ -121,8 +121,10 @@ class Service:
         self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
         self.module, self.wire = open_env(name), wires.wire_of(name)
         self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
+        self.env_class = getattr(self.module, "Served", self.module.Env)   # see parts/original.py
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
-        self.pool = ThreadPoolExecutor() if getattr(self.module, "PARALLEL", False) else None
+        elsewhere = hasattr(self.module, "Served") or getattr(self.module, "PARALLEL", False)
+        self.pool = ThreadPoolExecutor(32) if elsewhere else None
 
     def find(self, session_id):
         """The session of this id, or the sentence why there is none."""
@@ -185,7 +187,7 @@ class Service:
 
 def reset_item(service, item):
     with service.hold(field_of(item, "id", int, required=False)) as session:
-        return session.reset(service.module.Env, field_of(item, "task", int), item.get("stream"))
+        return session.reset(service.env_class, field_of(item, "task", int), item.get("stream"))
 
 
 def step_item(service, item):

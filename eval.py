@@ -210,7 +210,7 @@ def rows_of(cfg, worlds, plays, missing):
         families = [name for name in module.FAMILIES if (env, name) in figures]
         rows += [dict(env=env, row=name, title=f"  {name}", **figures[env, name])
                  for name in families if len(families) > 1]
-        whose = ", our local game" * bool(world.client and world.client.original)
+        whose = ", our local game" * hasattr(module, "Served")
         for player in ("random", "expert"):
             rate, error = (every["success"], every["stderr"]) if player == cfg.policy and \
                 not exact else builtin_rate(module, player, progress(
@@ -266,8 +266,8 @@ def run(cfg):
         for world, own in zip(worlds, families):
             name = world.module.NAME
             n, world.most_turns = asked[name]       # `collect` gets no other horizon
-            ids = suite_tasks(world.module, n, world.known) if cfg.suite else \
-                choose_tasks(world.module, cfg.split, n, own, world.known)
+            ids = suite_tasks(world.module, n) if cfg.suite else \
+                choose_tasks(world.module, cfg.split, n, own)
             tasks += [(world, task) for task in sorted(ids)]
             if len(ids) < n:
                 notes.append(f"{name}: {len(ids)} tasks, all there are of the {n} asked for")

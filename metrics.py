@@ -258,7 +258,7 @@ def of_batch(batch):
 def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
-    local = ", our local game" * run.worlds[0].client.original
+    local = ", our local game" * hasattr(run.worlds[0].module, "Served")
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
                   steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "

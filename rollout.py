@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import math
 import os
-import queue
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +110,6 @@ class World:
     client: EnvClient           # its servers
     agent: Agent
     most_turns: float = math.inf    # of an episode, whatever horizon is asked for
-    known: object = None        # the task ids that its servers know; None: all
 
     @property
     def module(self):
@@ -365,8 +363,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
 # ---- many episodes in one loop ------------------------------------------------------------------
 
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
-                "asking",       # its request to the environment is still to be sent
-                "in flight",    # the request has been sent
+                "asking",       # its environment must answer next
                 "ready",        # its context has tokens to be prefilled
                 "decoding",     # its reply is being sampled
                 "done"]         # played to the end, or given up with its group
@@ -461,21 +458,13 @@ class Scheduler:
 
     def __init__(self, slots, engine):
         self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
-        self.answers = queue.SimpleQueue()     # futures of {slot: answer}
-        self.in_step = all(client.batched for client in slots.idle)
-
-    @property
-    def stuck(self):
-        """Is there nothing to do but to wait for an answer?"""
-        return not self.slots["decoding"] and not self.sampler.readable()
 
     def run(self):
         try:
-            with ThreadPoolExecutor(sum(c.connections for c in self.slots.idle)) as pool:
+            with ThreadPoolExecutor(len(self.slots.idle)) as pool:
                 while self.slots["waiting"] or self.slots.playing:
                     self.slots.start(self.engine.rows)
-                    self.send(pool)
-                    self.receive()
+                    self.ask(pool)
                     self.sampler.prefill()
                     self.sampler.decode()
         finally:
@@ -483,35 +472,21 @@ class Scheduler:
                 self.release(slot)
             self.slots.close()
 
-    def send(self, pool):
-        """A batched client gets all its requests in one call, when an eighth of the playing slots
-        ask or nobody decodes. Otherwise each slot's request is a call of its own, in a thread."""
-        few = len(self.slots["asking"]) < self.slots.playing // 8 and self.slots["decoding"]
-        parcels = {}
-        for slot in list(self.slots["asking"]):
-            batched = slot.client.batched
-            if not (batched and few):
-                parcels.setdefault(slot.client if batched else slot, []).append(slot)
-                self.slots.move(slot, "in flight")
-        for parcel in parcels.values():
-            pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
-
-    def exchange(self, slots):                 # in a thread -> {slot: Reply or EnvError}
-        answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
-        return dict(zip(slots, answers, strict=True))
-
-    def receive(self):
-        """Take the answers that are there, in the order of the requests. If all clients are batched
-        each answer is waited for, so that a run is the same to the bit; else one, when `stuck`."""
-        asked, came = list(self.slots["in flight"]), {}
+    def ask(self, pool):
+        """Send the requests of all slots that ask, and take the answers in the same order, so that
+        a run is the same to the bit. While others decode, this waits until an eighth of the playing
+        slots ask."""
+        asking = list(self.slots["asking"])
+        if len(asking) < self.slots.playing // 8 and self.slots["decoding"]:
+            return
+        batches, answers = defaultdict(list), {}        # a client's slots are one request to it
+        for slot in asking:
+            batches[slot.client].append(slot)
         with self.slots.stats.clock("environment"):
-            while len(came) < len(asked):
-                if self.answers.empty() and not self.in_step and (came or not self.stuck):
-                    break
-                came.update(self.answers.get().result())
-        for slot in asked:
-            if slot in came:
-                self.take(slot, came[slot])
+            for batch, came in zip(batches.values(), pool.map(exchange, batches.values())):
+                answers.update(zip(batch, came, strict=True))
+        for slot in asking:
+            self.take(slot, answers[slot])
 
     def take(self, slot, answer):
         """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew."""
@@ -539,6 +514,11 @@ class Scheduler:
             slot.sequence = None
 
 
+def exchange(slots):
+    """[Reply or EnvError] for the requests of these slots of one client."""
+    return slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
+
+
 class Sampler:
     """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
 
@@ -550,8 +530,7 @@ class Sampler:
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
         once; while others decode, all wait until an eighth of the playing slots are ready."""
         awaited = self.slots["ready"] and {
-            slot.group for state in ("asking", "in flight") for slot in self.slots[state]
-            if not slot.episode.trajectory.contexts}
+            slot.group for slot in self.slots["asking"] if not slot.episode.trajectory.contexts}
         ready = [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
         few = len(ready) < self.slots.playing // 8
         return [] if few and self.slots["decoding"] else ready

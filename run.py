@@ -246,13 +246,12 @@ def open_worlds(policy, path, modules, clients, cfg):
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
     worlds = []
     for module, client in zip(modules, clients, strict=True):
-        prompt, known = client.game(module)
-        agent = Agent(tokenizer, prompt, cfg.format, cfg.context, history=cfg.history,
+        agent = Agent(tokenizer, module.PROMPT, cfg.format, cfg.context, history=cfg.history,
                       max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
                       temperature=cfg.temperature, thinking=cfg.thinking, module=module,
                       stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
         most_turns = math.inf if len(modules) == 1 else module.HORIZON
-        worlds.append(World(client, agent, most_turns, known))
+        worlds.append(World(client, agent, most_turns))
     return worlds
 
 
@@ -263,10 +262,9 @@ def both_splits(worlds, families, n, seen=()):
     counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
     tasks, eval_tasks = {}, []
     for world, own, count in zip(worlds, families, counts):
-        every = choose_tasks(world.module, "train", 0, own, world.known)
+        every = choose_tasks(world.module, "train", 0, own)
         tasks[world] = [t for t in every if (world.module.NAME, t) not in seen] or every
-        eval_tasks += [(world, task) for task in
-                       choose_tasks(world.module, "test", count, own, world.known)]
+        eval_tasks += [(world, task) for task in choose_tasks(world.module, "test", count, own)]
     return tasks, eval_tasks
 
 

@@ -24,6 +24,7 @@ score >= SUCCESS; the action was understood; the score of the episode so far.
 import importlib
 import math
 import multiprocessing
+import os
 import random
 import re
 import sys
@@ -115,9 +116,14 @@ def load_env(name):
 def open_env(name, folder=""):
     """The module of an environment whose engine is here. ValueError: the sentence why not. folder:
     data of the user's that it plays with, here and in servers started from here; the head of its
-    file says which files they are."""
+    file says which files they are. Or the address of an original AgentGym server, where it is then
+    played: envs/parts/original.py."""
     module = load_env(name)
-    if folder:
+    folder = folder or os.environ.get(f"NANO_{name.upper()}_SERVER", "")
+    if re.match("https?://", folder):
+        from envs.parts import original         # which builds on this file
+        original.use(module, folder)
+    elif folder:
         if not hasattr(module, "use"):
             raise ValueError(f"data={folder!r}: {name} takes no data; leave it out")
         module.use(folder)

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import types
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
@@ -127,10 +129,10 @@ class LocalClient:
     is called first, in the client's thread; it may wait, raise, or return an EnvError to answer.
     name: what its sessions begin with."""
 
-    def __init__(self, make_env=Toy, batched=True, connections=8, before=None, name="here"):
+    def __init__(self, make_env=Toy, before=None, name="here"):
         self.name = name
-        self.make_env, self.batched, self.connections = make_env, batched, connections
-        self.before, self.numbers, self.lock = before, itertools.count(), threading.Lock()
+        self.make_env, self.before = make_env, before
+        self.numbers, self.lock = itertools.count(), threading.Lock()
         self.open, self.opened, self.asked = {}, 0, []
         self.luck = "stream" in inspect.signature(make_env.reset).parameters
 
@@ -320,3 +322,38 @@ def trained(url, cfg):
     run = started(url, cfg)
     train.train(run)
     return run
+
+
+# ---- servers ------------------------------------------------------------------------------------
+
+@contextmanager
+def serving(server):
+    """The address at which this server, of any kind, answers meanwhile."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def canned(answer):
+    """A server whose `answer(method, path, body)` -> (status, text) is all it does."""
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, text = answer(self.command, self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+    Server = type("Server", (ThreadingHTTPServer,), {"request_queue_size": 256})   # not just 5
+    return Server(("127.0.0.1", 0), Handler)

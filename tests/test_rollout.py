@@ -13,7 +13,7 @@ import time
 import types
 import weakref
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from engine import Engine
 from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
                    token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
-from rollout import (Episode, Sampler, Scheduler, Slots, Stats, Trajectory, Turn, World,
+from rollout import (Episode, Sampler, Slots, Stats, Trajectory, Turn, World,
                      make_engine, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
@@ -409,16 +409,15 @@ def undisturbed():
 
 
 def test_collect_depends_on_nothing_but_task_and_key():
-    """Page size, pool, rows, order of tasks, one request or many, slow answers in any order."""
-    rng, preempted = random.Random(0), []
+    """Page size, pool, rows, order of tasks, slow answers."""
+    rng, preempted = random.Random(3), []
     for trial in range(5):
         tasks = rng.sample(range(6), rng.randint(2, 5))
         rows, size = rng.randint(2, 3 * len(tasks)), rng.choice((8, 16, 32))
         each = 160 // size
         pages = each + rng.choice((0, 0, 8, 10 * each))
         before = rng.choice((None, lambda *_: time.sleep(rng.random() * 0.003)))
-        client = LocalClient(batched=rng.random() < 0.5, connections=rng.randint(1, 9),
-                             before=before)
+        client = LocalClient(before=before)
         engine = Engine(policy(), rows, pages, size, prefill_tokens=rng.choice((64, 4096)))
         got, stats = within(60, collect, policy(), agent(max_context=160), client, tasks, 3, 4,
                              places=tasks, engine=engine)
@@ -481,13 +480,10 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     prompts = [len(who.chat.opening(who.start() + chat.said("user", Toy().reset(t))))
                for t in tasks]
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
-    for client in (LocalClient(), LocalClient(batched=False, connections=3)):
-        engine = Engine(policy(), 16, 100, 8)
-        got, stats = collect(policy(), who, client, tasks, 4, 1, engine=engine)
-        assert stats.tokens["prefill"] == 13 + 16 + 19 + 22
-        assert stats.tokens["decode"] == 0
     engine = Engine(policy(), 16, 100, 8)
     _, stats = collect(policy(), who, LocalClient(), tasks, 4, 1, engine=engine)
+    assert stats.tokens["prefill"] == 13 + 16 + 19 + 22
+    assert stats.tokens["decode"] == 0
     assert stats.pages == (1 + 4) + (2 + 0) + (2 + 4) + (2 + 4)
 
 
@@ -502,30 +498,6 @@ def test_collect_keeps_pages_across_turns():
     assert stats.tokens["decode"] == sum(turn.end - turn.start - 1
                                              for t in got for turn in t.turns)
     assert sum(len(t.turns) for t in got) > 12             # there were later turns
-
-
-@pytest.mark.parametrize("slow", ["step", "reset"])
-def test_collect_waits_for_no_slow_episode(slow):
-    """One step, or one reset, is answered only when as much was played as the other groups play."""
-    others, waited, finished, lock = [], [], threading.Event(), threading.Lock()
-
-    class Endless(Toy):
-        def step(self, action):
-            observation, reward, _, info = super().step(action)
-            return observation, reward, False, info
-
-    def before(session, kind, argument):
-        with lock:
-            first = kind == slow and not waited
-            (waited if first else others).extend([kind] * (first or kind == "step"))
-        if len(others) == 5 * 2 * 3:           # five groups, two members, three turns
-            finished.set()
-        if first:
-            waited.append(finished.wait(30))
-    client = LocalClient(Endless, batched=False, before=before)
-    got, _ = within(60, collect, policy(), agent(), client, range(6), 2, 3, max_concurrent=5)
-    assert waited == [slow, True]
-    assert all(len(t.turns) == 3 for t in got) and len(got) == 12
 
 
 # ---- when environments fail ---------------------------------------------------------------------
@@ -549,10 +521,9 @@ class Failing(LocalClient):
         return answer
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("number", [1, 2, 4, 5, 8])
-def test_collect_replays_an_episode_whose_environment_failed(number, batched):
-    client = Failing(lambda task, n: task == 2 and n == number, batched=batched)
+def test_collect_replays_an_episode_whose_environment_failed(number):
+    client = Failing(lambda task, n: task == 2 and n == number)
     engine = Engine(policy(), 9, 200, 16)
     got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
                     places=[1, 2, 3], engine=engine)
@@ -562,11 +533,10 @@ def test_collect_replays_an_episode_whose_environment_failed(number, batched):
     assert ended(engine) and client.open == {}
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("lives", [0, 3])
-def test_collect_drops_a_group_that_cannot_be_played(lives, batched):
+def test_collect_drops_a_group_that_cannot_be_played(lives):
     """Task 2 answers so many requests, then never again; no reward of 0 comes of it."""
-    client = Failing(lambda task, n: task == 2 and n > lives, batched=batched)
+    client = Failing(lambda task, n: task == 2 and n > lives)
     engine = Engine(policy(), 4, 200, 16)                  # others are still to start when it fails
     got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
                     places=[1, 2, 3], engine=engine)
@@ -578,8 +548,7 @@ def test_collect_drops_a_group_that_cannot_be_played(lives, batched):
     assert ended(engine) and client.open == {}
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_episode(batched):
+def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_episode():
     """retries=0, and each episode loses its server five times."""
     lost = Counter()
 
@@ -591,7 +560,7 @@ def test_collect_does_not_count_a_server_that_went_away_as_a_failure_of_the_epis
                 error.away = True
                 return error
             return super().one(session, kind, argument)
-    got, stats = within(60, collect, policy(), agent(), Flapping(batched=batched), [1, 2], 3, 4,
+    got, stats = within(60, collect, policy(), agent(), Flapping(), [1, 2], 3, 4,
                         places=[1, 2], retries=0)
     assert all(same(t, undisturbed()[task, m]) for t, (task, m) in zip(
         got, itertools.product((1, 2), range(3)))) and len(got) == 6
@@ -650,17 +619,16 @@ class Loud(Toy):
 LONG, SHORT, WINDOW = (types.SimpleNamespace(NAME=name) for name in ("long", "short", "window"))
 
 
-def worlds(batched=(True, True, True), clients=(LocalClient,) * 3, **settings):
+def worlds(clients=(LocalClient,) * 3, **settings):
     """Three: as long as the horizon, two turns at most, one that keeps a window of one turn and may
     take more turns than anybody asks for. A client is asked about sessions of its own alone."""
     made = []
-    for module, env, most_turns, context, flag, client in zip(
+    for module, env, most_turns, context, client in zip(
             (LONG, SHORT, WINDOW), (Toy, Loud, Loud), (math.inf, 2, 9),
-            ("full", "full", "window"), batched, clients):
+            ("full", "full", "window"), clients):
         def own(session, kind, argument, name=module.NAME):
             assert session is None or session[0] == name, "a session of another environment"
-        made.append(World(client(make_env=env, batched=flag, name=module.NAME, before=own,
-                                 **settings),
+        made.append(World(client(make_env=env, name=module.NAME, before=own, **settings),
                           agent(module=module, context=context, window=1), most_turns))
     return made
 
@@ -680,10 +648,9 @@ def dealt(made):
     return [(made[world], task) for world, task in PLACES]
 
 
-@pytest.mark.parametrize("batched", [(True, True, True), (True, False, True), (False,) * 3])
 @pytest.mark.parametrize("rows", [14, 5])
-def test_collect_of_several_worlds_equals_play_in_each(rows, batched):
-    made, engine = worlds(batched), Engine(policy(), rows, 200, 16)
+def test_collect_of_several_worlds_equals_play_in_each(rows):
+    made, engine = worlds(), Engine(policy(), rows, 200, 16)
     got, stats = within(60, rollout.collect, policy(), dealt(made), 2, 4, engine=engine)
     want = one_by_one()
     assert [t.key[1:] for t in got] == list(want) and all(
@@ -702,7 +669,7 @@ def test_collect_of_several_worlds_equals_play_in_each(rows, batched):
         assert world.client.open == {}
         if rows == 14:
             assert world.client.opened == len(tasks)
-            assert len(world.client.asked[0]) == (len(tasks) if batched[number] else 1)
+            assert len(world.client.asked[0]) == len(tasks)
         else:                               # sessions are used again, by their own client
             assert world.client.opened < len(tasks)
 
@@ -719,44 +686,22 @@ def test_collect_tells_of_each_whole_group_once_and_of_no_lost_one(lives):
     assert all(t.done or t.truncated for group in told for t in group)
 
 
-class Held:
-    """In a ThreadPoolExecutor's place: it does its jobs when told to, in the order told."""
-
-    def __init__(self, *_):
-        self.jobs = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, function, *arguments):
-        future = Future()
-        self.jobs.append((future, function, arguments))
-        return future
-
-    def work(self, order):
-        for future, function, arguments in order(self.jobs):
-            future.set_result(function(*arguments))
-        self.jobs.clear()
-
-
 @pytest.mark.parametrize("rows", [14, 5])
 def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
     """To the last bit: contexts are read in the order of the requests, whoever answers first."""
-    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Held)
-    send, rng = Scheduler.send, random.Random(3)
-    outcomes = []
-    for order in (list, lambda jobs: jobs[::-1], lambda jobs: rng.sample(jobs, len(jobs))):
-        several = []
+    rng, orders, outcomes = random.Random(3), [], []
 
-        def send_and_work(self, pool, order=order, several=several):
-            send(self, pool)
-            several.append(len(pool.jobs) > 1)
-            pool.work(order)
-        monkeypatch.setattr(Scheduler, "send", send_and_work)
-        engine, read = Engine(policy(), rows, 200, 16), []
+    class Pool(ThreadPoolExecutor):
+        def map(self, function, batches):
+            batches, order = list(batches), orders[-1]
+            several.append(len(batches) > 1)
+            found = {i: function(batches[i]) for i in order(range(len(batches)))}
+            return [found[i] for i in range(len(batches))]
+    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Pool)
+    for order in (list, reversed, lambda places: rng.sample(places, len(places))):
+        orders.append(order)
+        several, read = [], []
+        engine = Engine(policy(), rows, 200, 16)
         prefill = engine.prefill
 
         def noting(sequences, texts, prefill=prefill, read=read):
@@ -767,26 +712,6 @@ def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
         assert sum(several) > 2
         outcomes.append((got, read))
     assert outcomes[0] == outcomes[1] == outcomes[2]
-
-
-def test_collect_waits_for_all_batched_clients_before_it_goes_on(monkeypatch):
-    """The second client's first answer comes late; nothing is read or sampled before it."""
-    gate, early, decode = threading.Event(), [], Sampler.prefill
-
-    class Late(LocalClient):
-        def answer(self, items):
-            if not self.asked:
-                gate.wait(0.3)
-            return super().answer(items)
-
-    def prefill(self):
-        early.append(len(self.slots["in flight"]))
-        gate.set()
-        decode(self)
-    monkeypatch.setattr(Sampler, "prefill", prefill)
-    made = worlds(clients=(LocalClient, Late, LocalClient))
-    within(60, rollout.collect, policy(), dealt(made), 2, 4)
-    assert set(early) == {0}
 
 
 # ---- tensors ------------------------------------------------------------------------------------

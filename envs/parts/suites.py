@@ -43,10 +43,10 @@ COMPOSITION = {     # environment -> {family: tasks}; any other: a sample of all
 }
 
 
-def suite_tasks(module, n, known=None):
+def suite_tasks(module, n):
     """The ids of an environment's n tasks in a suite, from its TEST split; of a family that holds
-    fewer, all. known: as `only` of choose_tasks."""
-    held = {module.family(task) for task in choose_tasks(module, "test", 0, "", known)}
+    fewer, all."""
+    held = {module.family(task) for task in choose_tasks(module, "test", 0)}
     parts = {f: count for f, count in COMPOSITION.get(module.NAME, {}).items() if f in held}
     return [task for family, count in (parts or {"": n}).items()
-            for task in choose_tasks(module, "test", count, family, known)]
+            for task in choose_tasks(module, "test", count, family)]

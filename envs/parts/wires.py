@@ -1,11 +1,9 @@
-"""The words of AgentGym's servers, which differ between environments, in both directions.
+"""The words of AgentGym's servers, which differ between environments, spoken by ours.
 
-    request_of("maze", "reset", {"id": 3, "task": 7})      our item -> what their server is sent
-    item_of("maze", "reset", ...)                          what it answered -> our item
-    shaped("{id observation}", session)                    our session -> what their client expects
+    shaped("{id observation}", session)     our session -> what the original's client expects
 
-client.py and env_server.py speak one wire among themselves, and call these functions beside it.
-Rows of environments that are not here yet are there for their original servers.
+The other direction, an original server behind ours, is original.py. Rows of environments that are
+not here yet are there for their original servers.
 """
 import re
 from dataclasses import dataclass, field
@@ -55,62 +53,11 @@ WIRES = {   # where AgentGym differs from Wire(); sokoban and yours need no row
     "searchqa": Wire(**B, task_key="id", reset="prompted", look={"observation": "prompted"}),
     "weather": TOOL, "movie": TOOL, "academia": TOOL, "sheet": TOOL, "todo": TOOL,
 }
-RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # only the originals
 
 
 def wire_of(name):
     return WIRES.get(name, Wire())
 
-
-# ---- our client on an original server -----------------------------------------------------------
-
-def addresses_of(root, name):
-    """{where the original greets: where it plays}: most do both at the root."""
-    return {f"{root}/{name}/": f"{root}/{name}",
-            f"{root}/": f"{root}/{name}" if name in ("maze", "wordle") else root}
-
-
-def create_of(name):
-    """The body of /create."""
-    return {"id": 0} if wire_of(name).id_key == "env_idx" else {}
-
-
-def request_of(name, verb, item):
-    """Our item {"id", "task" or "action"} -> the body of /reset or /step."""
-    wire = wire_of(name)
-    if verb == "step":
-        return {wire.id_key: item["id"], "action": item["action"]}
-    return {wire.id_key: item["id"], wire.task_key: item["task"]} | RESET_ALSO.get(name, {})
-
-
-def item_of(name, verb, number, answer, success):
-    """What the original answered for its session `number` -> our item {"id", "observation",
-    "reward", "done", "info"}. success: the score that counts as one, which it never says.
-    LookupError, TypeError: it is no such answer."""
-    wire = wire_of(name)
-    form = wire.reset if verb == "reset" else wire.step
-    if form[0] == "[":
-        answer = answer[0] if type(answer) is list else None
-    if form[0] != "{":
-        answer = {"observation": answer}
-    observation = answer["state" if "state" in form else "observation"]
-    if verb == "reset":
-        if "task_description" in form:
-            observation = "\n".join([answer["task_description"], observation])
-        if "available_actions" in form:
-            actions = ",".join(answer["available_actions"])
-            observation = "\nAVAILABLE ACTIONS: ".join([observation, actions])
-        answer = {"reward": 0, "done": False} | answer      # not every reset has them
-    done = answer["terminated" if "terminated" in form else "done"]
-    score = answer["score" if "score" in form else "reward"]
-    won = score >= success
-    return dict(id=answer.get(wire.id_key, number), observation=observation,
-                reward=answer.get("reward"),
-                done=True if done is False and won else done,       # or babyai pays twice
-                info=dict(success=won, valid=None, score=score))
-
-
-# ---- an original client on our server -----------------------------------------------------------
 
 LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
 
@@ -166,7 +113,7 @@ def create(service, body):
     with service.hold() as session:
         if "observation" in service.wire.create:
             train = service.module.TRAIN
-            session.reset(service.module.Env, train[session.id % len(train)])
+            session.reset(service.env_class, train[session.id % len(train)])
         return shaped(service.wire.create, session)
 
 
@@ -178,7 +125,7 @@ def reset(service, body):
         task_id = module.TRAIN[0] if task_id is None else task_id
         if wire.task_wraps:
             task_id %= 1 + max(module.TRAIN[-1], module.TEST[-1])
-        session.reset(module.Env, task_id, body.get("stream"))
+        session.reset(service.env_class, task_id, body.get("stream"))
         return reset_shaped(wire, session)
 
 
@@ -209,7 +156,7 @@ def look(service, path, query):
     with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
         if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
             session.check_started()
-        session.env = session.env or service.module.Env()
+        session.env = session.env or service.env_class()
         return shaped(shape, session)
 
 

@@ -1,0 +1,83 @@
+"""One request to a server and its answer: for client.py, and for environments played elsewhere.
+
+    status, answer = exchange(http, "POST", "http://127.0.0.1:8000/maze/steps", {"items": []})
+    items = field(checked(status, answer, url), "items", list, url)
+
+Nothing that a server sends is used before `field` has checked it. What is wrong is an EnvError.
+"""
+import json
+import reprlib
+
+import urllib3
+
+MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
+NO_ANSWER = OSError, urllib3.exceptions.HTTPError
+
+
+class EnvError(RuntimeError):
+    """The environment or its server failed: never the agent's doing, never a reward. away: the
+    server cannot be reached."""
+
+    def __init__(self, sentence, away=False):
+        super().__init__(sentence)
+        self.away = away
+
+
+def connections(timeout, attempts):
+    """A pool of connections that sends a request once: `attempts` are those to connect, after
+    pauses of 0, 0.2, 0.4, 0.8, ... seconds. timeout: seconds for an answer."""
+    return urllib3.PoolManager(
+        maxsize=32, timeout=urllib3.Timeout(connect=min(10, timeout), read=timeout),
+        retries=urllib3.Retry(None, connect=attempts - 1, read=0, redirect=False, status=0, other=0,
+                              backoff_factor=0.1))
+
+
+def exchange(http, method, url, body=None):
+    """Send once -> (HTTP status, JSON or None if the answer is none)."""
+    response = http.request(method, url, json=body, preload_content=False)
+    text = response.read(MAX_ANSWER + 1, decode_content=False)
+    if len(text) > MAX_ANSWER:
+        response.close()
+        raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
+    response.release_conn()
+    if 300 <= response.status < 400:
+        raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
+                       "server's own address")
+    try:
+        return response.status, json.loads(text, parse_constant=int)    # NaN is no int: none
+    except (ValueError, RecursionError):
+        return response.status, None
+
+
+TYPES = {       # what is taken for a value of these types; of any other, what is exactly that type
+    float: lambda x: type(x) in (int, float) and abs(x) < 1e30,     # even a sum of them is finite
+    str: lambda x: (type(x) is str and len(x) <= 2**20      # half a character, no tokenizer takes
+                    and x == x.encode(errors="replace").decode()),
+    list[str]: lambda x: type(x) is list and all(map(TYPES[str], x)),
+    bool | None: lambda x: x is None or type(x) is bool}
+
+
+def field(answer, name, kind, url):
+    """answer[name], if it is of this kind, else EnvError: what a server sends is read here."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    if not TYPES.get(kind, lambda x: type(x) is kind)(value):
+        raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
+                       f"{'a finite ' * (kind is float)}{getattr(kind, '__name__', kind)}")
+    return value
+
+
+def checked(status, answer, url):
+    """The answer (JSON, None if it was none), unless it reports a failure, with whatever status:
+    then ValueError if the request was wrong, else EnvError. A step never is: any text is one."""
+    fields = answer if isinstance(answer, dict) else {}
+    if answer is not None and "error" not in fields and status < 300:
+        return answer
+    status = fields.get("status", status)           # of one item in an answer
+    why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
+    wrong = status in (400, 413, 422) and not url.endswith(("/step", "/steps"))
+    raise (ValueError if wrong else EnvError)(f"{url}: {brief(why)} (status {brief(status)})")
+
+
+def brief(value):
+    """What a server sent, on one line and cut, for a sentence."""
+    return " ".join(value[:300].split()) if isinstance(value, str) else reprlib.repr(value)
