@@ -142,7 +142,7 @@ def collect_by_api(api, tasks, group_size, horizon, key, places, finished):
         while slots["waiting"] or slots.playing:
             slots.start(api.cfg.concurrency)
             for slot in list(slots["asking"]):
-                slots.move(slot, "decoding")
+                slots.move(slot, "in flight")
                 Thread(target=attempt, args=(slot,), daemon=True).start()
             slot, error = api.next_of(ended)
             if isinstance(error, EnvError) and not isinstance(error, ServersGone):

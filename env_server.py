@@ -123,8 +123,7 @@ class Service:
         self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
         self.env_class = getattr(self.module, "Served", self.module.Env)   # see parts/original.py
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
-        elsewhere = hasattr(self.module, "Served") or getattr(self.module, "PARALLEL", False)
-        self.pool = ThreadPoolExecutor(32) if elsewhere else None
+        self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
 
     def find(self, session_id):
         """The session of this id, or the sentence why there is none."""

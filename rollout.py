@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import math
 import os
+import queue
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -363,7 +364,8 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
 # ---- many episodes in one loop ------------------------------------------------------------------
 
 State = Literal["waiting",      # not started: as many as the engine has rows are being played
-                "asking",       # its environment must answer next
+                "asking",       # its request to the environment is still to be sent
+                "in flight",    # the request has been sent
                 "ready",        # its context has tokens to be prefilled
                 "decoding",     # its reply is being sampled
                 "done"]         # played to the end, or given up with its group
@@ -458,13 +460,18 @@ class Scheduler:
 
     def __init__(self, slots, engine):
         self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
+        self.answers = queue.SimpleQueue()      # futures of {slot: answer}
+        # A PARALLEL world's steps may take long, so its slots do not wait for each other.
+        self.in_step = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
+                               for slot in slots.everyone)
 
     def run(self):
         try:
-            with ThreadPoolExecutor(len(self.slots.idle)) as pool:
+            with ThreadPoolExecutor(32) as pool:
                 while self.slots["waiting"] or self.slots.playing:
                     self.slots.start(self.engine.rows)
-                    self.ask(pool)
+                    self.send(pool)
+                    self.receive()
                     self.sampler.prefill()
                     self.sampler.decode()
         finally:
@@ -472,21 +479,38 @@ class Scheduler:
                 self.release(slot)
             self.slots.close()
 
-    def ask(self, pool):
-        """Send the requests of all slots that ask, and take the answers in the same order, so that
-        a run is the same to the bit. While others decode, this waits until an eighth of the playing
-        slots ask."""
+    def send(self, pool):
+        """In step, a client gets all its requests in one call, when an eighth of the playing slots
+        ask or nobody decodes. Otherwise each request is a call of its own, at once."""
         asking = list(self.slots["asking"])
-        if len(asking) < self.slots.playing // 8 and self.slots["decoding"]:
+        few = len(asking) < self.slots.playing // 8 and self.slots["decoding"]
+        if self.in_step and few:
             return
-        batches, answers = defaultdict(list), {}        # a client's slots are one request to it
+        parcels = defaultdict(list)
         for slot in asking:
-            batches[slot.client].append(slot)
+            parcels[slot.client if self.in_step else slot].append(slot)
+            self.slots.move(slot, "in flight")
+        for parcel in parcels.values():
+            pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
+
+    def exchange(self, slots):                 # in a thread -> {slot: Reply or EnvError}
+        answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
+        return dict(zip(slots, answers, strict=True))
+
+    def receive(self):
+        """Take the answers that are there, in the order of the requests. In step each answer is
+        waited for, so that a run is the same to the bit; else one, when there is nothing else to
+        do."""
+        asked, came = list(self.slots["in flight"]), {}
         with self.slots.stats.clock("environment"):
-            for batch, came in zip(batches.values(), pool.map(exchange, batches.values())):
-                answers.update(zip(batch, came, strict=True))
-        for slot in asking:
-            self.take(slot, answers[slot])
+            while len(came) < len(asked):
+                busy = came or self.slots["decoding"] or self.sampler.readable()
+                if self.answers.empty() and not self.in_step and busy:
+                    break
+                came.update(self.answers.get().result())
+        for slot in asked:
+            if slot in came:
+                self.take(slot, came[slot])
 
     def take(self, slot, answer):
         """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew."""
@@ -514,11 +538,6 @@ class Scheduler:
             slot.sequence = None
 
 
-def exchange(slots):
-    """[Reply or EnvError] for the requests of these slots of one client."""
-    return slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
-
-
 class Sampler:
     """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
 
@@ -530,7 +549,8 @@ class Sampler:
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
         once; while others decode, all wait until an eighth of the playing slots are ready."""
         awaited = self.slots["ready"] and {
-            slot.group for slot in self.slots["asking"] if not slot.episode.trajectory.contexts}
+            slot.group for state in ("asking", "in flight") for slot in self.slots[state]
+            if not slot.episode.trajectory.contexts}
         ready = [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
         few = len(ready) < self.slots.playing // 8
         return [] if few and self.slots["decoding"] else ready

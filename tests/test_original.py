@@ -226,7 +226,7 @@ def test_maze_and_wordle_are_played_as_recorded(name, task_key, first, below):
 def used(monkeypatch):
     """used(module, address): original.use, undone after the test."""
     def use(module, address):
-        for name in ("Served", "KNOWN", "PROMPT"):
+        for name in ("Served", "KNOWN", "PROMPT", "PARALLEL"):
             monkeypatch.setattr(module, name, getattr(module, name, None), raising=False)
         monkeypatch.setenv(f"NANO_{module.NAME.upper()}_SERVER", "")
         original.use(module, address)
@@ -313,6 +313,14 @@ def test_a_wrong_field_is_an_outage(name):
     wrong = [right | {name: value} for field, value in WRONG_FIELDS if field == name]
     wrong += [{field: value for field, value in right.items() if field != name}]
     outages("babyai", "step", wrong)
+
+
+def test_an_answer_of_another_session_is_an_outage():
+    with serving(recorded("textcraft", {"go": TEXTCRAFT | {"id": 7}})) as address:
+        env = original.served(world("textcraft"), address)()
+        env.reset(0)
+        with pytest.raises(EnvError, match="an answer of id 7 to 0"):
+            env.step("go")
 
 
 def test_a_step_is_never_sent_twice(monkeypatch):

@@ -13,7 +13,7 @@ import time
 import types
 import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from engine import Engine
 from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
                    token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
-from rollout import (Episode, Sampler, Slots, Stats, Trajectory, Turn, World,
+from rollout import (Episode, Sampler, Scheduler, Slots, Stats, Trajectory, Turn, World,
                      make_engine, to_batch)
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
@@ -500,6 +500,31 @@ def test_collect_keeps_pages_across_turns():
     assert sum(len(t.turns) for t in got) > 12             # there were later turns
 
 
+@pytest.mark.parametrize("slow", ["step", "reset"])
+def test_collect_waits_for_no_slow_episode(slow):
+    """One step, or one reset, is answered only when as much was played as the other groups play."""
+    others, waited, finished, lock = [], [], threading.Event(), threading.Lock()
+
+    class Endless(Toy):
+        def step(self, action):
+            observation, reward, _, info = super().step(action)
+            return observation, reward, False, info
+
+    def before(session, kind, argument):
+        with lock:
+            first = kind == slow and not waited
+            (waited if first else others).extend([kind] * (first or kind == "step"))
+        if len(others) == 5 * 2 * 3:           # five groups, two members, three turns
+            finished.set()
+        if first:
+            waited.append(finished.wait(30))
+    who = agent(module=types.SimpleNamespace(PARALLEL=True))
+    client = LocalClient(Endless, before=before)
+    got, _ = within(60, collect, policy(), who, client, range(6), 2, 3, max_concurrent=5)
+    assert waited == [slow, True]
+    assert all(len(t.turns) == 3 for t in got) and len(got) == 12
+
+
 # ---- when environments fail ---------------------------------------------------------------------
 
 class Failing(LocalClient):
@@ -619,13 +644,15 @@ class Loud(Toy):
 LONG, SHORT, WINDOW = (types.SimpleNamespace(NAME=name) for name in ("long", "short", "window"))
 
 
-def worlds(clients=(LocalClient,) * 3, **settings):
+def worlds(clients=(LocalClient,) * 3, parallel=False, **settings):
     """Three: as long as the horizon, two turns at most, one that keeps a window of one turn and may
     take more turns than anybody asks for. A client is asked about sessions of its own alone."""
     made = []
     for module, env, most_turns, context, client in zip(
             (LONG, SHORT, WINDOW), (Toy, Loud, Loud), (math.inf, 2, 9),
             ("full", "full", "window"), clients):
+        module = types.SimpleNamespace(NAME=module.NAME, PARALLEL=parallel)
+
         def own(session, kind, argument, name=module.NAME):
             assert session is None or session[0] == name, "a session of another environment"
         made.append(World(client(make_env=env, name=module.NAME, before=own, **settings),
@@ -648,9 +675,10 @@ def dealt(made):
     return [(made[world], task) for world, task in PLACES]
 
 
+@pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("rows", [14, 5])
-def test_collect_of_several_worlds_equals_play_in_each(rows):
-    made, engine = worlds(), Engine(policy(), rows, 200, 16)
+def test_collect_of_several_worlds_equals_play_in_each(rows, parallel):
+    made, engine = worlds(parallel=parallel), Engine(policy(), rows, 200, 16)
     got, stats = within(60, rollout.collect, policy(), dealt(made), 2, 4, engine=engine)
     want = one_by_one()
     assert [t.key[1:] for t in got] == list(want) and all(
@@ -669,7 +697,7 @@ def test_collect_of_several_worlds_equals_play_in_each(rows):
         assert world.client.open == {}
         if rows == 14:
             assert world.client.opened == len(tasks)
-            assert len(world.client.asked[0]) == len(tasks)
+            assert len(world.client.asked[0]) == (1 if parallel else len(tasks))
         else:                               # sessions are used again, by their own client
             assert world.client.opened < len(tasks)
 
@@ -686,22 +714,44 @@ def test_collect_tells_of_each_whole_group_once_and_of_no_lost_one(lives):
     assert all(t.done or t.truncated for group in told for t in group)
 
 
+class Held:
+    """In a ThreadPoolExecutor's place: it does its jobs when told to, in the order told."""
+
+    def __init__(self, *_):
+        self.jobs = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        future = Future()
+        self.jobs.append((future, function, arguments))
+        return future
+
+    def work(self, order):
+        for future, function, arguments in order(self.jobs):
+            future.set_result(function(*arguments))
+        self.jobs.clear()
+
+
 @pytest.mark.parametrize("rows", [14, 5])
 def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
     """To the last bit: contexts are read in the order of the requests, whoever answers first."""
-    rng, orders, outcomes = random.Random(3), [], []
+    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Held)
+    send, rng = Scheduler.send, random.Random(3)
+    outcomes = []
+    for order in (list, lambda jobs: jobs[::-1], lambda jobs: rng.sample(jobs, len(jobs))):
+        several = []
 
-    class Pool(ThreadPoolExecutor):
-        def map(self, function, batches):
-            batches, order = list(batches), orders[-1]
-            several.append(len(batches) > 1)
-            found = {i: function(batches[i]) for i in order(range(len(batches)))}
-            return [found[i] for i in range(len(batches))]
-    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Pool)
-    for order in (list, reversed, lambda places: rng.sample(places, len(places))):
-        orders.append(order)
-        several, read = [], []
-        engine = Engine(policy(), rows, 200, 16)
+        def send_and_work(self, pool, order=order, several=several):
+            send(self, pool)
+            several.append(len(pool.jobs) > 1)
+            pool.work(order)
+        monkeypatch.setattr(Scheduler, "send", send_and_work)
+        engine, read = Engine(policy(), rows, 200, 16), []
         prefill = engine.prefill
 
         def noting(sequences, texts, prefill=prefill, read=read):
@@ -712,6 +762,26 @@ def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
         assert sum(several) > 2
         outcomes.append((got, read))
     assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_collect_waits_for_all_clients_in_step_before_it_goes_on(monkeypatch):
+    """The second client's first answer comes late; nothing is read or sampled before it."""
+    gate, early, decode = threading.Event(), [], Sampler.prefill
+
+    class Late(LocalClient):
+        def answer(self, items):
+            if not self.asked:
+                gate.wait(0.3)
+            return super().answer(items)
+
+    def prefill(self):
+        early.append(len(self.slots["in flight"]))
+        gate.set()
+        decode(self)
+    monkeypatch.setattr(Sampler, "prefill", prefill)
+    made = worlds(clients=(LocalClient, Late, LocalClient))
+    within(60, rollout.collect, policy(), dealt(made), 2, 4)
+    assert set(early) == {0}
 
 
 # ---- tensors ------------------------------------------------------------------------------------

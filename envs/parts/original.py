@@ -27,6 +27,7 @@ def use(module, address):
     are started from here. ValueError: it is not played there."""
     module.Served = served(module, address)
     module.KNOWN = getattr(module, "ORIGINAL", None)    # the task ids that are there; None: all
+    module.PARALLEL = True                              # its steps take their time
     if module.NAME == "wordle":                         # it has words of its own
         session = module.Served()
         with one_sentence_of(EnvError):

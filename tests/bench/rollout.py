@@ -21,6 +21,7 @@ import os
 import time
 from collections import Counter
 from string import ascii_lowercase
+from types import SimpleNamespace
 
 from engine import load_policy      # before torch: see there
 import numpy as np
@@ -47,7 +48,7 @@ class Words:
 
     def __init__(self, words, prompt, observation, wait=0.0):
         self.words, self.prompt, self.observation, self.wait = words, prompt, observation, wait
-        self.batched, self.connections, self.turns = not wait, 64 if wait else 2, Counter()
+        self.turns = Counter()
 
     def answer(self, items):
         return [self.one(*item) for item in items]
@@ -78,7 +79,8 @@ def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
     words = [" " + a + b for a in ascii_lowercase for b in ascii_lowercase]     # a token each,
     words = words[:vocabulary - 3 - 256]                        # beside three marks and 256 bytes
     agent = Agent(make_tokenizer(["".join(words)], vocabulary), max_turn_tokens=action,
-                  max_context=most + horizon * (observation + action) + 64)
+                  max_context=most + horizon * (observation + action) + 64,
+                  module=SimpleNamespace(NAME="words", PARALLEL=bool(wait)))
     agent.chat.stop_ids = set()
     assert len(agent.chat.between_replies("".join(words))) == len(words) + 3
     return agent, Words(words, (least - 3, most - 3), observation - 4, wait)
@@ -182,7 +184,7 @@ def bench_real(args):
                   max_context=512)
     tasks = choose_tasks(module, "test", args.rounds * B // GROUP)
     with local_server(module.NAME) as urls:
-        client = EnvClient(urls, module.NAME, module.SUCCESS)
+        client = EnvClient(urls, module.NAME)
 
         def play(way, policy, number):
             chosen = tasks[number * B // GROUP:(number + 1) * B // GROUP]
@@ -217,8 +219,8 @@ def bench_latency(shape, args, wait=0.05):
         return timed(way, ours, agent, client, tasks, GROUP, horizon, (number,))
     seen = race(args.rounds, {"ours": lambda n: play(ours_on, n),
                               "turn-synchronous": lambda n: play(lockstep, n)})
-    show_turns(f"latency {shape}, lognormal of mean {1000 * wait:.0f} ms, {client.connections} "
-               f"connections", seen, ours, B, {"turn-synchronous": 2})
+    show_turns(f"latency {shape}, lognormal of mean {1000 * wait:.0f} ms", seen, ours, B,
+               {"turn-synchronous": 2})
 
 
 def main():
