@@ -30,9 +30,8 @@ lost must not be sent again; its episode is played again from the reset.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
-(finished, not reset), 500 the environment broke (until its next reset), 503 too many sessions or
-bytes. In both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403 to 415
-HttpRequest.refusal.
+(finished, not reset), 500 the environment broke (until its next reset), 503 too many sessions. In
+both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
 """
 import argparse
 import contextlib
@@ -56,7 +55,6 @@ from envs.parts import wires
 from envs.parts.wires import Refused, field_of
 
 MAX_BODY = 2**23            # bytes of a request: MAX_ITEMS long actions
-MAX_REPLY = 2**22           # bytes after which no further item of a request is executed
 MAX_ITEMS = 256             # of a request, and so the most sessions that it opens
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
@@ -198,20 +196,15 @@ def step_item(service, item):
 def for_each(act, service, body):
     """Answers in the order of the items. They are executed in that order, too, or side by side in
     threads where the engine frees Python's lock and no two are of one session."""
-    items, sizes = field_of(body, "items", list), []
+    items = field_of(body, "items", list)
     if len(items) > MAX_ITEMS:
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
 
     def answer_one(item):
-        """One item's answer; a refusal is {"error", "status"}."""
         try:
-            if sum(sizes) > MAX_REPLY:
-                raise Refused(503, f"Not executed: the reply has {MAX_REPLY} bytes already.")
-            answer = act(service, item)
+            return act(service, item)
         except Refused as refusal:
-            answer = {"error": str(refusal), "status": refusal.status}
-        sizes.append(len(encode(answer)))
-        return answer
+            return {"error": str(refusal), "status": refusal.status}
     ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
     side_by_side = service.pool and len(ids) == len(set(ids))
     return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}

@@ -347,28 +347,6 @@ def test_items_of_one_request_are_bounded(services, verb):
     assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_reply_is_bounded_and_what_does_not_fit_is_not_executed(toy, parallel):
-    """20 replies of 1 MB each."""
-    toy.PARALLEL = parallel
-    services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"task": 90}] * 20})
-    long = "\x7f" * 170_000                             # six bytes each, in JSON
-    items = [{"id": number, "action": long} for number in range(20)]
-    status, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
-    replies = json.loads(text)["items"]
-    threads = os.cpu_count() + 4 if parallel else 1     # each may be at one when it is too much
-    assert status == 200 and len(text) <= env_server.MAX_REPLY + threads * 2**20 + 20 * 100
-    fits = ["error" not in reply for reply in replies]
-    assert 4 <= sum(fits) <= 5 + threads and (parallel or fits == sorted(fits, reverse=True))
-    assert {reply["status"] for reply in replies if "error" in reply} <= {503}
-    items = [{"id": number, "action": "1"} for number in range(40)]      # no session
-    assert [reply["status"] for reply in ask(services, "/steps", {"items": items})["items"][20:]] \
-        == [404] * 20           # the sessions go on, and errors need little room
-
-
-# ---- What goes wrong ----
-
 @pytest.mark.parametrize("task, status", [({"data_idx": 2000}, 200), ({}, 422),
                                           ({"data_idx": "7"}, 422), ({"data_idx": 13}, 200)])
 def test_reset_that_fails_ends_the_episode_before_it(services, capfd, task, status):
