@@ -34,7 +34,8 @@ from run import (Count, Natural, NonNegative, Positive, Share, model_defaults,
                  parse_flags)
 from chat import Agent, make_tokenizer
 from rollout import World, collect
-from test_client import lmrl_gym, serving
+from fakes import serving
+from test_original import as_before, lmrl_gym
 
 ROOT = Path(__file__).parent.parent
 
@@ -260,11 +261,11 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
     monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
         tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
-    with serving(server) as address:
-        rows = rows_by(run(Config(env=env.NAME, model=model, n=0, horizon=2, env_url=address,
+    with as_before(env), serving(server) as address:
+        rows = rows_by(run(Config(env=env.NAME, model=model, n=0, horizon=2, data=address,
                                   max_turn_tokens=4)))
     known = choose_tasks(env, "test", 0, "", env.ORIGINAL)
-    asked = [body[{"maze": "game", "wordle": "seed"}[env.NAME]] for _, path, body in server.log
+    asked = [body[{"maze": "game", "wordle": "seed"}[env.NAME]] for path, body in server.log
              if path.endswith("/reset")]
     assert len(known) == n and sorted(asked) == known
     every = rows[env.NAME, "all"]

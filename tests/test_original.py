@@ -4,9 +4,11 @@ The original's servers are played back from recorded exchanges: their routes and
 /health, no /steps, no `info`.
 """
 import json
+import os
 import random
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -185,8 +187,8 @@ def lmrl_gym(words=("c r a n e",)):
     def answer(method, path, body):
         if method == "GET":
             return {"/": (200, '"This is environment LMRL-Gym."'),
-                    "/wordle/filtered_vocab?id=0": (200, json.dumps(words))}.get(
-                        path, (404, '{"detail": "Not Found"}'))
+                    "/wordle/filtered_vocab": (200, json.dumps(words))}.get(
+                        path.partition("?")[0], (404, '{"detail": "Not Found"}'))
         body = json.loads(body)
         server.log.append((path, body))
         name, _, verb = path.strip("/").partition("/")
@@ -222,15 +224,25 @@ def test_maze_and_wordle_are_played_as_recorded(name, task_key, first, below):
 
 # ---- behind our server --------------------------------------------------------------------------
 
+@contextmanager
+def as_before(*modules):
+    """Afterwards these modules are as they were, whatever original.use made of them."""
+    before = [dict(vars(module)) for module in modules]
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, before):
+            for name in vars(module).keys() - was.keys():
+                delattr(module, name)
+            vars(module).update(was)
+            os.environ.pop(f"NANO_{module.NAME.upper()}_SERVER", None)
+
+
 @pytest.fixture
-def used(monkeypatch):
-    """used(module, address): original.use, undone after the test."""
-    def use(module, address):
-        for name in ("Served", "KNOWN", "PROMPT", "PARALLEL"):
-            monkeypatch.setattr(module, name, getattr(module, name, None), raising=False)
-        monkeypatch.setenv(f"NANO_{module.NAME.upper()}_SERVER", "")
-        original.use(module, address)
-    return use
+def used():
+    """original.use, undone after the test."""
+    with as_before(maze, wordle):
+        yield original.use
 
 
 def test_use_takes_an_original_wordles_own_words(used):
