@@ -43,10 +43,9 @@ def differ(logits, stock, texts):
 
 def test_load_policy_says_what_is_missing(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="no weights in this folder"):
-        load_policy(tmp_path)
-    with pytest.raises(ValueError, match="no such folder"):
-        load_policy("./nowhere")
+    for path in (tmp_path, "./nowhere", "no/such/folder"):
+        with pytest.raises(ValueError, match=f"^{path}: neither in a folder nor on the hub, or "):
+            load_policy(path)
     with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
         equip(twins()[0], "flash2")
     stock = twins("qwen2")[1]
@@ -306,6 +305,7 @@ class Mean(SimpleNamespace):
     sees the last `window` tokens, or all."""
     window = None
     device, kernel, compute_dtype, broken = torch.device("cpu"), "torch", torch.float32, False
+    known_ids = 2
     config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                              hidden_size=2)
 
@@ -365,6 +365,12 @@ def random_schedule(seed, window=None):
         want = torch.tensor([mean(texts[s.row][1], window) for s in sequences])
         assert torch.allclose(logits, want, atol=1e-3), (logits, want)
 
+    def room(sequences, new):
+        """Are there pages for so many more tokens of each? Whoever calls the engine sees to that."""
+        pages = [-(-(s.length + n) // engine.pages.page_size) - len(s.pages)
+                 for s, n in zip(sequences, new)]
+        return sum(pages) <= len(engine.pages.free)
+
     for _ in range(14):
         everyone = [s for s, _ in texts.values()]
         waiting = [s for s in everyone if s not in engine.active]
@@ -380,6 +386,8 @@ def random_schedule(seed, window=None):
             elif do == "prefill" and waiting:
                 chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
                 new = [tokens_of(rng, rng.randint(1, 7)) for _ in chosen]
+                if not room(chosen, map(len, new)):
+                    continue
                 logits = engine.prefill(chosen, new)
                 for sequence, ids in zip(chosen, new):
                     texts[sequence.row][1].extend(ids)
@@ -390,14 +398,16 @@ def random_schedule(seed, window=None):
                         engine.active.append(sequence)
             elif do == "decode" and engine.active:
                 chosen = list(engine.active)
-                short = engine.pages_short()
+                assert (engine.pages_short() <= 0) == room(chosen, [1] * len(chosen))
+                if engine.pages_short() > 0:
+                    happened.add("decode without pages")
+                    continue
                 ids = tokens_of(rng, len(chosen))
                 logits = engine.decode(torch.tensor(ids))
-                assert short <= 0
                 for sequence, token in zip(chosen, ids):
                     texts[sequence.row][1].append(token)
                 check(chosen, logits)
-            elif do == "fork" and engine.free_rows and any(s.length for s in everyone):
+            elif do == "fork" and engine.free_rows and free and any(s.length for s in everyone):
                 parent = rng.choice([s for s in everyone if s.length])
                 child = engine.fork(parent)
                 texts[child.row] = (child, list(texts[parent.row][1]))
@@ -415,10 +425,6 @@ def random_schedule(seed, window=None):
             else:
                 continue
             happened.add(do)
-        except MemoryError:
-            happened.add(f"{do} without pages")
-            if do == "decode":
-                assert short > 0
         except ArithmeticError:            # who was in a pass that broke is read anew or given up
             happened.add("broken")
             for sequence in chosen:
@@ -443,9 +449,8 @@ def random_schedule(seed, window=None):
 
 def test_no_page_is_lost_in_1000_random_schedules():
     happened = set().union(*(random_schedule(seed) for seed in range(1000)))
-    assert happened >= {"start", "prefill", "join", "decode", "fork", "leave", "forget", "release",
-                        "prefill without pages", "decode without pages", "fork without pages",
-                        "broken"}
+    assert happened == {"start", "prefill", "join", "decode", "fork", "leave", "forget", "release",
+                        "decode without pages", "broken"}
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 6, 9])
@@ -455,36 +460,14 @@ def test_attend_in_a_window_sees_the_last_tokens_only(window):
     assert happened >= {"prefill", "decode", "fork", "forget", "release"}
 
 
-@pytest.mark.parametrize("window, pages", [(1, 4), (2, 4), (3, 3), (4, 3), (5, 2), (9, 0), (10, 0)])
-def test_pages_behind_a_window_are_not_read(window, pages):
-    """Of 9 tokens in pages of 2, before a tenth: so many pages lie wholly behind its window. They
-    hold NaN, which would reach whoever gathers or multiplies them."""
-    for step in ("prefill", "decode"):
-        engine = Engine(Mean(window=window), rows=2, pages=12, page_size=2)
-        sequence = engine.start()
-        engine.prefill([sequence], [[1, 2, 3, 4, 5, 6, 7, 8, 9]])
-        engine.active.append(engine.fork(sequence))             # shares the first four pages
-        engine.active.append(sequence)
-        for pool in engine.memory.pools:
-            pool[0, sequence.pages[:pages]] = math.nan
-        want = mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], window)
-        got = engine.decode(torch.tensor([5, 5])) if step == "decode" else \
-            engine.prefill([sequence], [[5]])
-        assert torch.allclose(got, torch.tensor([want] * len(got)))
-
-
 def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
     pages = Pages(count=5, page_size=2, rows=3, width=5)
     pages.grow(0, 3)                                       # 3 tokens: 2 pages
     pages.grow(1, 4)
     pages.grow(2, 1)
     assert [pages.of(row) for row in range(3)] == [[0, 1], [2, 3], [4]] and pages.in_use == 5
-    with pytest.raises(match="1 pages are needed, 0 are free"):
-        pages.grow(2, 3)
-    with pytest.raises(match="1 pages are needed, 0 are free"):
-        pages.fork(0, 2, 3)
     pages.clear(2)
-    assert pages.fork(0, 2, 3) == [(1, 4)] and pages.of(2) == [0, 4]     # page 0 is shared
+    assert pages.fork(0, 2, 3) == ([1], [4]) and pages.of(2) == [0, 4]     # page 0 is shared
     pages.clear(0)
     assert pages.free == [1]                               # row 2 still names page 0
     pages.clear(1)
@@ -533,10 +516,8 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
 
 def test_prefill_parts_keep_kinds_apart_and_bound_the_padding():
     cached, lengths = [True, False, False, False, True], [3, 9, 2, 3, 4]
-    assert prefill_parts(cached, lengths, 9, True) == [[2, 3], [1], [0, 4]]
-    assert prefill_parts(cached, lengths, 7, True) == [[2, 3], [1], [0], [4]]
-    assert prefill_parts(cached, lengths, 7, False) == [[2, 3], [1], [0, 4]]       # 2 + 3; 9; 3 + 4
-    assert prefill_parts(cached, lengths, 4, False) == [[2], [3], [1], [0], [4]]
+    assert prefill_parts(cached, lengths, 9) == [[2, 3], [1], [0, 4]]
+    assert prefill_parts(cached, lengths, 7) == [[2, 3], [1], [0], [4]]
 
 
 # ---- the training forward -----------------------------------------------------------------------
@@ -773,9 +754,7 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2]])
         engine.active.append(sequence)
-        model.broken = True
-        with pytest.raises(ArithmeticError):
-            engine.decode(torch.tensor([3]))
+        engine.decode(torch.tensor([3]))
         assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
