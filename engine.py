@@ -70,14 +70,14 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
 
 
 def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied, half as many key-value heads if that is whole.
+    """A Llama with random weights, embeddings tied; two query heads share keys if they are even.
     (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
     the saved one.) ValueError: the width is no even number times the heads."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
         num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // math.gcd(heads, 2), max_position_embeddings=4096,
+        num_key_value_heads=heads if heads % 2 else heads // 2, max_position_embeddings=4096,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
     return equip(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
