@@ -312,11 +312,10 @@ class Decode(Extend):
         if window:
             return super().view(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
-        # row n: the bias of a page in which n tokens are written: 0 at these, NEVER at the others
-        unwritten = self.memory.keys.new_full((S + 1, S), NEVER).triu()
         runs, readers = [], []
         for chosen, rows, written in page_runs(self.table, self.starts + 1, S):
-            bias = unwritten[torch.from_numpy(written.repeat(KH)).to(device)][:, None]
+            empty = np.arange(S) >= written.repeat(KH)[:, None, None]            # (P * KH, 1, S)
+            bias = torch.from_numpy(np.float32(NEVER) * empty).to(device, self.memory.keys.dtype)
             if not isinstance(chosen, slice):
                 chosen = torch.from_numpy(chosen).to(device)
             runs.append((chosen, rows.shape[1], bias))

@@ -189,12 +189,10 @@ def gathered_weights(model):
     for m in shards:
         m.set_reshard_after_forward(False, recurse=False)
         m.unshard()
-    try:
-        yield
-    finally:
-        for m in shards:
-            m.set_reshard_after_forward(m is not model, recurse=False)
-            m.reshard()
+    yield                               # what fails here ends the run
+    for m in shards:
+        m.set_reshard_after_forward(m is not model, recurse=False)
+        m.reshard()
 
 
 # ---- shares of the work --------------------------------------------------------------------------
