@@ -96,8 +96,8 @@ def from_pretrained(auto, path, **more):
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
-        raise ValueError(f"{path}: neither in a folder nor on the hub, or transformers cannot load "
-                         f"it: {e}".splitlines()[0]) from e
+        raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
+                         .splitlines()[0]) from e
 
 
 def check_model(path):

@@ -226,16 +226,8 @@ def test_check_model_of_a_hub_id_fetches_the_config_alone(monkeypatch):
 def test_check_model_of_an_architecture_that_transformers_lacks(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "own", "architectures": ["Own"]}')
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="cannot load it: .*model type `own`"):
+    with pytest.raises(ValueError, match="can load: .*model type `own`"):
         check_model(tmp_path)
-
-
-def test_check_model_leaves_random_numbers_alone(tmp_path):
-    config_of(*MODELS["Qwen3-MoE"]).save_pretrained(tmp_path)
-    state = torch.get_rng_state()
-    check_model(tmp_path)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize("asked, words", [
