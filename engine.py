@@ -22,6 +22,7 @@ import os
 import types
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF",   # segments that grow leave no gaps behind
                       os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True"))
@@ -38,9 +39,8 @@ from transformers.utils import logging as transformers_logging
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
-# Arguments of layers that change nothing here, and what some that we refuse are called in words.
+# Arguments of layers that change nothing here.
 IGNORED = "dropout", "position_ids", "cache_position", "logits_to_keep", "output_router_logits"
-ASKED = dict(softcap="soft caps", s_aux="sinks")
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
@@ -50,11 +50,10 @@ FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by 
 
 # ---- the model ----------------------------------------------------------------------------------
 
-def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compute_dtype=None):
+def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
     """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-    path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch". dtype: of the
-    weights; compute_dtype: see `equip`.
-    ValueError: a folder that is no model, or a model that cannot run here: see `check_config`."""
+    path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch".
+    ValueError: no model, or one that cannot run here: see `check_model`."""
     check_model(path)
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
                                   use_safetensors=True, output_loading_info=True)
@@ -62,39 +61,25 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto", compu
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
     if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
-        never_sample_padding(model, from_pretrained(AutoTokenizer, path))
-    return equip(model.to(device), attention, compute_dtype)
+        last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
+        if last >= len(model.get_input_embeddings().weight):
+            raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
+                             "model has embeddings; give it its own tokenizer")
+        model.known_ids = last + 1            # many vocabularies are padded: see `forward`
+    return equip(model.to(device), attention)
 
 
 def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied. (For a folder that says qwen2, AutoTokenizer
-    puts Qwen's own way of splitting words in place of the saved one.) ValueError."""
-    if heads > 1 and heads % 2 or width % (2 * heads):
-        raise ValueError(f"{heads} heads in a width of {width}: expected 1 head or an even number, "
-                         "and a width that is a multiple of twice that number")
+    """A Llama with random weights, embeddings tied; two query heads share keys if they are even.
+    (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
+    the saved one.) ValueError: the width is no even number times the heads."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2),
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
+        num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads if heads % 2 else heads // 2, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
     return equip(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
-
-
-def never_sample_padding(model, tokenizer):
-    """Ids behind the tokenizer's last one, as many vocabularies are padded, get the probability 0,
-    in the sampler as in the trainer. ValueError: a tokenizer with ids beyond the embeddings."""
-    rows = len(model.get_input_embeddings().weight)
-    model.known_ids = 1 + max(tokenizer.get_vocab().values())
-    if model.known_ids > rows:
-        raise ValueError(f"{tokenizer.name_or_path}: its tokenizer has token ids up to "
-                         f"{model.known_ids - 1}, its model embeddings up to {rows - 1}; give it "
-                         "its own tokenizer")
-
-
-def without_padding(model, logits):
-    """logits (..., V), changed in place: the probability 0 for ids that stand for no text."""
-    logits[..., getattr(model, "known_ids", logits.shape[-1]):] = NEVER
-    return logits
 
 
 def longest_text(config):
@@ -107,29 +92,22 @@ def longest_text(config):
 
 def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
+    transformers_logging.disable_progress_bar()            # they would break our log's lines
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
-        raise ValueError(f"{path}: transformers cannot load it: {e}".splitlines()[0]) from e
+        raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
+                         .splitlines()[0]) from e
 
 
 def check_model(path):
-    """ValueError, before any weight is loaded: no model at `path`, or one that cannot run here."""
-    if str(path)[0] in "./~" and not os.path.isdir(path):
-        raise ValueError(f"{path}: no such folder; give a folder of save_pretrained or a hub id")
-    if os.path.isdir(path) and not any(x.endswith(".safetensors") for x in os.listdir(path)):
-        raise ValueError(f"{path}: no weights in this folder; expected model.safetensors, by "
-                         "save_pretrained (a .bin file is a pickle that runs code)")
-    check_config(from_pretrained(AutoConfig, path))
+    """ValueError, before any weight is read: no model at `path`, or one that cannot run here. It is
+    tried without weights: on torch's meta device (experts there need bfloat16) our attention sees
+    what each layer asks for."""
+    config, layers = from_pretrained(AutoConfig, path), []
+    kinds = set(getattr(config, "layer_types", None) or [])
 
-
-def check_config(config):
-    """ValueError if transformers' model of `config` cannot run here. It is tried, without weights:
-    on torch's meta device (experts there need bfloat16) `attend` sees what its layers ask for."""
-    transformers_logging.disable_progress_bar()            # they would break our log's lines
-    kinds, layers = set(getattr(config, "layer_types", None) or []), []
-
-    def watch(layer, query, key, value, scale, *view):
+    def watch(layer, query, key, value, scale):
         layers.append(layer)
         if not key.shape[1:] == value.shape[1:] == kv_shape(config)[1:]:
             raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
@@ -139,17 +117,14 @@ def check_config(config):
             raise ValueError(f"layers of {', '.join(sorted(others))}")
         if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
             raise ValueError("rotary positions that depend on the length of the text")
-        if hasattr(config, "text_config"):
-            raise ValueError("a multimodal model, whose text model lies deeper than model.model")
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
-            layout = types.SimpleNamespace(memory=None, views={}, view=lambda *view: view,
-                                           position=torch.arange(2), attend=watch)
-            forward(model, torch.arange(2), layout)
+            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), views={},
+                                           view=lambda *_: watch)
+            forward(equip(model), torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")
-        told = any(layout.views)                # a layer passed its window
-        if getattr(config, "sliding_window", None) and not kinds and not told:
+        if getattr(config, "sliding_window", None) and not kinds and not any(layout.views):
             raise ValueError("attention that is not told of its window")
     except Exception as e:                 # other people's code: whatever it raises, it cannot run
         raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
@@ -158,13 +133,14 @@ def check_config(config):
 
 def equip(model, attention="auto", dtype=None):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
-    computations and pages, where that is not the dtype of its weights.
+    computations and pages, where that is not the dtype of its weights. known_ids: see `forward`.
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
     model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
     model.action_logprobs = types.MethodType(action_logprobs, model)
+    model.known_ids = getattr(model, "known_ids", model.config.vocab_size)
     if model.compute_dtype != torch.float32:
         model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
     return model
@@ -213,15 +189,14 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     more |= {"a mask": attention_mask, "both directions": not getattr(module, "is_causal", True)}
     for name, x in more.items():
         if x is not None and x is not False and name not in IGNORED:
-            raise ValueError(f"{type(module).__name__} asks for {ASKED.get(name, name)}")
+            raise ValueError(f"{type(module).__name__} asks for {name}")
     assert query.shape[0] == 1
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))     # (T, H or KH, D)
     if layout.memory is not None:      # first, so that the new tokens see themselves in the pages
         layout.memory.write(module.layer_idx, layout.slots, key, value)
     if sliding_window not in layout.views:          # once for all layers
         layout.views[sliding_window] = layout.view(sliding_window, query.shape[1] // key.shape[1])
-    view = layout.views[sliding_window]
-    return layout.attend(module.layer_idx, query, key, value, scaling, *view)[None], None
+    return layout.views[sliding_window](module.layer_idx, query, key, value, scaling)[None], None
 
 
 AttentionInterface.register(OURS, attend)
@@ -229,9 +204,9 @@ AttentionInterface.register(OURS, attend)
 # A layout has
 #   position (T,)             each token's place in its own sequence
 #   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
-#   view(window, G)           what attend needs besides, a tuple, made once for all layers
-#   views                     {window: that tuple}
-#   attend(layer, query (T, H, D), key (T, KH, D), value, scale, *view) -> (T, H, D)
+#   view(window, G)           -> the attention of all layers with this window, a function of
+#                             (layer, query (T, H, D), key (T, KH, D), value, scale) -> (T, H, D)
+#   views                     {window: that function}
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
@@ -270,13 +245,13 @@ class Packed:
                 torch.from_numpy(x).to(device) for x in (first[rows][row] + column, row, column))))
 
     def view(self, window, groups):
-        """([a mask for each bucket, True: seen; None where a token sees all before it],)."""
+        """`attend` with a mask for each bucket, True: seen; None where a token sees all before."""
         masks = [None if window is None or longest <= window else torch.ones(
             longest, longest, dtype=torch.bool, device=self.position.device).tril().triu(1 - window)
             for _, longest, *_ in self.buckets]
-        return (masks,)
+        return partial(self.attend, masks)
 
-    def attend(self, layer, query, key, value, scale, masks):
+    def attend(self, masks, layer, query, key, value, scale):
         """(T, H, D): each bucket's sequences, padded, by torch's attention."""
         out = torch.empty_like(query)
         for (count, longest, tokens, row, position), mask in zip(self.buckets, masks):
@@ -305,23 +280,20 @@ class Extend:
         self.memory, self.slots = memory, memory.slots(table, row, position)
         self.row, self.column, self.position = (
             torch.from_numpy(x).to(device) for x in (row, column, position))
-        self.table, self.starts, self.ends, self.views = table, starts, starts + lengths, {}
+        self.table, self.starts, self.views = table, starts, {}
 
     def view(self, window, groups):
-        """Pages (B, P) from the first that a window reaches; bias (B, 1, G * Q, P * S)."""
-        S, device = self.memory.page_size, self.position.device
-        first = (self.starts + 1 - window).clip(0) // S if window else 0 * self.starts
-        columns = first[:, None] + np.arange(((self.ends - 1) // S - first).max() + 1)
-        columns = columns.clip(max=self.table.shape[1] - 1)
+        """`attend` over pages (B, P), under a bias (B, 1, G * Q, P * S): 0 at what is seen."""
         # no page (-1) is read as page 0: it lies behind the sequence's end, which is hidden
-        pages = torch.from_numpy(np.take_along_axis(self.table, columns, 1).clip(0)).to(device)
-        own_at = ((self.starts - first * S)[:, None] + np.arange(self.longest))[..., None]
-        key_at = np.arange(pages.shape[1] * S)
-        hidden = (key_at > own_at) | (key_at <= own_at - window) if window else key_at > own_at
+        pages = torch.from_numpy(self.table.clip(0)).to(self.position.device)
+        own = (self.starts[:, None] + np.arange(self.longest))[..., None]          # (B, Q, 1)
+        key = np.arange(pages.shape[1] * self.memory.page_size)
+        hidden = (key > own) | (key <= own - window) if window else key > own
         bias = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))[:, None]
-        return pages, bias.to(device, self.memory.keys.dtype).repeat(1, 1, groups, 1)
+        bias = bias.to(pages.device, self.memory.keys.dtype).repeat(1, 1, groups, 1)
+        return partial(self.attend, pages, bias)
 
-    def attend(self, layer, query, key, value, scale, pages, bias):
+    def attend(self, pages, bias, layer, query, key, value, scale):
         """(T, H, D): the new tokens over the gathered pages, themselves among them."""
         keys, values = self.memory.gather(layer, pages)
         B, KH, _, D = keys.shape
@@ -331,40 +303,30 @@ class Extend:
         return out.view(B, query.shape[1], -1, D).transpose(1, 2)[self.row, self.column]
 
 
-class Decode:
-    """One new token for each sequence, by torch alone: each page is read where it lies, once for
-    all sequences that share it. Arguments as in `layout_for`."""
-
-    def __init__(self, memory, table, starts):
-        self.memory, self.position = memory, torch.from_numpy(starts).to(memory.keys.device)
-        self.slots = memory.slots(table, np.arange(len(table)), starts)
-        self.table, self.lengths, self.views = table, starts + 1, {}
+class Decode(Extend):
+    """One new token for each sequence: each page is read where it lies, once for all sequences that
+    share it. In a window, which is rare, pages are gathered, as in a prefill."""
 
     def view(self, window, groups):
-        """(None, runs (pages, W, bias), readers) for `walk_pages`; in a window (an Extend, what
-        its view gives): windows are rare, their pages are gathered, as in a prefill."""
+        """`walk` over the runs (pages, W, bias) and readers of `walk_pages`."""
         if window:
-            past = Extend(np.ones(len(self.table), int), self.memory, self.table, self.lengths - 1)
-            return past, *past.view(window, groups)
+            return super().view(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
-        # row n: the bias of a page in which n tokens are written: 0 at these, NEVER at the others
-        unwritten = self.memory.keys.new_full((S + 1, S), NEVER).triu()
         runs, readers = [], []
-        for chosen, rows, written in page_runs(self.table, self.lengths, S):
-            bias = unwritten[torch.from_numpy(written.repeat(KH)).to(device)][:, None]
+        for chosen, rows, written in page_runs(self.table, self.starts + 1, S):
+            empty = np.arange(S) >= written.repeat(KH)[:, None, None]            # (P * KH, 1, S)
+            bias = torch.from_numpy(np.float32(NEVER) * empty).to(device, self.memory.keys.dtype)
             if not isinstance(chosen, slice):
                 chosen = torch.from_numpy(chosen).to(device)
             runs.append((chosen, rows.shape[1], bias))
             readers.append((rows[:, None] * KH + np.arange(KH)[:, None]).ravel())
-        return None, runs, torch.from_numpy(np.concatenate(readers)).to(device)
+        return partial(self.walk, runs, torch.from_numpy(np.concatenate(readers)).to(device))
 
-    def attend(self, layer, query, key, value, scale, past, *seen):
-        if past:
-            return past.attend(layer, query, key, value, scale, *seen)
-        runs, readers = seen
+    def walk(self, runs, readers, layer, query, key, value, scale):
+        """(T, H, D): each new token over its pages."""
         runs = [(*self.memory.choose(layer, chosen), *rest) for chosen, *rest in runs]
-        return walk_pages(query.view(len(query), key.shape[1], -1, key.shape[2]), runs, readers,
-                          scale).view(query.shape)
+        grouped = query.view(len(query), key.shape[1], -1, key.shape[2])
+        return walk_pages(grouped, runs, readers, scale).view(query.shape)
 
 
 def page_runs(table, lengths, page_size):
@@ -443,14 +405,15 @@ class Flash:
             self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
 
     def view(self, window, groups):
-        """(flash-attn's window_size,): tokens seen before a token's own, after it; -1: all."""
+        """`attend` with flash-attn's window_size: tokens seen before a token's own, after it;
+        -1: all."""
         before = window - 1 if window else -1
         # 0 after: causal. Nothing is after a lone query, and with -1 flash-attn 2 reads keys once
         # for all the query heads that share them.
         after = -1 if self.longest == 1 and not window else 0
-        return ((before, after),)
+        return partial(self.attend, (before, after))
 
-    def attend(self, layer, query, key, value, scale, window):
+    def attend(self, window, layer, query, key, value, scale):
         """(T, H, D), by one call, whatever the pass."""
         function = flash_function(self.kernel)
         lengths = self.cu_seqlens, self.cu_seqlens_k, self.longest, self.longest_k
@@ -481,9 +444,10 @@ class Pages:
 
     table (rows, width): the pages of each row's sequence, in the order of its tokens, then -1. A
     row owns the pages it names; after a `fork` two rows own the full pages together. `grow` and
-    `fork` take pages. Only `clear` frees, when a sequence is forgotten or released, and only pages
-    that no other row names. The lowest free page is taken first, so that the pages in use are a
-    dense beginning of the memory, which a decode step multiplies in place."""
+    `fork` take pages; whoever calls them knows that there are enough. Only `clear` frees, when a
+    sequence is forgotten or released, and only pages that no other row names. The lowest free page
+    is taken first, so that the pages in use are a dense beginning of the memory, which a decode
+    step multiplies in place."""
 
     def __init__(self, count, page_size, rows, width):
         self.count, self.page_size = count, page_size
@@ -498,27 +462,19 @@ class Pages:
         """The pages of a row, in the order of its tokens."""
         return self.table[row][self.table[row] >= 0].tolist()
 
-    def take(self, count):
-        """-> the lowest `count` free pages. MemoryError: none is taken."""
-        if count > len(self.free):
-            raise MemoryError(f"{count} pages are needed, {len(self.free)} are free")
-        return [heapq.heappop(self.free) for _ in range(count)]
-
     def grow(self, row, length):
-        """Give a row pages for `length` tokens in all. MemoryError leaves it as it was."""
-        have, want = len(self.of(row)), -(-length // self.page_size)
-        new = self.take(max(0, want - have))
-        self.table[row, have:have + len(new)] = new
+        """Give a row pages for `length` tokens in all."""
+        for column in range(len(self.of(row)), -(-length // self.page_size)):
+            self.table[row, column] = heapq.heappop(self.free)
 
     def fork(self, parent, child, length):
         """Share the full pages of row `parent`, of `length` tokens, with row `child`. Both will
-        write to a last page that is not full, so the child gets its own: -> [(source, target)] to
-        be copied, or []. MemoryError: nothing has changed."""
-        full, rest = divmod(length, self.page_size)
-        new = self.take(1 if rest else 0)                              # may raise: do it first
+        write to a last page that is not full, so the child gets its own: -> ([source], [target]) to
+        be copied, or two empty lists."""
+        full = length // self.page_size
         self.table[child, :full] = self.table[parent, :full]
-        self.table[child, full:full + len(new)] = new
-        return list(zip(self.table[parent, full:full + len(new)].tolist(), new))
+        self.grow(child, length)
+        return self.of(parent)[full:], self.of(child)[full:]
 
     def clear(self, row, keep=0):
         """Take all but the first `keep` pages from a row; free those that no other row names."""
@@ -544,7 +500,6 @@ class Memory:
         self.keys, self.values = self.pools = [
             torch.from_numpy(np.zeros(shape, np.float32)).to(dtype) if device.type == "cpu"
             else torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
-        self.gathered = [self.keys.new_empty(0)] * 2       # see `gather`
 
     def slots(self, table, row, position):
         """Where a layer keeps tokens `position` (T,) of the sequences table[row] -> (T * KH,)
@@ -566,16 +521,11 @@ class Memory:
         return [pool[layer].index_select(0, chosen) for pool in self.pools]
 
     def gather(self, layer, table):
-        """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D). The next call
-        overwrites them: fresh memory costs more in page faults than the copy itself."""
+        """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D)."""
         _, KH, S, D = self.keys.shape[1:]
         runs = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
-        if self.gathered[0].numel() < runs.numel() * S * D:
-            self.gathered = [self.keys.new_empty(runs.numel() * S * D) for _ in range(2)]
-        out = [buffer[:runs.numel() * S * D].view(-1, S, D) for buffer in self.gathered]
-        for pool, x in zip(self.pools, out):
-            torch.index_select(pool[layer].view(-1, S, D), 0, runs.flatten(), out=x)
-        return [x.view(*runs.shape[:2], -1, D) for x in out]
+        return [pool[layer].view(-1, S, D).index_select(0, runs.flatten())
+                .view(*runs.shape[:2], -1, D) for pool in self.pools]
 
 
 # ---- the engine ---------------------------------------------------------------------------------
@@ -618,11 +568,11 @@ class Engine:
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        child = self.free_rows[0]                   # the row that `start` takes
-        for source, target in self.pages.fork(parent.row, child, parent.length):
-            for pool in self.memory.pools:
-                pool[:, target] = pool[:, source]
-        return self.start(parent.length)
+        child = self.start(parent.length)
+        source, target = self.pages.fork(parent.row, child.row, parent.length)
+        for pool in self.memory.pools:
+            pool[:, target] = pool[:, source]
+        return child
 
     def release(self, sequence):
         """Give the pages and the row back."""
@@ -639,12 +589,12 @@ class Engine:
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):
         """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token. MemoryError: none is read."""
+        of each last token."""
         for sequence, ids in zip(sequences, token_ids):
             self.pages.grow(sequence.row, sequence.length + len(ids))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
-        for part in prefill_parts(cached, lengths, self.prefill_tokens, self.kernel == "torch"):
+        for part in prefill_parts(cached, lengths, self.prefill_tokens):
             table, starts = self._cached([sequences[i] for i in part])
             new = [lengths[i] for i in part]
             layout = layout_for(self.model, new, self.memory, table,
@@ -663,9 +613,8 @@ class Engine:
         return table[:, :(table >= 0).sum(1).max()], np.array([s.length for s in sequences])
 
     def _full(self):
-        """The active sequences whose next token begins a page that they do not have yet."""
-        size = self.pages.page_size
-        return [s for s in self.active if s.length % size == 0 and s.length == len(s.pages) * size]
+        """The active sequences whose next token begins a page."""
+        return [s for s in self.active if s.length % self.pages.page_size == 0]
 
     def pages_short(self):
         """How many pages the next `decode` needs beyond those that are free."""
@@ -687,10 +636,9 @@ class Engine:
         if self.kernel == "torch":
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
-            try:
-                return forward(self.model, ids, Decode(self.memory, table, starts))
-            finally:
-                torch.set_num_threads(before)
+            logits = forward(self.model, ids, Decode(np.ones(n, int), self.memory, table, starts))
+            torch.set_num_threads(before)
+            return logits
         if self.graphs is not None:              # the first graph is for all rows: see DecodeGraph
             rows = n if self.graphs else self.rows
             ids, table, starts = graph_shape(ids, table, starts, rows, self.pages)
@@ -704,23 +652,24 @@ class Engine:
 
 
 def forward(model, token_ids, layout, **more):
-    """token_ids (T,) packed as `layout` says -> logits (T, V)."""
+    """token_ids (T,) packed as `layout` says -> logits (T, V). Ids that stand for no text, from
+    `known_ids` on, get the probability 0, as they do in `_head`."""
     logits = model(token_ids[None], position_ids=layout.position[None], use_cache=False,
                    layout=layout, **more).logits[0]
-    return without_padding(model, logits)
+    logits[..., model.known_ids:] = NEVER
+    return logits
 
 
-def prefill_parts(cached, lengths, most, padded):
+def prefill_parts(cached, lengths, most):
     """Which texts are read in one forward pass -> lists of indices: texts with and without a cached
     past apart (their layouts differ), of at most `most` tokens with their padding, or one text."""
     parts = []
     for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
-        part = [*parts[-1], i] if parts else [i]
-        size = len(part) * lengths[i] if padded else sum(lengths[j] for j in part)  # i: the longest
-        if not parts or cached[part[0]] != cached[i] or size > most:
-            parts.append([i])
+        part = parts[-1] if parts else []                                   # i is the longest in it
+        if part and cached[part[0]] == cached[i] and (len(part) + 1) * lengths[i] <= most:
+            part.append(i)
         else:
-            parts[-1].append(i)
+            parts.append([i])
     return parts
 
 
@@ -819,7 +768,8 @@ def _head(model, hidden, targets, temperature, entropy):
     # states we have. Mixture models read router_logits of that output: it is of their class.
     headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
-    logits = without_padding(model, type(model).forward(headed).logits[0].float())
+    logits = type(model).forward(headed).logits[0].float()
+    logits[..., model.known_ids:] = NEVER
     logprobs = torch.log_softmax(logits / temperature, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     logp = logprobs.detach() if entropy == "watched" else logprobs

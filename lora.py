@@ -5,11 +5,11 @@
 A linear layer of the decoder computes y = W x + (alpha / r) B A x. W (out, in) is frozen, in the
 dtype of the computations; A (r, in) and B (out, r) are float32 and all that is trained. B begins
 as 0, so the first policy is the base, as is a later one while its adapters are off. A folder of
-adapters stands for the model that they make of their base: wherever a model's path is asked for,
-it may be given. recipes/merge_lora.py makes an ordinary folder of it.
+adapters stands for the model that they make of their base: eval.py plays it, train.py --lora trains
+it further. recipes/merge_lora.py makes an ordinary folder of it.
 """
 import json
-import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -41,7 +41,7 @@ def adapt(model, rank, alpha, base, seed=0):
             linear.lora_B = torch.nn.Linear(rank, linear.out_features, bias=False)
             torch.nn.init.kaiming_uniform_(linear.lora_A.weight, 5 ** 0.5, generator=generator)
             torch.nn.init.zeros_(linear.lora_B.weight)
-            linear.hook = linear.register_forward_hook(add)
+            linear.register_forward_hook(add)
 
 
 def adapters(model):
@@ -61,29 +61,15 @@ def without_adapters(model):
     return SimpleNamespace(action_logprobs=action_logprobs)
 
 
-@torch.no_grad()
-def merge(model):
-    """Add adapters, if there are any, to W (of float32: 16 bit swallow small changes). The model is
-    an ordinary one again, all of which can be trained."""
-    for linear in model.modules():
-        if hasattr(linear, "lora_A"):
-            change = linear.lora_B.weight @ linear.lora_A.weight
-            linear.weight += model.lora.alpha / model.lora.rank * change
-            linear.hook.remove()
-            del linear.lora_A, linear.lora_B
-    model.requires_grad_(True)
-
-
 def save_adapters(model, folder):
     """Write `folder` as PEFT does."""
     names = {name.split(".")[-3] for name in adapters(model)}
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=model.lora.base,
                   r=model.lora.rank, lora_alpha=model.lora.alpha, target_modules=sorted(names))
-    os.makedirs(folder, exist_ok=True)
+    Path(folder).mkdir(exist_ok=True)
     save_file({name: p.detach().cpu() for name, p in adapters(model).items()},
-              os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
-    with open(os.path.join(folder, CONFIG), "w") as file:
-        json.dump(config, file, indent=1)
+              Path(folder, WEIGHTS), metadata={"format": "pt"})
+    Path(folder, CONFIG).write_text(json.dumps(config, indent=1))
 
 
 def load_policy(path, *more):
@@ -92,18 +78,17 @@ def load_policy(path, *more):
     model = engine.load_policy(base, *more)
     if base != path:
         load_adapters(model, path)
-    return model
+    return model.to(model.device)               # the adapters were made on the CPU
 
 
 def load_adapters(model, folder):
     """Give the base `model` the adapters in `folder`. ValueError: broken, not of this model, or of
     settings other than PLAIN, which mean another sum than ours."""
     try:
-        found = load_file(os.path.join(folder, WEIGHTS))
+        found = load_file(Path(folder, WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
-    with open(os.path.join(folder, CONFIG)) as file:
-        config = PLAIN | json.load(file)
+    config = PLAIN | config_of(folder)
     adapt(model, config.get("r", 1), config.get("lora_alpha", 1), base_of(folder))
     # B of layers that are not in the folder stays 0
     own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
@@ -115,20 +100,17 @@ def load_adapters(model, folder):
         own[name].data.copy_(x)
 
 
+def config_of(path):
+    """PEFT's settings of the adapters in folder `path`; {} of another path."""
+    file = Path(path, CONFIG)
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
 def base_of(path):
-    """The path of the model that the adapters in folder `path` belong to; of another path, itself.
-    ValueError: that model is gone."""
-    config = os.path.join(path, CONFIG)
-    if not os.path.isfile(config):
-        return path
-    with open(config) as file:
-        base = json.load(file).get("base_model_name_or_path")
-    if not base or not os.path.isdir(base) and (base[0] in "./~" or base.count("/") > 1):
-        raise ValueError(f"{path} holds adapters of {base}, which is not there; put it back, or "
-                         f"write its new place as base_model_name_or_path into {config}")
-    return base
+    """The path of the model to which the adapters in folder `path` belong; else `path` itself."""
+    return config_of(path).get("base_model_name_or_path", path)
 
 
 def tokenizer_path(path):
     """Where the tokenizer of a model lies: PEFT leaves it with the base, we with the adapters."""
-    return path if os.path.isfile(os.path.join(path, "tokenizer_config.json")) else base_of(path)
+    return path if Path(path, "tokenizer_config.json").is_file() else base_of(path)

@@ -18,12 +18,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 from client import EnvError, ServersGone
 from engine import FORWARD_METHODS, add_value_head, equip
-from lora import adapt, adapters, base_of, load_policy, merge
+from lora import adapt, adapters, base_of, load_policy
 from rollout import Stats, collect
 
 
@@ -47,12 +46,16 @@ def say(text):
 
 
 def device_of(name):
-    """The torch.device that --device names. ValueError: there is no such thing."""
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    """The torch.device that --device names; under torchrun each rank's own GPU. ValueError: there
+    is no such thing here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
-        return torch.device(auto if name == "auto" else name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name}: {error}") from None
+        return torch.empty(0, device=name).device
+    except Exception as error:              # as torch was built, it has several kinds
+        raise ValueError(f"device={name}: {error}".splitlines()[0]) from None
 
 
 def start(device="auto", compute="auto"):
@@ -63,11 +66,6 @@ def start(device="auto", compute="auto"):
     device = device_of(device)
     cuda = device.type == "cuda"
     if cuda:
-        number = int(os.environ.get("LOCAL_RANK", device.index or 0))      # torchrun's goes first
-        found = torch.cuda.device_count()
-        if number >= found:
-            raise ValueError(f"device={device}: torch finds {found} GPUs here")
-        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
     if cuda or "RANK" in os.environ or compute == "bfloat16":
@@ -114,16 +112,14 @@ def gathered(thing):
 
 def load(path, device, cfg, value_head=False, frozen=False, lora=0):
     """The model at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora: the rank
-    of adapters that are trained in its place, those of `path` or new ones; 0: adapters of `path`
-    are added to its weights."""
-    merged = not lora and base_of(path) != path         # in float32: 16 bit swallow small changes
+    of adapters that are trained in its place, those of `path` or new ones. ValueError."""
+    if not lora and base_of(path) != path:
+        raise ValueError(f"{path} holds adapters: train.py --lora trains them further, "
+                         "recipes/merge_lora.py makes an ordinary model of them")
     gc.collect()                        # models that were dropped before are cycles
     # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
-    dtype = "auto" if dist.is_initialized() and not merged else torch.float32
-    model = load_policy(path, "cpu", dtype, "torch")
-    if merged:
-        merge(model)
-    elif lora and not adapters(model):
+    model = load_policy(path, "cpu", "auto" if dist.is_initialized() else torch.float32, "torch")
+    if lora and not adapters(model):
         adapt(model, lora, cfg.lora_alpha, path, cfg.seed)
     return as_trained(model, device, cfg, value_head, frozen)
 
@@ -181,9 +177,9 @@ def replicas(group, device_type):
 def average_gradients(model):
     """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, a value head
     beside them."""
-    if adapters(model):
-        grads = [p.grad for p in model.parameters() if p.requires_grad]
-        vector_to_parameters(summed(parameters_to_vector(grads)) / world_size(), grads)
+    for p in model.parameters() if adapters(model) else ():
+        if p.requires_grad:
+            p.grad = summed(p.grad) / world_size()
 
 
 @contextmanager
@@ -193,12 +189,10 @@ def gathered_weights(model):
     for m in shards:
         m.set_reshard_after_forward(False, recurse=False)
         m.unshard()
-    try:
-        yield
-    finally:
-        for m in shards:
-            m.set_reshard_after_forward(m is not model, recurse=False)
-            m.reshard()
+    yield                               # what fails here ends the run
+    for m in shards:
+        m.set_reshard_after_forward(m is not model, recurse=False)
+        m.reshard()
 
 
 # ---- shares of the work --------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def setup(cfg, modules, clients, began):
     if cfg.lora and base_of(start_model) == start_model:
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
-        run.reference = parallel.load(start_model, device, cfg, frozen=True)
+        run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
         run.critic_optimizer = adamw(run.critic, cfg.critic_lr)

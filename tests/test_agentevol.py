@@ -883,7 +883,7 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("evolve --env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
     ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
     ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
-    ("evolve --model ./absent", "./absent: no such folder"),
+    ("evolve --model ./absent", "./absent: no folder or hub id"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),

@@ -15,8 +15,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import train
-from engine import (Engine, attend, check_config, check_model, forward, layout_for, load_policy,
-                    equip)
+from engine import Engine, attend, check_model, equip, forward, layout_for, load_policy
 from fakes import token_logprobs
 from test_engine import (CONTEXTS, assert_same_gradients, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -58,8 +57,8 @@ MODELS = {      # as in docs/models.md -> transformers' config class, and what d
 }
 LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 REFUSED = {     # as in docs/models.md -> config class, what differs from SIZES, words of the error
-    "Gemma 2": ("Gemma2Config", {}, "Gemma2Attention asks for soft caps"),
-    "gpt-oss": ("GptOssConfig", dict(num_local_experts=4), "GptOssAttention asks for sinks"),
+    "Gemma 2": ("Gemma2Config", {}, "Gemma2Attention asks for softcap"),
+    "gpt-oss": ("GptOssConfig", dict(num_local_experts=4), "GptOssAttention asks for s_aux"),
     "Qwen3.5, Qwen3.6 (text)": ("Qwen3_5TextConfig", dict(layer_types=LINEAR),
                                 "layers of linear_attention"),
     "Qwen3-Next": ("Qwen3NextConfig", dict(layer_types=LINEAR), "layers of linear_attention"),
@@ -77,7 +76,7 @@ REFUSED = {     # as in docs/models.md -> config class, what differs from SIZES,
     "Doge": ("DogeConfig", {}, "DogeAttention asks for a mask"),
     "EmbeddingGemma": ("Gemma3TextConfig", dict(use_bidirectional_attention=True, **SOME),
                        "Gemma3Attention asks for both directions"),
-    "Gemma 3, Qwen3.5 with images": ("Gemma3Config", {}, "a multimodal model, whose text model"),
+    "Gemma 3, Qwen3.5 with images": ("Gemma3Config", {}, "object has no attribute"),
     "dynamic NTK": ("LlamaConfig", dict(rope_parameters=dict(
         rope_type="dynamic", rope_theta=1e4, factor=2.0)), "positions that depend on the length"),
     "GPT-2": ("GPT2Config", {}, "object has no attribute"),
@@ -219,7 +218,7 @@ def test_check_model_of_a_hub_id_fetches_the_config_alone(monkeypatch):
         return config_of(*REFUSED["Gemma 2"][:2])
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fetch)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    with pytest.raises(ValueError, match="gemma2 cannot run: Gemma2Attention asks for soft caps"):
+    with pytest.raises(ValueError, match="gemma2 cannot run: Gemma2Attention asks for softcap"):
         load_policy("google/gemma-2-2b-it")
     assert fetched == [("google/gemma-2-2b-it", dict(trust_remote_code=False))]
 
@@ -227,21 +226,12 @@ def test_check_model_of_a_hub_id_fetches_the_config_alone(monkeypatch):
 def test_check_model_of_an_architecture_that_transformers_lacks(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "own", "architectures": ["Own"]}')
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="cannot load it: .*model type `own`"):
+    with pytest.raises(ValueError, match="can load: .*model type `own`"):
         check_model(tmp_path)
 
 
-def test_check_config_leaves_config_and_random_numbers_alone():
-    config = config_of(*MODELS["Qwen3-MoE"])
-    before, state = config.to_dict(), torch.get_rng_state()
-    check_config(config)
-    assert config.to_dict() == before and torch.equal(torch.get_rng_state(), state)
-    assert torch.get_default_dtype() == torch.float32
-
-
 @pytest.mark.parametrize("asked, words", [
-    (dict(softcap=50.0), "soft caps"), (dict(s_aux=torch.zeros(2)), "sinks"),
-    (dict(position_bias=torch.zeros(2)), "position_bias"),
+    (dict(softcap=50.0), "softcap"), (dict(position_bias=torch.zeros(2)), "position_bias"),
     (dict(attention_mask=torch.ones(1, 1, 3, 3)), "a mask")])
 def test_attend_refuses_what_it_would_have_to_ignore(asked, words):
     x, layer = torch.zeros(1, 1, 3, 8), SimpleNamespace(layer_idx=0)

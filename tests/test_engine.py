@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig,
-                          PreTrainedTokenizerFast)
+from transformers import PreTrainedTokenizerFast
 
 import engine as engine_module
-from engine import (NEVER, Engine, Pages,
-                    action_logprobs, add_value_head, attend, graph_shape,
-                    load_policy, longest_text, page_runs, prefill_parts,
-                    equip, sample, walk_pages)
+from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
+                    graph_shape, load_policy, longest_text, page_runs, prefill_parts, sample,
+                    walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from chat import Agent
 from rollout import make_engine
@@ -43,10 +41,9 @@ def differ(logits, stock, texts):
 
 def test_load_policy_says_what_is_missing(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="no weights in this folder"):
-        load_policy(tmp_path)
-    with pytest.raises(ValueError, match="no such folder"):
-        load_policy("./nowhere")
+    for path in (tmp_path, "./nowhere", "no/such/folder"):
+        with pytest.raises(ValueError, match=f"^{path}: no folder or hub id that "):
+            load_policy(path)
     with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
         equip(twins()[0], "flash2")
     stock = twins("qwen2")[1]
@@ -134,61 +131,6 @@ def test_engine_logprobs_equal_stock_transformers(kind, tied):
     ids = tokens_of(rng, 4)
     texts[2] += ids                        # read on where decoding stopped
     assert differ(engine.prefill([sequences[2]], [ids]), stock, [texts[2]]) < 1e-5
-
-
-def test_fork_branches_never_see_each_other():
-    """A prompt of 2 pages and a half, forked 11 times while it decodes; branches of branches; every
-    branch says something else."""
-    model, stock = twins()
-    rng = random.Random(0)
-    engine = Engine(model, rows=16, pages=80, page_size=4)
-    root = engine.start()
-    engine.prefill([root], [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
-    texts = {root.row: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}
-    engine.active.append(root)
-
-    def fork(parent):
-        child = engine.fork(parent)
-        texts[child.row] = list(texts[parent.row])
-        engine.active.append(child)
-        return child
-
-    def decode():
-        ids = rng.sample(range(50), len(engine.active))                # no two alike
-        logits = engine.decode(torch.tensor(ids))
-        for sequence, token in zip(engine.active, ids):
-            texts[sequence.row].append(token)
-        assert differ(logits, stock, [texts[s.row] for s in engine.active]) < 1e-5
-
-    children = [fork(root) for _ in range(11)]
-    for _ in range(3):
-        decode()
-    fork(children[4])
-    fork(fork(children[4]))
-    fork(root)
-    for _ in range(6):
-        decode()
-    engine.release(root)                   # the others still read its pages
-    engine.release(children[4])
-    for _ in range(3):
-        decode()
-
-
-def test_forget_then_prefill_gives_the_same_again():
-    model, stock = twins()
-    engine = Engine(model, rows=3, pages=12, page_size=4)
-    first = engine.start()
-    engine.prefill([first], [[9, 8, 7, 6, 5]])
-    second = engine.fork(first)
-    for sequence in (first, second):
-        engine.active.append(sequence)
-    engine.decode(torch.tensor([1, 2]))
-    engine.forget(first)
-    assert engine.active == [second] and first.length == 0 and first.pages == []
-    assert differ(engine.prefill([first], [[9, 8, 7, 6, 5, 1]]), stock, [[9, 8, 7, 6, 5, 1]]) < 1e-5
-    engine.active.append(first)
-    assert differ(engine.decode(torch.tensor([4, 3])), stock,
-                  [[9, 8, 7, 6, 5, 2, 4], [9, 8, 7, 6, 5, 1, 3]]) < 1e-5
 
 
 @pytest.mark.parametrize("keep, pages", [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (10, 2)])
@@ -305,13 +247,11 @@ class Mean(SimpleNamespace):
     token's "logits" are the mean of the ids and of the places it sees: arithmetic tells them. It
     sees the last `window` tokens, or all."""
     window = None
-    device, kernel, compute_dtype, broken = torch.device("cpu"), "torch", torch.float32, False
+    device, kernel, compute_dtype, known_ids = torch.device("cpu"), "torch", torch.float32, 2
     config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                              hidden_size=2)
 
     def __call__(self, ids, position_ids, use_cache, layout, logits_to_keep=None):
-        if self.broken:
-            raise ArithmeticError("broken on purpose")
         seen = torch.stack([ids[0].float(), position_ids[0].float()], -1)[:, None]      # (T, 1, 2)
         out = attention(layout, torch.zeros_like(seen), seen, self.window)[:, 0]
         return SimpleNamespace(logits=out[None] if logits_to_keep is None
@@ -353,8 +293,8 @@ def check_books(engine, sequences):
 
 
 def random_schedule(seed, window=None):
-    """Random starts, reads, forks, steps and ends in a pool far too small, failures included, with
-    every answer and every book checked -> what happened."""
+    """Random starts, reads, forks, steps and ends in a pool far too small, with every answer and
+    every book checked -> what happened."""
     rng, happened = random.Random(seed), set()
     model = Mean(window=window)
     engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
@@ -365,6 +305,12 @@ def random_schedule(seed, window=None):
         want = torch.tensor([mean(texts[s.row][1], window) for s in sequences])
         assert torch.allclose(logits, want, atol=1e-3), (logits, want)
 
+    def room(sequences, new):
+        """Are there pages for so many more tokens of each? The engine's caller sees to that."""
+        pages = [-(-(s.length + n) // engine.pages.page_size) - len(s.pages)
+                 for s, n in zip(sequences, new)]
+        return sum(pages) <= len(engine.pages.free)
+
     for _ in range(14):
         everyone = [s for s, _ in texts.values()]
         waiting = [s for s in everyone if s not in engine.active]
@@ -372,67 +318,55 @@ def random_schedule(seed, window=None):
         held = {page for s in everyone for page in s.pages}
         do = rng.choice(("start", "prefill", "prefill", "join", "join", "decode", "decode",
                          "decode", "fork", "fork", "leave", "forget", "release"))
-        model.broken = rng.random() < 0.05
-        try:
-            if do == "start" and engine.free_rows:
-                sequence = engine.start()
-                texts[sequence.row] = (sequence, [])
-            elif do == "prefill" and waiting:
-                chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
-                new = [tokens_of(rng, rng.randint(1, 7)) for _ in chosen]
-                logits = engine.prefill(chosen, new)
-                for sequence, ids in zip(chosen, new):
-                    texts[sequence.row][1].extend(ids)
-                check(chosen, logits)
-            elif do == "join":
-                for sequence in waiting:
-                    if sequence.length:
-                        engine.active.append(sequence)
-            elif do == "decode" and engine.active:
-                chosen = list(engine.active)
-                short = engine.pages_short()
-                ids = tokens_of(rng, len(chosen))
-                logits = engine.decode(torch.tensor(ids))
-                assert short <= 0
-                for sequence, token in zip(chosen, ids):
-                    texts[sequence.row][1].append(token)
-                check(chosen, logits)
-            elif do == "fork" and engine.free_rows and any(s.length for s in everyone):
-                parent = rng.choice([s for s in everyone if s.length])
-                child = engine.fork(parent)
-                texts[child.row] = (child, list(texts[parent.row][1]))
-            elif do == "leave" and engine.active:
-                engine.active.remove(rng.choice(engine.active))
-            elif do == "forget" and everyone:
-                sequence = rng.choice(everyone)
-                keep = rng.choice((0, rng.randint(0, sequence.length)))
-                engine.forget(sequence, keep)
-                del texts[sequence.row][1][keep - keep % engine.pages.page_size:]
-            elif do == "release" and everyone:
-                sequence = rng.choice(everyone)
-                engine.release(sequence)
-                del texts[sequence.row]
-            else:
+        if do == "start" and engine.free_rows:
+            sequence = engine.start()
+            texts[sequence.row] = (sequence, [])
+        elif do == "prefill" and waiting:
+            chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+            new = [tokens_of(rng, rng.randint(1, 7)) for _ in chosen]
+            if not room(chosen, map(len, new)):
                 continue
-            happened.add(do)
-        except MemoryError:
-            happened.add(f"{do} without pages")
-            if do == "decode":
-                assert short > 0
-        except ArithmeticError:            # who was in a pass that broke is read anew or given up
-            happened.add("broken")
-            for sequence in chosen:
-                if rng.random() < 0.5:
-                    engine.forget(sequence)
-                    texts[sequence.row][1].clear()
-                else:
-                    engine.release(sequence)
-                    del texts[sequence.row]
+            logits = engine.prefill(chosen, new)
+            for sequence, ids in zip(chosen, new):
+                texts[sequence.row][1].extend(ids)
+            check(chosen, logits)
+        elif do == "join":
+            for sequence in waiting:
+                if sequence.length:
+                    engine.active.append(sequence)
+        elif do == "decode" and engine.active:
+            chosen = list(engine.active)
+            assert (engine.pages_short() <= 0) == room(chosen, [1] * len(chosen))
+            if engine.pages_short() > 0:
+                happened.add("decode without pages")
+                continue
+            ids = tokens_of(rng, len(chosen))
+            logits = engine.decode(torch.tensor(ids))
+            for sequence, token in zip(chosen, ids):
+                texts[sequence.row][1].append(token)
+            check(chosen, logits)
+        elif do == "fork" and engine.free_rows and free and any(s.length for s in everyone):
+            parent = rng.choice([s for s in everyone if s.length])
+            child = engine.fork(parent)
+            texts[child.row] = (child, list(texts[parent.row][1]))
+        elif do == "leave" and engine.active:
+            engine.active.remove(rng.choice(engine.active))
+        elif do == "forget" and everyone:
+            sequence = rng.choice(everyone)
+            keep = rng.choice((0, rng.randint(0, sequence.length)))
+            engine.forget(sequence, keep)
+            del texts[sequence.row][1][keep - keep % engine.pages.page_size:]
+        elif do == "release" and everyone:
+            sequence = rng.choice(everyone)
+            engine.release(sequence)
+            del texts[sequence.row]
+        else:
+            continue
+        happened.add(do)
         everyone = [s for s, _ in texts.values()]
         assert all(s.length == len(text) for s, text in texts.values()), do
         taken = sorted({page for s in everyone for page in s.pages} - held)
-        if "broken" not in happened:
-            assert taken == free[:len(taken)], "the lowest free page comes first"
+        assert taken == free[:len(taken)], "the lowest free page comes first"
         check_books(engine, everyone)
     for sequence, _ in texts.values():
         engine.release(sequence)
@@ -443,9 +377,8 @@ def random_schedule(seed, window=None):
 
 def test_no_page_is_lost_in_1000_random_schedules():
     happened = set().union(*(random_schedule(seed) for seed in range(1000)))
-    assert happened >= {"start", "prefill", "join", "decode", "fork", "leave", "forget", "release",
-                        "prefill without pages", "decode without pages", "fork without pages",
-                        "broken"}
+    assert happened == {"start", "prefill", "join", "decode", "fork", "leave", "forget", "release",
+                        "decode without pages"}
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 6, 9])
@@ -455,36 +388,14 @@ def test_attend_in_a_window_sees_the_last_tokens_only(window):
     assert happened >= {"prefill", "decode", "fork", "forget", "release"}
 
 
-@pytest.mark.parametrize("window, pages", [(1, 4), (2, 4), (3, 3), (4, 3), (5, 2), (9, 0), (10, 0)])
-def test_pages_behind_a_window_are_not_read(window, pages):
-    """Of 9 tokens in pages of 2, before a tenth: so many pages lie wholly behind its window. They
-    hold NaN, which would reach whoever gathers or multiplies them."""
-    for step in ("prefill", "decode"):
-        engine = Engine(Mean(window=window), rows=2, pages=12, page_size=2)
-        sequence = engine.start()
-        engine.prefill([sequence], [[1, 2, 3, 4, 5, 6, 7, 8, 9]])
-        engine.active.append(engine.fork(sequence))             # shares the first four pages
-        engine.active.append(sequence)
-        for pool in engine.memory.pools:
-            pool[0, sequence.pages[:pages]] = math.nan
-        want = mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], window)
-        got = engine.decode(torch.tensor([5, 5])) if step == "decode" else \
-            engine.prefill([sequence], [[5]])
-        assert torch.allclose(got, torch.tensor([want] * len(got)))
-
-
 def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
     pages = Pages(count=5, page_size=2, rows=3, width=5)
     pages.grow(0, 3)                                       # 3 tokens: 2 pages
     pages.grow(1, 4)
     pages.grow(2, 1)
     assert [pages.of(row) for row in range(3)] == [[0, 1], [2, 3], [4]] and pages.in_use == 5
-    with pytest.raises(match="1 pages are needed, 0 are free"):
-        pages.grow(2, 3)
-    with pytest.raises(match="1 pages are needed, 0 are free"):
-        pages.fork(0, 2, 3)
     pages.clear(2)
-    assert pages.fork(0, 2, 3) == [(1, 4)] and pages.of(2) == [0, 4]     # page 0 is shared
+    assert pages.fork(0, 2, 3) == ([1], [4]) and pages.of(2) == [0, 4]     # page 0 is shared
     pages.clear(0)
     assert pages.free == [1]                               # row 2 still names page 0
     pages.clear(1)
@@ -533,10 +444,8 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
 
 def test_prefill_parts_keep_kinds_apart_and_bound_the_padding():
     cached, lengths = [True, False, False, False, True], [3, 9, 2, 3, 4]
-    assert prefill_parts(cached, lengths, 9, True) == [[2, 3], [1], [0, 4]]
-    assert prefill_parts(cached, lengths, 7, True) == [[2, 3], [1], [0], [4]]
-    assert prefill_parts(cached, lengths, 7, False) == [[2, 3], [1], [0, 4]]       # 2 + 3; 9; 3 + 4
-    assert prefill_parts(cached, lengths, 4, False) == [[2], [3], [1], [0], [4]]
+    assert prefill_parts(cached, lengths, 9) == [[2, 3], [1], [0, 4]]
+    assert prefill_parts(cached, lengths, 7) == [[2, 3], [1], [0], [4]]
 
 
 # ---- the training forward -----------------------------------------------------------------------
@@ -734,27 +643,6 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     assert (out - exact).abs().max() < 1e-5
 
 
-def test_a_models_own_cap_of_16_bit_logits_is_float32_too():
-    """Gemma's final cap c tanh(x / c), and ids without a text behind it."""
-    torch.manual_seed(0)
-    model = equip(AutoModelForCausalLM.from_config(Gemma3TextConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
-        num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=4.0,
-        initializer_range=0.5), dtype=torch.bfloat16))
-    model.known_ids, seen = 49, []
-    model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
-    engine = Engine(model, 1, 1)
-    got = engine.prefill([engine.start()], [[1, 2, 3]])
-    logits = seen[0][-1:].double() @ model.lm_head.weight.double().T
-    want = 4 * torch.tanh(logits / 4)[:, :49]
-    assert want.abs().max() > 1 and (got[:, :49] - want).abs().max() < 1e-5
-    ids = torch.tensor([[1, 2, 3, 4]])
-    logprob = model.action_logprobs(ids, ids == 4, torch.arange(4)[None])
-    assert abs(logprob[0] - want.log_softmax(-1)[0, 4]) < 1e-5
-    logprob.sum().backward()                       # through the padding, which is filled in place
-    assert model.model.embed_tokens.weight.grad.isfinite().all()
-
-
 def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
     seen = []
 
@@ -773,9 +661,7 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2]])
         engine.active.append(sequence)
-        model.broken = True
-        with pytest.raises(ArithmeticError):
-            engine.decode(torch.tensor([3]))
+        engine.decode(torch.tensor([3]))
         assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 

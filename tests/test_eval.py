@@ -580,8 +580,8 @@ def test_the_command_prints_a_table():
     ("--env maze --policy expert --resume", "--resume: give --out FOLDER"),
     ("--env maze --model MODEL --device foo", "device=foo: Expected one of cpu, cuda"),
     ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 263"),
-    ("--env maze --model EMPTY", "no weights in this folder; expected model.safetensors"),
-    ("--env maze --model ./absent", "./absent: no such folder"),
+    ("--env maze --model EMPTY", "no folder or hub id that transformers can load"),
+    ("--env maze --model ./absent", "./absent: no folder or hub id"),
     ("--env maze --model MODEL --env-url http://127.0.0.1:9", "no environment server at .*:9"),
     ("--env wordle --model MODEL --env-url URL", "serves maze, not wordle"),
 ])

@@ -18,7 +18,7 @@ import run as runs
 import train
 from engine import add_value_head
 from fakes import config, started, token_logprobs, trained, trainer_of, twins
-from lora import adapt, adapters, base_of, load_policy, merge, save_adapters, tokenizer_path
+from lora import adapt, adapters, base_of, load_policy, save_adapters, tokenizer_path
 from recipes import merge_lora
 from test_train import same
 
@@ -105,16 +105,6 @@ def test_adapt_has_the_output_and_gradients_of_a_low_rank_layer(kind):
         assert layer.weight.grad is None
 
 
-def test_merge_makes_an_ordinary_model_with_the_same_logprobs():
-    ours, stock = policy("qwen2")
-    unmerged = token_logprobs(ours, *text())
-    merge(ours)
-    torch.testing.assert_close(token_logprobs(ours, *text()), unmerged, atol=1e-5, rtol=0)
-    assert ours.state_dict().keys() == stock.state_dict().keys()
-    assert all(p.requires_grad for p in ours.parameters())
-    assert not any(m._forward_hooks for m in ours.modules())
-
-
 # ---- files --------------------------------------------------------------------------------------
 
 @torch.no_grad()
@@ -174,17 +164,6 @@ def test_load_adapters_refuses_what_it_would_compute_wrongly():
     os.truncate("own/adapter_model.safetensors", 1000)
     with pytest.raises(ValueError, match="own: no whole adapter_model.safetensors"):
         load_policy("own")
-
-
-@pytest.mark.parametrize("base", ["./gone", "models/of/mine", None])
-def test_base_of_says_where_to_mend_a_base_that_is_gone(base):
-    ours, _ = policy()
-    ours.lora.base = base
-    save_adapters(ours, "own")
-    with pytest.raises(ValueError, match="own holds adapters of .* which is not there; put it "
-                                         "back, or .* own/adapter_config.json"):
-        load_policy("own")
-    assert base_of("elsewhere") == "elsewhere" and base_of("org/name") == "org/name"
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -277,23 +256,22 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
     assert runs.model_defaults("merged") == runs.model_defaults(folder) and \
         runs.model_defaults("merged")["max_turn_tokens"] == 5
+    assert all(p.requires_grad for p in merged.parameters())
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
         merge_lora.main()
 
 
-def test_a_folder_of_adapters_is_a_model_to_train(url, model):
-    """Without --lora all weights are trained, from the merged ones; with it these adapters are."""
+def test_a_folder_of_adapters_is_a_model_to_train_further(url, model):
+    """With --lora these adapters are; to train all weights they are merged first."""
     folder = f"{trained(url, config(model, lora=4, lr=3e-2)).cfg.path}/step_2"
     expected = token_logprobs(load_policy(folder), *text())
-    full = started(url, config(folder, name="full"))
-    assert not adapters(full.policy) and tokenizer_path(folder) == folder
-    assert all(p.requires_grad for p in full.policy.parameters())
-    torch.testing.assert_close(token_logprobs(full.policy, *text()), expected, atol=1e-5,
-                               rtol=1e-5)
     more = trained(url, config(folder, name="more", lora=4, kl_coef=0.1))
-    assert more.policy.lora.base == base_of("runs/more/step_2") == model
+    assert more.policy.lora.base == base_of("runs/more/step_2") == base_of(model) == model
     assert not torch.equal(token_logprobs(more.policy, *text()), expected)
     torch.testing.assert_close(token_logprobs(more.reference, *text()), expected, atol=1e-5,
                                rtol=1e-5)          # where this run began, not the base
+    with pytest.raises(ValueError, match=f"^{folder} holds adapters: .* recipes/merge_lora.py"):
+        started(url, config(folder, name="full"))
+    assert tokenizer_path(folder) == folder
     os.remove(f"{folder}/tokenizer_config.json")
     assert tokenizer_path(folder) == model and tokenizer_path("org/name") == "org/name"

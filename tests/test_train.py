@@ -625,8 +625,8 @@ MISTAKES = [
     ("--max-turn-tokens 512", "max_turn_tokens=512: expected at most 511"),
     ("--overlong-buffer 241", "overlong_buffer=241: expected at most 240"),   # 24 tokens, 10 turns
     ("--switch-every=0,9 --horizons 5,6,7", r"switch_every \(0, 9\): .* rising from above 0"),
-    ("--model ./absent", "./absent: no such folder"),
-    ("--model EMPTY", "no weights in this folder"),
+    ("--model ./absent", "./absent: no folder or hub id"),
+    ("--model EMPTY", "no folder or hub id that transformers can load"),
     ("--env maze,maze", "env='maze,maze': expected each environment once"),
     ("--keep 0.5", "--keep does nothing without --filter uncertain"),
     ("--critic-lr 1", "--critic-lr does nothing without --critic own"),

@@ -1,14 +1,13 @@
-"""python -m tests.bench.rollout --parts decode batching: the engine alone, against transformers.
+"""python -m tests.bench.rollout --parts decode: the engine alone, against transformers.
 
 The same weights on both sides. This file also holds what all benchmarks share.
 
-    python -m tests.bench.rollout --parts decode batching
-    python -m tests.bench.engine --quick                      decode alone, small, to try this file
+    python -m tests.bench.rollout --parts decode
+    python -m tests.bench.engine --quick                      small, to try this file
 
-decode    prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and
-          `sample`, against `generate` (left-padded, DynamicCache). tok/s are those of the decode
-batching  the same against transformers' own paged engine, `generate_batch`, prefill included
-Targets: 1.4 x generate at batch 64, 2 x at 256, 10 x generate_batch.
+Prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and `sample`,
+against `generate` (left-padded, DynamicCache). tok/s are those of the decode.
+Targets: 1.4 x generate at batch 64, 2 x at 256.
 """
 import argparse
 import copy
@@ -140,37 +139,6 @@ def bench_decode(shape, args, B, target):
           f"{mine['attention'] / mine['seconds']:.0%}, pure matmul {pure / mine['seconds']:.0%}; "
           f"prefill {sum(map(len, prompts)) / mine['prefill']:.0f} tok/s = "
           f"{ratio(seen, 'theirs', figure='prefill'):.2f} x", flush=True)
-
-
-def bench_batching(shape, args):
-    """generate_batch with pages as it sizes them itself, and given what it needs."""
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-    (B, new), rng = (16, 8) if args.quick else (64, 64), np.random.default_rng(0)
-    prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
-    config = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, top_p=1.0,
-                              eos_token_id=-1, pad_token_id=0)
-    enough = ContinuousBatchingConfig(page_size=32, max_batch_tokens=4096,
-                                      num_blocks=B * (-(-(256 + new) // 32) + 1))
-    ours, _ = make_models(shape)
-
-    def continuous(pages):
-        _, theirs = make_models(shape)          # one each: a model keeps its first manager
-
-        def play(_):
-            began = time.perf_counter()
-            out = theirs.generate_batch(prompts, generation_config=config, warmup=False,
-                                        continuous_batching_config=pages, persistent_manager=True)
-            assert sum(len(o.generated_tokens) for o in out.values()) == B * new
-            return dict(all=time.perf_counter() - began)
-        play(0)                                 # the manager starts once
-        return play
-    theirs = {"its own pages": continuous(None), "pages given": continuous(enough)}
-    seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new), **theirs})
-    ratios = ", ".join(f"{ratio(seen, name, figure='all'):.1f} x generate_batch with {name}"
-                       for name in theirs)
-    print(f"batching {shape}, {B} prompts of 128 to 256, {new} new tokens: "
-          f"{B * new / medians(seen['ours'])['all']:.0f} tok/s, prefill included = {ratios} "
-          "(target 10)", flush=True)
 
 
 if __name__ == "__main__":

@@ -210,11 +210,11 @@ def bench_attention(name, model, limits, B, context):
                   for heads in (config.num_attention_heads, KH))
     table, starts = engine._cached(engine.active)
     layout = layout_for(model, np.ones(B, int), engine.memory, table, starts - 1)   # the last token
-    view = layout.view(None, config.num_attention_heads // KH)      # made once for all layers
+    attend = layout.view(None, config.num_attention_heads // KH)    # made once for all layers
 
     def attention():
         engine.memory.write(0, layout.slots, key, key)
-        return layout.attend(0, query, key, key, D**-0.5, *view)
+        return attend(0, query, key, key, D**-0.5)
     seconds = seconds_of(attention, 20)
     least = B * context * kv_bytes(model) / config.num_hidden_layers / limits["bandwidth"]
     yield row_of("attention, one layer", name, model, B, context, B, seconds, least / seconds)

@@ -9,7 +9,6 @@ decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 6
 turns     generate, the whole history read anew each turn           6
           our own engine made to forget after each turn             3.5
           generate, with --model on textcraft_small                 3, success rates equal
-batching  transformers' continuous batching (generate_batch)        10
 latency   a loop in which every turn waits for the slowest episode  2
 
 Random weights, the same for all, and actions of a fixed length unless the environment is real. A
@@ -34,8 +33,8 @@ from env_server import local_server
 from envs import load_env
 from chat import Agent, make_tokenizer
 from rollout import Episode, Scheduler, Slots, World, collect, make_engine
-from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_batching, bench_decode, clocked,
-                                generate, linear_seconds, make_models, medians, race, ratio)
+from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, clocked, generate,
+                                linear_seconds, make_models, medians, race, ratio)
 
 GROUP = 8       # episodes of a task
 
@@ -224,7 +223,7 @@ def bench_latency(shape, args, wait=0.05):
 
 
 def main():
-    parts = ("decode", "turns", "batching", "latency")
+    parts = ("decode", "turns", "latency")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
@@ -244,7 +243,7 @@ def main():
                 for size in sizes[:1 if args.quick else 3]:
                     bench_turns(shape, args, *size)
             else:
-                dict(batching=bench_batching, latency=bench_latency)[part](shape, args)
+                bench_latency(shape, args)
     if args.model and "turns" in args.parts:
         bench_real(args)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
