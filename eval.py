@@ -57,7 +57,7 @@ class Config(Plays, Speaks, Worlds):
     n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
     k: Count = 1                  # samples of each task
     horizon: Natural = 0          # most turns; 0: the environment's own, which limits several's
-    out: str = ""                 # the folder; empty: runs/ENV-PLAYER or runs/SUITE-PLAYER
+    out: str = ""                 # the folder; empty: runs/ and what is played by whom
     resume: bool = False          # continue the evaluation that the folder holds
 
     @property
