@@ -32,6 +32,7 @@ from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from run import (Count, Natural, NonNegative, Positive, Share, model_defaults,
                  parse_flags)
 from chat import Agent, make_tokenizer
+from recipes import suites
 from rollout import World, collect
 from test_client import lmrl_gym, serving
 
@@ -337,8 +338,7 @@ def test_suite_tasks_are_composed_as_the_papers_percentages(name, groups):
     assert len({*families} & {"Pickup", "PickupLoc", "PickupAbove"}) == 3 * (name == "babyai")
 
 
-@pytest.fixture
-def suite(monkeypatch):
+def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
     """A suite of textcraft, whose engine is here, wordle, whose is not, and one to be written."""
     monkeypatch.setitem(SUITES, "small", {
         "wordle": (25, 8), "textcraft": (100, 3), "nowhere": (20, 5), "bandit": (300, 1)})
@@ -346,23 +346,22 @@ def suite(monkeypatch):
     def no_engine(*_):
         raise RuntimeError("wordle needs its engine: pip install words")
     monkeypatch.setattr(wordle, "Env", no_engine)
-
-
-def test_run_of_a_suite_says_what_is_missing(suite, tmp_path, capsys):
-    results = run(Config(suite="small", policy="expert"))
-    rows = rows_by(results)
+    monkeypatch.setattr(evaluation, "open_envs", suites.open_suite)
+    monkeypatch.setattr(evaluation, "tasks_asked", suites.tasks_of_suite)
+    rows = rows_by(run(Config(env="small", policy="expert")))
     assert {env for env, row in rows if row == "all"} == {"bandit", "textcraft", "mean"}
-    assert results["notes"] == ["nowhere is left out: unknown environment 'nowhere'",
-                                "wordle is left out: wordle needs its engine: pip install words"]
     assert [rows["textcraft", f"depth {d}"]["n"] for d in (1, 2, 3, 4)] == [31, 41, 25, 3]
     assert rows["bandit", "all"]["n"] == 200                # all there are
     # within its three turns the expert plays those that take no more
     assert rows["textcraft", "all"]["turns"] <= 3 and rows["textcraft", "depth 4"]["success"] == 0
-    out = capsys.readouterr().out
-    for words in ("small, test split, expert", *results["notes"]):
-        assert words in out
     assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
         "config.json", "trajectories.jsonl", "results.json"}
+    out = capsys.readouterr().out
+    assert out.startswith("wordle is left out: wordle needs its engine: pip install words\n"
+                          "nowhere is left out: unknown environment 'nowhere'\n")
+    assert "\nsmall, test split, expert, " in out
+    with pytest.raises(ValueError, match="env='maze': expected a suite, agenteval or agentgym_rl"):
+        run(Config(env="maze", policy="expert"))
 
 
 def test_the_random_players_row_is_what_the_random_player_gets():
@@ -468,14 +467,12 @@ def test_resume_refuses_other_settings(flags, words, tmp_path):
 
 
 @pytest.mark.parametrize("flags, folder", [
-    (dict(model="runs/a/step_80"), "runs/agenteval-a-step_80"),     # not that of b/step_80
-    (dict(model="/home/me/runs/a/"), "runs/agenteval-runs-a"),
-    (dict(model="Qwen/Qwen2.5-3B"), "runs/agenteval-Qwen-Qwen2.5-3B"),
-    (dict(policy="expert"), "runs/agenteval-expert"),
-    (dict(policy="expert", out="x"), "x"),
-    (dict(policy="expert", suite="", env="a,b"), "runs/a,b-expert")])
+    (dict(model="runs/a/step_80"), "runs/maze-a-step_80"),     # not that of b/step_80
+    (dict(model="/home/me/runs/a/"), "runs/maze-runs-a"),
+    (dict(model="Qwen/Qwen2.5-3B"), "runs/maze-Qwen-Qwen2.5-3B"),
+    (dict(policy="expert"), "runs/maze-expert"), (dict(policy="expert", out="x"), "x")])
 def test_the_folder_names_what_is_played_and_the_player(flags, folder):
-    assert Config(**dict(suite="agenteval") | flags).path == folder
+    assert Config(**dict(env="maze") | flags).path == folder
 
 
 def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, capsys):

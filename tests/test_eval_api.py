@@ -26,7 +26,7 @@ from api import read_completion
 from client import EnvError
 from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
-from chat import FORMATS, HISTORY
+from chat import FORMATS
 
 pytestmark = pytest.mark.usefixtures("here")
 KEY = "sk-Top/Secret+0123456789"
@@ -584,4 +584,3 @@ def test_an_api_speaks_as_a_chat_model(monkeypatch):
         evaluation.main()
     assert [(c.format, c.max_turn_tokens, c.max_context, c.max_concurrent) for c in seen] == [
         ("react", 512, 8192, 16), ("act", 512, 8192, 16)]
-    assert {*HISTORY} == {"keep", "template"}

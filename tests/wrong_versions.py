@@ -199,7 +199,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_eval.py::test_figures_of_k_samples_a_task"),
         ("key=(cfg.seed,)", "key=(0,)",
          "tests/test_eval.py::test_run_speaks_as_the_flags_say"),
-        ("(cfg.n, cfg.horizon or module.HORIZON)", "(cfg.n, module.HORIZON)",
+        ("turns = cfg.horizon or world.module.HORIZON", "turns = world.module.HORIZON",
          "tests/test_eval.py::test_run_measures_a_model"),
         ("turns, (cfg.seed, 0))", "turns, cfg.seed)", "tests/test_eval.py::"
          "test_the_random_players_row_is_what_the_random_player_gets"),
