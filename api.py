@@ -38,7 +38,7 @@ class Api:
 
     def __init__(self, cfg):
         self.cfg = cfg
-        self.key = "".join(os.environ.get("OPENAI_API_KEY", "none").split())
+        self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split()) or "no-key"
         self.sampled = Counter()            # tokens of each episode; nan: it did not tell
         self.heard = time.monotonic()       # when it gave its last answer
         self.body = dict(model=cfg.model, temperature=cfg.temperature,
@@ -106,7 +106,6 @@ def read_completion(answer):
     content, calls = reply.get("content") or "", reply.get("tool_calls") or []
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)
-    content = content.encode(errors="replace").decode()     # no environment takes half a character
     message = dict(role="assistant", content=content)
     if len(calls) == 1 and type(calls[0]["id"]) is str:
         name, arguments = (calls[0]["function"][x] for x in ("name", "arguments"))

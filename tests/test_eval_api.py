@@ -285,17 +285,11 @@ def undisturbed(world):
     return rows
 
 
-@pytest.fixture(scope="module")
-def short(world):
-    with served_api(counting) as server:
-        return run(config(world, server, n=3, k=1))["rows"]
-
-
 @pytest.mark.parametrize("name", BUSY)
-def test_a_busy_server_is_asked_again_and_ends_the_run_if_it_stays_so(name, world, pauses, short,
-                                                                      tmp_path):
+def test_a_busy_server_is_asked_again_and_ends_the_run_if_it_stays_so(name, world, pauses, tmp_path,
+                                                                      undisturbed):
     with served_api(misbehaving(BUSY[name][0], 2)) as server:
-        assert run(config(world, server, n=3, k=1))["rows"] == short
+        assert run(config(world, server))["rows"] == undisturbed
     assert {*pauses} == {2}                 # the first time at once
     pauses.clear()
     path = tmp_path / "out"
@@ -309,7 +303,7 @@ def test_a_busy_server_is_asked_again_and_ends_the_run_if_it_stays_so(name, worl
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_an_episode_is_played_again_where_an_answer_is_none(name, world, pauses, short):
+def test_an_episode_is_played_again_where_an_answer_is_none(name, world, pauses):
     with served_api(misbehaving(NONSENSE[name][0], 1)) as server:
         assert run(config(world, server, n=3, k=1, horizon=1))["rows"][0]["n"] == 3
     with served_api(misbehaving(NONSENSE[name][0], 99)) as server:
@@ -343,7 +337,7 @@ def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):
         run(config(world, SimpleNamespace(url="http://127.0.0.1:9/v1"), n=1, k=1))
 
 
-def test_a_silent_api_is_told_of(world, short, monkeypatch, capsys):
+def test_a_silent_api_is_told_of(world, undisturbed, monkeypatch, capsys):
     """The first replies come after 1.3 seconds; after that there is nothing to tell."""
     monkeypatch.setattr(api, "SILENCE", 0.6)
     late = threading.Event()
@@ -353,7 +347,7 @@ def test_a_silent_api_is_told_of(world, short, monkeypatch, capsys):
         late.set()
         return counting(body, handler)
     with served_api(answer) as server:
-        assert run(config(world, server, n=3, k=1))["rows"] == short
+        assert run(config(world, server))["rows"] == undisturbed
         lines = [line for line in capsys.readouterr().err.splitlines() if "no answer" in line]
         assert 1 <= len(lines) <= 2 and lines[0] == f"{server.url}: no answer for 1 s"
 
@@ -462,7 +456,6 @@ def calls(*given):
     (completion(None), "", "", {}),
     (completion([dict(type="text", text="g"), dict(type="thinking"), dict(type="text", text="o")]),
      "go", "go", {}),
-    (completion("\ud800"), "?", "?", {}),
     (completion("go", reasoning_content="Hm."), "<think>Hm.</think>go", "go", {}),
     (completion("go", reasoning="Hm.", reasoning_content=None), "<think>Hm.</think>go", "go", {}),
     (completion("<think>Hm.</think>go"), "<think>Hm.</think>go", "<think>Hm.</think>go", {}),
