@@ -57,8 +57,8 @@ def make_tokenizer(texts, vocabulary, *whole):
                                    clean_up_tokenization_spaces=False, chat_template=TINY_TEMPLATE)
 
 
+FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"      # before any template
 # With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
-FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -76,14 +76,11 @@ class Chat:
 
     def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
         self.tokenizer, self.name = tokenizer, tokenizer.name_or_path or type(tokenizer).__name__
-        if not tokenizer.chat_template:
-            raise ValueError(f"{self.name}: its tokenizer has no chat template; use a chat model")
         self.source = tokenizer.get_chat_template(tools=tools or None)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
-        self.options = dict(tools=tools or None, chat_template=self.source)
-        if "strftime_now" in self.source:       # Llama 3.2's: a run would depend on its day
-            self.options["chat_template"] = FIXED_DATE + self.source
+        # Llama 3.2's template tells the date: a run would depend on its day
+        self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
         self._find_shape()
         if thinking:
             self._switch(thinking)

@@ -172,9 +172,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
         out_of_context=sum(t.truncated == "context" for t in played) / len(played),
-        masked=(batch.weights[batch.response_mask] == 0).float().mean().item() if batch else 0.0,
-        trajectories=len(played), trained=len(batch.rewards) if batch else 0,
-        dropped=stats.dropped, **asdict(figures), **of_batch(batch),
+        trajectories=len(played), dropped=stats.dropped, **asdict(figures), **of_batch(batch),
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
@@ -236,17 +234,19 @@ def write_samples(run, step, trajectories):
 
 
 def of_batch(batch):
-    """Of the sampled tokens: mean, standard deviation and share of zeros of their advantages; k3 of
-    the sampling policy to the one that RL began with, if that is at hand."""
+    """Of the sampled tokens: mean, standard deviation and share of zeros of their advantages; the
+    share whose weight is 0; k3 of the sampling policy to the one that RL began with, if that is at
+    hand. None: nothing was trained on."""
     if batch is None:
-        return {}
+        return dict(trained=0, masked=0.0)
     mask = batch.response_mask
     advantages = batch.advantages[mask]
     figures = dict(advantage_mean=advantages.mean(), advantage_std=advantages.std(),
-                   advantage_zeros=(advantages == 0).float().mean())
+                   advantage_zeros=(advantages == 0).float().mean(),
+                   masked=(batch.weights[mask] == 0).float().mean())
     if batch.ref_logprobs is not None:
         figures["kl_start"] = algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask]).mean()
-    return {name: x.item() for name, x in figures.items()}
+    return dict(trained=len(batch.rewards)) | {name: x.item() for name, x in figures.items()}
 
 
 # ---- the end ------------------------------------------------------------------------------------

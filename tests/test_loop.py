@@ -626,13 +626,16 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     """kl_start is of the sampler to the start. Advantages (0, 3, 0): mean 1, std sqrt(6 / 2)."""
     mask = torch.tensor([[True, True, True, False]])
     batch = SimpleNamespace(
-        response_mask=mask, advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
+        rewards=[1.0], weights=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), response_mask=mask,
+        advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
         old_logprobs=torch.tensor([[0.5, 0.5, 0.5, math.nan]]).log(),
         ref_logprobs=torch.tensor([[0.25, 0.25, 0.25, math.nan]]).log())
     assert metrics.of_batch(batch) == pytest.approx(dict(
-        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3), rel=1e-5)
+        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3, trained=1,
+        masked=1 / 3), rel=1e-5)
     batch.ref_logprobs = None
-    assert "kl_start" not in metrics.of_batch(batch) and metrics.of_batch(None) == {}
+    assert "kl_start" not in metrics.of_batch(batch)
+    assert metrics.of_batch(None) == dict(trained=0, masked=0.0)
 
 
 def test_way_back_names_the_last_checkpoint_or_where_the_run_began():
