@@ -57,8 +57,8 @@ def make_tokenizer(texts, vocabulary, *whole):
                                    clean_up_tokenization_spaces=False, chat_template=TINY_TEMPLATE)
 
 
+FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"      # before any template
 # With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
-FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -76,14 +76,11 @@ class Chat:
 
     def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
         self.tokenizer, self.name = tokenizer, tokenizer.name_or_path or type(tokenizer).__name__
-        if not tokenizer.chat_template:
-            raise ValueError(f"{self.name}: its tokenizer has no chat template; use a chat model")
         self.source = tokenizer.get_chat_template(tools=tools or None)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
-        self.options = dict(tools=tools or None, chat_template=self.source)
-        if "strftime_now" in self.source:       # Llama 3.2's: a run would depend on its day
-            self.options["chat_template"] = FIXED_DATE + self.source
+        # Llama 3.2's template tells the date: a run would depend on its day
+        self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
         self._find_shape()
         if thinking:
             self._switch(thinking)
@@ -112,25 +109,26 @@ class Chat:
     def _find_shape(self):
         """How this template takes messages: as they are, or with the rules in the first user
         message (Gemma has no system role)."""
+        everything = [ASK, REPLY, NEXT] if self.source == TINY_TEMPLATE else [
+            RULES, ASK, REPLY, NEXT]
+        refusal = "it leaves out or repeats some of it"
         for self.rules_in_user in (False, True):
             try:
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
-                refusal = "it leaves out or repeats some of it"
+                if re.findall("S1S|Q1Q|R1R|Q2Q", text) == everything:
+                    return
             except ValueError as error:
-                text, refusal = "", error
-            shown = re.findall("S1S|Q1Q|R1R|Q2Q", text)
-            if shown == [RULES, ASK, REPLY, NEXT] or \
-                    shown == [ASK, REPLY, NEXT] and self.source == TINY_TEMPLATE:
-                return
+                refusal = error
         self.refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
 
     def _switch(self, thinking):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
-        off, on = ({**self.options, "enable_thinking": x, "thinking": x} for x in (False, True))
-        texts = [self.prompt(said("user", ASK), options) for options in (off, on)]
-        if texts[0] == texts[1]:
+        texts = set()
+        for on in (thinking == "off", thinking == "on"):       # the other way, then as it is asked
+            self.options |= dict(enable_thinking=on, thinking=on)
+            texts.add(self.prompt(said("user", ASK)))
+        if len(texts) == 1:
             self.refuse("has no switch for thinking; leave --thinking out")
-        self.options = on if thinking == "on" else off
 
     def _check_that_tokens_can_be_appended(self, prompt, tail):
         """What stands between replies must not depend on the turn, but for thoughts and spaces:
@@ -142,14 +140,14 @@ class Chat:
             self.refuse("rewrites earlier messages when later ones arrive, so tokens cannot be "
                          "appended; use --history template, which renders every turn anew")
 
-    def prompt(self, messages, options=None):
+    def prompt(self, messages):
         """A conversation as text, up to where the reply begins. ValueError: it is refused."""
         if self.rules_in_user and messages[0]["role"] == "system":
             rules, first, *rest = messages
             messages = said("user", f"{rules['content']}\n\n{first['content']}") + rest
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **options or self.options)
+                messages, tokenize=False, add_generation_prompt=True, **self.options)
         except Exception as error:          # of a program that came with the model
             raise ValueError(f"{self.name}: its chat template fails: {error}") from error
 
@@ -288,9 +286,7 @@ FORMATS = {
 FormatName = Literal[tuple(FORMATS)]
 ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
 Thinking = Literal["", "on", "off"]
-HISTORY = {"keep": "earlier replies stay in view as they were sampled, thoughts included",
-           "template": "every turn is a context rendered anew, as a chat server would show it"}
-History = Literal[tuple(HISTORY)]
+History = Literal["keep", "template"]  # earlier turns as they were sampled; or every turn anew
 
 
 @dataclass
@@ -304,7 +300,7 @@ class Agent:
     max_turn_tokens: int = 32       # a longer reply is cut
     max_context: int = 1024         # tokens in view; an episode that might exceed it is truncated
     temperature: float = 1.0
-    history: History = "keep"       # what becomes of earlier turns, see HISTORY
+    history: History = "keep"       # what becomes of earlier turns
     thinking: Thinking = ""         # the template's own switch; "": as the template has it
     module: object = None           # envs/<name>.py, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat

@@ -28,16 +28,17 @@ EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out
 # ---- players to compare with --------------------------------------------------------------------
 
 @functools.cache
-def random_rate(module, known, horizon):
+def random_rate(world, tasks, horizon):
     """The random player's success on 200 of these training tasks, a frozenset, at this horizon:
     without it no success curve means anything."""
-    tasks = choose_tasks(module, "train", 200, only=known)
-    return builtin_rate(module, "random", tasks, horizon)[0]
+    some = choose_tasks(world.module, "train", 200, only=tasks)
+    return builtin_rate(world.module, "random", some, min(horizon, world.most_turns))[0]
 
 
+@functools.cache
 def player_rate(player, tasks, horizon):
-    """`builtin_rate` on the tasks [(World, id)] of several environments -> {"success", "stderr",
-    "n"}, as `held_out` has them."""
+    """`builtin_rate` on the tasks ((World, id), ...) of several environments -> {"success",
+    "stderr", "n"}, as `held_out` has them."""
     ids = defaultdict(list)
     for world, task in tasks:
         ids[world].append(task)
@@ -49,10 +50,9 @@ def player_rate(player, tasks, horizon):
 
 
 def players(run):
-    """{"random", "expert": `player_rate` on the held-out tasks}, found once in a run."""
-    run.notes.players = run.notes.players or {
-        who: player_rate(who, run.eval_tasks, run.cfg.horizons[-1]) for who in ("random", "expert")}
-    return run.notes.players
+    """{"random", "expert": `player_rate` on the held-out tasks}."""
+    return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
+            for who in ("random", "expert")}
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
@@ -158,27 +158,21 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     """The step's line of metrics, {name: number}: the panel on which a dying run shows first."""
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, run.cfg.group_size)
-    std = spread.mean().item()
-    first_stds = [line["reward_std"] for line in run.history[:5]] or [std]
     turns = [turn for t in played for turn in t.turns]
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
         step=run.step, horizon=horizon,
-        random=sum(random_rate(world.module, frozenset(tasks), min(horizon, world.most_turns))
-                   * sum(t.env == world.module.NAME for t in played) / len(played)
-                   for world, tasks in run.tasks.items()),
+        random=statistics.fmean(random_rate(world, frozenset(tasks), horizon)
+                                for world, tasks in run.tasks.items()),
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
-        reward_std=std, reward_std_share=std / max(sum(first_stds) / len(first_stds), 1e-9),
-        constant_groups=(spread <= 1e-6).float().mean().item(),
+        reward_std=spread.mean().item(), constant_groups=(spread <= 1e-6).float().mean().item(),
         valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
         turns=len(turns) / len(played), cut_thoughts=sum(t.cut for t in turns) / max(len(turns), 1),
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
         out_of_context=sum(t.truncated == "context" for t in played) / len(played),
-        masked=(batch.weights[batch.response_mask] == 0).float().mean().item() if batch else 0.0,
-        trajectories=len(played), trained=len(batch.rewards) if batch else 0,
-        dropped=stats.dropped, **asdict(figures), **of_batch(batch),
+        trajectories=len(played), dropped=stats.dropped, **asdict(figures), **of_batch(batch),
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
@@ -240,17 +234,19 @@ def write_samples(run, step, trajectories):
 
 
 def of_batch(batch):
-    """Of the sampled tokens: mean, standard deviation and share of zeros of their advantages; k3 of
-    the sampling policy to the one that RL began with, if that is at hand."""
+    """Of the sampled tokens: mean, standard deviation and share of zeros of their advantages; the
+    share whose weight is 0; k3 of the sampling policy to the one that RL began with, if that is at
+    hand. None: nothing was trained on."""
     if batch is None:
-        return {}
+        return dict(trained=0, masked=0.0)
     mask = batch.response_mask
     advantages = batch.advantages[mask]
     figures = dict(advantage_mean=advantages.mean(), advantage_std=advantages.std(),
-                   advantage_zeros=(advantages == 0).float().mean())
+                   advantage_zeros=(advantages == 0).float().mean(),
+                   masked=(batch.weights[mask] == 0).float().mean())
     if batch.ref_logprobs is not None:
         figures["kl_start"] = algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask]).mean()
-    return {name: x.item() for name, x in figures.items()}
+    return dict(trained=len(batch.rewards)) | {name: x.item() for name, x in figures.items()}
 
 
 # ---- the end ------------------------------------------------------------------------------------
@@ -259,31 +255,25 @@ def report(run):
     """The table at the end, result.json and curve.png."""
     cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
     local = ", our local game" * hasattr(run.worlds[0].module, "Served")
-    result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
-                  steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    for key, title, rates in (("before", "before", notes.evaluations[0][1]),
-                              ("after", f"after {cfg.algo}", notes.evaluations[-1][1]),
-                              ("control", "control: more cloning instead", notes.control)):
+    for title, rates in (("before", notes.evaluations[0][1]),
+                         (f"after {cfg.algo}", notes.evaluations[-1][1]),
+                         ("control: more cloning instead", notes.control)):
         if rates:
-            greedy, sampled = rates["greedy"], rates["sampled"]
-            result[key] = dict(greedy=greedy["success"], greedy_stderr=greedy["stderr"],
-                               sampled=sampled["success"], sampled_stderr=sampled["stderr"],
-                               n=greedy["n"], parts=greedy["parts"])
-            lines.append(row(title, greedy, sampled))
-            if 1 < len(greedy["parts"]) <= MOST_PARTS:
+            lines.append(row(title, rates["greedy"], rates["sampled"]))
+            parts = rates["greedy"]["parts"]
+            if 1 < len(parts) <= MOST_PARTS:
                 lines.append("    greedy: " + ", ".join(
-                    f"{part} {share:.0%}" for part, share in greedy["parts"].items()))
-    for who, rate in players(run).items():
-        result[who] = rate["success"]
-        lines.append(row(f"{who} player{local}", rate))
-    result["curve"] = [(step, rates["greedy"]["success"], rates["sampled"]["success"],
-                        rates["greedy"]["parts"]) for step, rates in notes.evaluations]
+                    f"{part} {share:.0%}" for part, share in parts.items()))
+    lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
     if parallel.rank() == 0:
-        write_json(os.path.join(run.folder, "result.json"), with_nulls(result))
-        draw(run, result)
+        write_json(os.path.join(run.folder, "result.json"), with_nulls(dict(
+            env=cfg.env, algo=cfg.algo, seed=cfg.seed, steps=run.step, seconds=round(seconds, 1),
+            rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings, players=players(run),
+            evaluations=notes.evaluations, control=notes.control)))
+        draw(run)
     parallel.say("\n".join([*lines, f"{run.folder}: result.json, metrics.jsonl, samples.txt, "
                                     f"curve.png, step_{run.step}/"]))
 
@@ -298,24 +288,27 @@ def percent(share):
     return f"{share:.1%}" if math.isfinite(share) else "-"
 
 
-def draw(run, result):
+def draw(run):
     """curve.png: success on held-out tasks and while training, and the lines to judge it by."""
     from matplotlib.figure import Figure
-    cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
+    cfg, notes, figure = run.cfg, run.notes, Figure((9, 4), dpi=120, layout="tight")
     axes, steps = figure.subplots(), [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.8", lw=1,
               label="training tasks, T=1")
-    evaluated, greedy, sampled, parts = zip(*result["curve"])
-    axes.plot(evaluated, greedy, "o-", color="C0", lw=2, label="held-out tasks, greedy")
-    axes.plot(evaluated, sampled, "^--", color="C0", lw=1, label="held-out tasks, T=1")
+    evaluated, rates = zip(*notes.evaluations)
+    axes.plot(evaluated, [x["greedy"]["success"] for x in rates], "o-", color="C0", lw=2,
+              label="held-out tasks, greedy")
+    axes.plot(evaluated, [x["sampled"]["success"] for x in rates], "^--", color="C0", lw=1,
+              label="held-out tasks, T=1")
+    parts = [x["greedy"]["parts"] for x in rates]
     for i, part in enumerate(parts[0] if 1 < len(parts[0]) <= MOST_PARTS else ()):
         axes.plot(evaluated, [shares.get(part) for shares in parts], f"C{4 + i}", lw=1,
                   label=f"{part}, greedy")
-    if "control" in result:
-        axes.axhline(result["control"]["greedy"], color="C1", ls="--",
+    if notes.control:
+        axes.axhline(notes.control["greedy"]["success"], color="C1", ls="--",
                      label="control: more cloning, greedy")
     axes.plot(steps, [line["random"] for line in run.history], "C3:", label="random player")
-    axes.axhline(result["expert"], color="C2", ls=":", label="expert")
+    axes.axhline(players(run)["expert"]["success"], color="C2", ls=":", label="expert")
     axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
              title=f"{cfg.env}, seed {cfg.seed}")
     axes.xaxis.get_major_locator().set_params(integer=True)

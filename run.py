@@ -195,7 +195,6 @@ class Notes:
     """What the final table and the curve show; kept in every checkpoint."""
     evaluations: list = field(default_factory=list)     # [(step, rates)], see greedy_and_sampled
     control: dict = None      # the control's rates
-    players: dict = None      # {"random", "expert": rate}
     warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
     written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
 

@@ -159,7 +159,7 @@ def read(folder):
     rows = {f"step {row['step']}": row for file in folder.glob("runs/run/metrics.jsonl")
             for row in map(json.loads, file.open())}
     rows |= {file.name: json.loads(file.read_text()) for file in
-             (*folder.glob("runs/run/result.json"), *folder.glob("figures.json"))}
+             (*folder.glob("runs/run/result.json"), *folder.glob("figures/results.json"))}
     return ({file.parent.name: load_file(file) for file in files},
             {place: dict(numbers(row)) for place, row in rows.items()})
 

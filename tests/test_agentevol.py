@@ -672,11 +672,11 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
-    assert result["after"]["sampled"] == lines[-1]["held_out"]          # the same random numbers
-    assert [point[:3] for point in result["curve"][1:]] == [
+    assert [[step, rates["greedy"]["success"], rates["sampled"]["success"]]
+            for step, rates in result["evaluations"][1:]] == [
         [line["step"] + 1, line["held_out_greedy"], line["held_out"]] for line in lines]
-    assert result["control"]["n"] == 8 and result["expert"] == 1
-    assert all(line["random"] == result["random"] for line in lines)
+    assert result["control"]["greedy"]["n"] == 8 and result["players"]["expert"]["success"] == 1
+    assert {line["random"] for line in lines} == {result["players"]["random"]["success"]}
     out = capsys.readouterr().out
     assert "toy: 8 demonstrations of 8 wanted, skill 1, 8 succeed" in out
     for row in ("before", "after AgentEvol", "control: more", "random player", "expert player"):

@@ -1,5 +1,4 @@
 """pytest tests/test_eval.py: arithmetic on literals, the whole script on small worlds."""
-import hashlib
 import itertools
 import json
 import math
@@ -28,16 +27,18 @@ from envs import load_env
 from envs.parts import players
 from envs import frozenlake, maze, textcraft_small, wordle
 from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
-from eval import Config, rows_of, run, summarise, table
+from eval import Config, figures_of, rows_of, run, table
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from run import (Count, Natural, NonNegative, Positive, Share, model_defaults,
                  parse_flags)
 from chat import Agent, make_tokenizer
+from recipes import suites
 from rollout import World, collect
 from fakes import serving
 from test_original import as_before, lmrl_gym
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")
@@ -72,27 +73,20 @@ TOY = types.SimpleNamespace(
     family=lambda task: ("even", "odd")[task % 2])
 
 
-def plays_of(*outcomes, env="toy", tokens=2, valid=1):
-    """[(task_id, success, score, turns)], the samples of a task adjacent -> plays."""
-    return [dict(env=env, task_id=task, member=sum(o[0] == task for o in outcomes[:i]),
-                 success=success, score=score, reward=score, turns=turns, valid=valid,
-                 tokens={} if tokens is None else {"completion": tokens * turns}, conversation="")
-            for i, (task, success, score, turns) in enumerate(outcomes)]
+def groups_of(*outcomes, env="toy"):
+    """[[(success, score, turns) of each sample] of each task (its number is its place)] -> what is
+    kept of them: two tokens a turn, one valid action."""
+    return [[dict(env=env, task_id=task, success=success, score=score, reward=score, turns=turns,
+                  valid=1, tokens=2 * turns, conversation="") for success, score, turns in samples]
+            for task, samples in enumerate(outcomes)]
 
 
-def of_toy(play):
-    return "all", TOY.family(play["task_id"])
-
-
-def test_summarise_one_sample_a_task():
-    plays = plays_of((0, True, 1.0, 2), (1, False, 0.0, 4), (2, True, 0.5, 3), (3, False, 0.1, 5))
-    figures = summarise(plays, 1, of_toy)
-    assert figures.keys() == {"all", "even", "odd"}
+def test_figures_of_one_sample_a_task():
+    groups = groups_of([(True, 1.0, 2)], [(False, 0.0, 4)], [(True, 0.5, 3)], [(False, 0.1, 5)])
     # scores 1 and .5: mean .75, squares about it .0625 * 2; / 1 / 2 = .0625; root .25
-    assert figures["even"] == dict(n=2, success=1, stderr=0, score=0.75, score_stderr=0.25,
-                                   passed=1, turns=2.5, tokens=5, valid=2 / 5)
-    assert figures["odd"]["success"] == 0 and figures["odd"]["turns"] == 4.5
-    every = figures["all"]
+    assert figures_of(groups[::2]) == dict(n=2, success=1, stderr=0, score=0.75, score_stderr=0.25,
+                                           passed=1, turns=2.5, tokens=5, valid=2 / 5)
+    every = figures_of(groups)
     # 1 0 1 0: squares about .5 sum to 1; / 3 / 4 = 1/12
     assert every["n"] == 4 and every["success"] == 0.5 == every["passed"]
     assert every["stderr"] == pytest.approx(math.sqrt(1 / 12))
@@ -100,26 +94,23 @@ def test_summarise_one_sample_a_task():
     assert every["tokens"] == 7 and every["valid"] == 4 / 14
 
 
-def test_summarise_k_samples_a_task():
-    plays = plays_of((0, True, 1.0, 1), (0, False, 0.0, 3), (0, False, 0.0, 2),
-                     (2, True, 1.0, 2), (2, True, 1.0, 2), (2, True, 1.0, 2),
-                     (4, False, 0.0, 9), (4, False, 0.0, 9), (4, False, 0.0, 6))
-    every = summarise(plays, 3, of_toy)["all"]
+def test_figures_of_k_samples_a_task():
+    every = figures_of(groups_of([(True, 1.0, 1), (False, 0.0, 3), (False, 0.0, 2)],
+                                 [(True, 1.0, 2)] * 3, [(False, 0.0, 9)] * 2 + [(False, 0.0, 6)]))
     # Avg@3 of the tasks: 1/3, 1, 0; their mean 4/9. Pass@3: 2 of 3 tasks
     assert every["n"] == 3 and every["success"] == pytest.approx(4 / 9)
     assert every["passed"] == pytest.approx(2 / 3) and every["turns"] == 4
     # over tasks, not plays: ((1/9)^2 + (5/9)^2 + (4/9)^2) / 2 / 3 = 42/81/6 = 7/81
     assert every["stderr"] == pytest.approx(math.sqrt(7) / 9) == every["score_stderr"]
     assert every["tokens"] == 8 and every["valid"] == 9 / 36       # of episodes; of all turns
-    assert summarise(plays, 3, of_toy).keys() == {"all", "even"}
 
 
-def test_summarise_is_nan_where_something_is_not_known():
-    plays = plays_of((0, True, 1.0, 2), (2, True, 1.0, 2))
-    plays[0]["valid"], plays[1]["tokens"] = None, {"completion": 3, "untold": 1}
-    figures = summarise(plays, 1, of_toy)["all"]
+def test_figures_of_is_nan_where_something_is_not_known():
+    groups = groups_of([(True, 1.0, 2)], [(True, 1.0, 2)])
+    groups[0][0]["valid"], groups[1][0]["tokens"] = None, None
+    figures = figures_of(groups)
     assert math.isnan(figures["valid"]) and math.isnan(figures["tokens"])
-    silent = summarise(plays_of((0, False, 0.0, 0)), 1, of_toy)["all"]
+    silent = figures_of(groups_of([(False, 0.0, 0)]))
     assert silent["turns"] == silent["tokens"] == 0
     assert all(math.isnan(silent[x]) for x in ("valid", "stderr", "score_stderr"))
 
@@ -134,25 +125,20 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
     """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 1, 0; c: none could be played."""
     monkeypatch.setattr(evaluation, "builtin_rate", lambda module, player, tasks, turns, seed: (
         len(list(tasks)) / 10, turns / 100 if player == "random" else seed[0] / 100))
-    plays = plays_of((0, True, 1.0, 1), (1, False, 0.0, 1), (2, True, 1.0, 1), env="a") + \
-        plays_of((0, True, 1.0, 1), (2, False, 0.5, 1), env="b")
-    worlds = [world_of(NAME=name) for name in "abc"]
-    rows = rows_of(Config(seed=3, model="m"), worlds, plays, {"x": "no engine"})
+    won, lost = (True, 1.0, 1), (False, 0.0, 1)
+    groups = groups_of([won], [lost], [won], env="a") + groups_of([won], env="b")
+    groups += groups_of([], [], [lost], env="b")[2:]
+    rows = rows_of(Config(seed=3, model="m"), [world_of(NAME=name) for name in "abc"], groups)
     assert [(row["env"], row["row"]) for row in rows] == [
         ("a", "all"), ("a", "even"), ("a", "odd"), ("a", "random player"), ("a", "expert player"),
-        ("b", "all"), ("b", "random player"), ("b", "expert player"),       # b: one family
-        ("c", "missing"), ("x", "missing"), ("mean", "environments"), ("mean", "tasks")]
+        ("b", "all"), ("b", "random player"), ("b", "expert player"), ("mean", "all")]  # one family
     by = {(row["env"], row["row"]): row for row in rows}
     assert (by["a", "random player"]["success"], by["a", "random player"]["stderr"]) == (0.3, 0.04)
     assert (by["b", "expert player"]["n"], by["b", "expert player"]["stderr"]) == (2, 0.03)
-    means = by["mean", "environments"], by["mean", "tasks"]
-    assert [(row["n"], row["success"]) for row in means] == [(2, pytest.approx(7 / 12)), (5, 0.6)]
-    # of a: 2/3 / 2 / 3 = 1/9, of b: 1/2 / 1 / 2 = 1/4, root of their sum, halved; of all five,
-    # 1 0 1 1 0: 1.2 / 4 / 5 = .06
-    assert means[0]["stderr"] == pytest.approx(math.sqrt(13) / 12)
-    assert means[1]["stderr"] == pytest.approx(math.sqrt(0.06))
+    assert by["mean", "all"]["n"] == 2 and by["mean", "all"]["success"] == pytest.approx(7 / 12)
+    # of a: 2/3 / 2 / 3 = 1/9, of b: 1/2 / 1 / 2 = 1/4, root of their sum, halved
+    assert by["mean", "all"]["stderr"] == pytest.approx(math.sqrt(13) / 12)
     text = table(rows, 1)
-    assert "c: none of its tasks could be played\nx: no engine\nmean over environments" in text
     assert "nan" not in text and re.search(r"odd +1 +0.0% +- +0.0% +0.000 +- ", text)
 
 
@@ -210,6 +196,12 @@ def test_builtin_rate_is_played_elsewhere(monkeypatch):
 
 # ---- the script ----
 
+def kept_in(folder):
+    """The plays of each task in an evaluation's folder, sorted."""
+    groups = map(json.loads, (folder / "trajectories.jsonl").read_text().splitlines())
+    return sorted(groups, key=lambda group: (group[0]["env"], group[0]["task_id"]))
+
+
 def rows_by(results):
     """{(environment, row): the row of what `run` gives}."""
     return {(row["env"], row["row"]): row for row in results["rows"]}
@@ -238,14 +230,13 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
             [sum(t.response_mask) for t in trajectories])))
     turns = [turn for t in trajectories for turn in t.turns]
     assert every["valid"] == sum(turn.valid for turn in turns) / len(turns)
-    kept = sorted(map(json.loads, (tmp_path / "out/trajectories.jsonl").read_text().splitlines()),
-                  key=lambda play: (play["task_id"], play["member"]))
+    kept = [play for group in kept_in(tmp_path / "out") for play in group]
     assert [p["conversation"] for p in kept] == [t.text(agent.tokenizer) for t in trajectories]
-    assert [(p["env"], p["task_id"], p["member"], p["success"], p["score"], p["reward"], p["turns"])
-            for p in kept] == [("maze", t.task_id, i % 2, t.success, t.score, t.reward,
-                                len(t.turns)) for i, t in enumerate(trajectories)]
+    assert [(p["env"], p["task_id"], p["success"], p["score"], p["reward"], p["turns"])
+            for p in kept] == [("maze", t.task_id, t.success, t.score, t.reward, len(t.turns))
+                               for t in trajectories]
     lines = capsys.readouterr().out.splitlines()
-    title = f"maze, test split, {model}, temperature 1, seed 0; 12 tasks, list {results['tasks']}"
+    title = f"maze, test split, {model}, temperature 1, seed 0"
     assert title in lines and "Pass@2" in lines[lines.index(title) + 2]
     assert lines[-2].startswith("  random player (exact)")
 
@@ -324,6 +315,8 @@ def test_suites_count_as_in_the_papers():
     assert SUITES["agenteval"]["bird"] == (200, 1) and len(SUITES["agenteval"]) == 14
     assert SUITES["agentgym_rl"]["searchqa"] == (400, 4) and len(SUITES["agentgym_rl"]) == 5
     for suite in SUITES.values():
+        assert all(turns <= load_env(name).HORIZON for name, (_, turns) in suite.items()
+                   if name != "webarena")
         for name, parts in COMPOSITION.items():
             assert sum(parts.values()) == suite.get(name, (sum(parts.values()), 0))[0]
 
@@ -346,8 +339,7 @@ def test_suite_tasks_are_composed_as_the_papers_percentages(name, groups):
     assert len({*families} & {"Pickup", "PickupLoc", "PickupAbove"}) == 3 * (name == "babyai")
 
 
-@pytest.fixture
-def suite(monkeypatch):
+def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
     """A suite of textcraft, whose engine is here, wordle, whose is not, and one to be written."""
     monkeypatch.setitem(SUITES, "small", {
         "wordle": (25, 8), "textcraft": (100, 3), "nowhere": (20, 5), "bandit": (300, 1)})
@@ -355,27 +347,22 @@ def suite(monkeypatch):
     def no_engine(*_):
         raise RuntimeError("wordle needs its engine: pip install words")
     monkeypatch.setattr(wordle, "Env", no_engine)
-
-
-def test_run_of_a_suite_has_a_row_for_what_is_missing(suite, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    results = run(Config(suite="small", policy="expert"))
-    rows = rows_by(results)
-    assert {env for env, row in rows if row == "all"} == {"bandit", "textcraft"}
-    assert [rows[env, "missing"]["title"] for env in ("wordle", "nowhere")] == [
-        "wordle: wordle needs its engine: pip install words",
-        "nowhere: no such environment here yet"]
+    monkeypatch.setattr(evaluation, "open_envs", suites.open_suite)
+    monkeypatch.setattr(evaluation, "tasks_asked", suites.tasks_of_suite)
+    rows = rows_by(run(Config(env="small", policy="expert")))
+    assert {env for env, row in rows if row == "all"} == {"bandit", "textcraft", "mean"}
     assert [rows["textcraft", f"depth {d}"]["n"] for d in (1, 2, 3, 4)] == [31, 41, 25, 3]
-    assert rows["bandit", "all"]["n"] == 200
-    assert results["notes"] == ["bandit: 200 tasks, all there are of the 300 asked for"]
-    assert rows["mean", "tasks"]["n"] == 300
+    assert rows["bandit", "all"]["n"] == 200                # all there are
     # within its three turns the expert plays those that take no more
     assert rows["textcraft", "all"]["turns"] <= 3 and rows["textcraft", "depth 4"]["success"] == 0
-    out = capsys.readouterr().out
-    for words in ("small, test split, expert", *results["notes"], "\nnowhere: no such environment"):
-        assert words in out
     assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
         "config.json", "trajectories.jsonl", "results.json"}
+    out = capsys.readouterr().out
+    assert out.startswith("wordle is left out: wordle needs its engine: pip install words\n"
+                          "nowhere is left out: unknown environment 'nowhere'\n")
+    assert "\nsmall, test split, expert, " in out
+    with pytest.raises(ValueError, match="env='maze': expected a suite, agenteval or agentgym_rl"):
+        run(Config(env="maze", policy="expert"))
 
 
 def test_the_random_players_row_is_what_the_random_player_gets():
@@ -387,14 +374,6 @@ def test_the_random_players_row_is_what_the_random_player_gets():
     assert random_rows["textcraft_small", "random player"]["success"] == every["success"]
     assert expert_rows["textcraft_small", "random player"] == random_rows[
         "textcraft_small", "random player"]
-
-
-def test_the_list_of_tasks_is_sorted_and_its_hash_is_of_lines():
-    results = run(Config(env="textcraft_small,maze", policy="expert", n=2))
-    tasks = choose_tasks(maze, "test", 2), choose_tasks(textcraft_small, "test", 2)
-    lines = "".join(f"{env} {task}\n" for env, own in zip(("maze", "textcraft_small"), tasks)
-                    for task in sorted(own))
-    assert results["tasks"] == hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
 def without_seconds(folder):
@@ -420,7 +399,7 @@ def test_the_same_seed_gives_the_same_table_in_any_order(both_url, model, tmp_pa
     run(cfg)
     text = capsys.readouterr().out.partition("textcraft_small,maze, test")[2]
     first = without_seconds(tmp_path / "0")
-    assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 16
+    assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 2
     run(replace(cfg, out=f"{tmp_path}/1"))
     assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
     run(replace(cfg, out=f"{tmp_path}/2", max_concurrent=5))
@@ -430,9 +409,8 @@ def test_the_same_seed_gives_the_same_table_in_any_order(both_url, model, tmp_pa
     assert [without_seconds(tmp_path / str(i)) for i in (1, 2, 3)] == [first] * 3
     run(replace(cfg, out=f"{tmp_path}/4", seed=1))
     assert without_seconds(tmp_path / "4")["rows"] != first["rows"]
-    plays = [sorted((tmp_path / str(i) / "trajectories.jsonl").read_text().splitlines())
-             for i in range(4)]
-    assert plays[0] == plays[1] == plays[2] == plays[3] and len(plays[0]) == 32
+    first, *others = [kept_in(tmp_path / str(i)) for i in range(4)]
+    assert others == [first] * 3 and [len(group) for group in first] == [2] * 16
 
 
 def test_an_evaluation_that_was_killed_is_resumed(both_url, model, tmp_path, monkeypatch):
@@ -458,11 +436,11 @@ def test_an_evaluation_that_was_killed_is_resumed(both_url, model, tmp_path, mon
             patched.setattr(evaluation, "collect", killed)
             run(cfg)
         path = folder / "trajectories.jsonl"
-        assert len(path.read_text().splitlines()) == 2 * kills
+        assert len(path.read_text().splitlines()) == kills
         assert not (folder / "results.json").exists()
         size = path.stat().st_size
-        os.truncate(path, size - rng.randrange(size // (2 * kills)) if trial else size)
-        left = path.read_text().count("\n") // 2 * 2
+        os.truncate(path, size - rng.randrange(size // kills) if trial else size)
+        left = path.read_text().count("\n")
         asked = []
 
         def noting(policy, tasks, *rest, asked=asked, **more):
@@ -471,11 +449,8 @@ def test_an_evaluation_that_was_killed_is_resumed(both_url, model, tmp_path, mon
         with monkeypatch.context() as patched:
             patched.setattr(evaluation, "collect", noting)
             run(replace(cfg, resume=True, max_concurrent=7))
-        assert len(asked) == 12 - left // 2
-        assert without_seconds(folder) == whole
-        plays = [sorted((tmp_path / name / "trajectories.jsonl").read_text().splitlines())
-                 for name in ("whole", str(trial))]
-        assert plays[0] == plays[1]
+        assert len(asked) == 12 - left
+        assert without_seconds(folder) == whole and kept_in(folder) == kept_in(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -492,23 +467,13 @@ def test_resume_refuses_other_settings(flags, words, tmp_path):
     assert (tmp_path / "x/trajectories.jsonl").read_text() == before
 
 
-def test_resume_refuses_another_list_of_tasks(suite, tmp_path, monkeypatch):
-    cfg = Config(suite="small", policy="expert", out=f"{tmp_path}/x")
-    run(cfg)
-    monkeypatch.undo()                                      # wordle's engine was installed
-    monkeypatch.setitem(SUITES, "small", {"wordle": (25, 8), "textcraft": (100, 3)})
-    with pytest.raises(ValueError, match="begun with other tasks"):
-        run(replace(cfg, resume=True))
-
-
 @pytest.mark.parametrize("flags, folder", [
-    (dict(model="runs/a/step_80"), "runs/agenteval-a-step_80"),     # not that of b/step_80
-    (dict(model="/home/me/runs/a/"), "runs/agenteval-runs-a"),
-    (dict(model="Qwen/Qwen2.5-3B"), "runs/agenteval-Qwen-Qwen2.5-3B"),
-    (dict(policy="expert"), "runs/agenteval-expert"),
-    (dict(policy="expert", out="x"), "x"), (dict(policy="expert", suite=""), "")])
-def test_the_folder_of_a_suite_names_the_player(flags, folder):
-    assert Config(**dict(suite="agenteval") | flags).path == folder
+    (dict(model="runs/a/step_80"), "runs/maze-a-step_80"),     # not that of b/step_80
+    (dict(model="/home/me/runs/a/"), "runs/maze-runs-a"),
+    (dict(model="Qwen/Qwen2.5-3B"), "runs/maze-Qwen-Qwen2.5-3B"),
+    (dict(policy="expert"), "runs/maze-expert"), (dict(policy="expert", out="x"), "x")])
+def test_the_folder_names_what_is_played_and_the_player(flags, folder):
+    assert Config(**dict(env="maze") | flags).path == folder
 
 
 def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, capsys):
@@ -556,11 +521,12 @@ def test_main_refuses_a_policy_that_is_not_finite(temperature, broken, url, monk
 
 
 def test_the_command_prints_a_table():
-    command = [sys.executable, "eval.py", "--env", "maze", "--policy", "expert", "--n", "30"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, ROOT / "eval.py", "--env", "maze", "--policy", "expert", "--n", "30"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    title, says, head, *rows = done.stdout.splitlines()
-    assert title.startswith("maze, test split, expert, temperature 1, seed 0; 30 tasks, list ")
+    folder, title, says, head, *rows = done.stdout.splitlines()
+    assert folder == "runs/maze-expert: env=maze policy=expert n=30"
+    assert title == "maze, test split, expert, temperature 1, seed 0"
     assert says.startswith("success: the final score reaches the environment's threshold; score: ")
     assert head.split() == ["n", "success", "±", "se", "Pass@1", "score", "±", "se", "turns",
                             "tokens", "valid"]
@@ -571,13 +537,12 @@ def test_the_command_prints_a_table():
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
-    ("--env maze", "give --model FOLDER_OR_ID, or --policy random or expert"),
+    ("--env maze", "give --model FOLDER_OR_ID .*, or --policy random or expert"),
     ("--env maze --policy expert --families south", r"no families \['south'\]; known: maze: "),
     ("--env maze --policy expert --model MODEL", "give --model .* or --policy random or expert"),
     ("--env maze,wordle --policy expert --families south", r"\['south'\]; known: maze: .*wordle"),
     ("--env maze,nowhere --policy expert", "unknown environment 'nowhere'"),
     ("--env maze,wordle --policy expert --data EMPTY", "expected NAME=FOLDER, comma-separated, of"),
-    ("--env maze --policy expert --resume", "--resume: give --out FOLDER"),
     ("--env maze --model MODEL --device foo", "device=foo: Expected one of cpu, cuda"),
     ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 263"),
     ("--env maze --model EMPTY", "no folder or hub id that transformers can load"),

@@ -151,21 +151,19 @@ def test_evaluations_are_as_many_as_were_asked_for(ppo, both):
 
 def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     rates = [statistics.fmean(t.success for t in play.trajectories) for play in ppo.evaluations()]
-    notes, result = ppo.run.notes, json.load(open("runs/recorded/result.json"))
-    assert [result[when][how] for when in ("before", "after") for how in ("greedy", "sampled")] == [
-        *rates[:2], *rates[-2:]]
-    assert [point[:3] for point in result["curve"]] == [
-        [step, *rates[2 * i:2 * i + 2]] for i, step in enumerate((0, 2, 4, 6, STEPS))]
+    result = json.load(open("runs/recorded/result.json"))
+    assert [(step, [rates[how]["success"] for how in ("greedy", "sampled")])
+            for step, rates in result["evaluations"]] == [
+        (step, rates[2 * i:2 * i + 2]) for i, step in enumerate((0, 2, 4, 6, STEPS))]
     greedy = ppo.evaluations()[-2].trajectories            # by family: the toy's even and odd tasks
-    assert result["after"]["parts"] == result["curve"][-1][3] == {
+    assert result["evaluations"][-1][1]["greedy"]["parts"] == {
         name: statistics.fmean(t.success for t in greedy if t.task_id % 2 == odd)
         for name, odd in (("even", 0), ("odd", 1))}
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
-        assert result[who] == rate
-        assert notes.players[who] == dict(success=rate, stderr=error, n=8)
-    assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
+        assert result["players"][who] == dict(success=rate, stderr=error, n=8)
+    assert result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
 
@@ -271,7 +269,7 @@ def test_player_rate_by_hand(monkeypatch):
     monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
     toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
                    for name, most in (("toy", math.inf), ("sums", 2)))
-    rate = metrics.player_rate("random", [(toys, 4), (others, 4), (toys, 2), (toys, 9)], 5)
+    rate = metrics.player_rate("random", ((toys, 4), (others, 4), (toys, 2), (toys, 9)), 5)
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
     assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4)
 
@@ -612,21 +610,12 @@ def test_a_resumed_run_remembers_and_is_not_measured_before_rl_again(url, model)
     assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
     notes = again.run.notes
-    assert notes.players == first.players
     assert [step for step, _ in notes.evaluations] == [0, 1, 2, 3]
     assert [rates for _, rates in notes.evaluations[:3]] == [
         rates for _, rates in first.evaluations]
 
 
 # ---- figures ------------------------------------------------------------------------------------
-
-def test_reward_std_share_is_of_the_first_five_steps(ppo):
-    stds = [line["reward_std"] for line in ppo.run.history]
-    assert len(set(stds)) > 3
-    for step, line in enumerate(ppo.run.history):
-        first = statistics.fmean(stds[:min(step, 5)] or [stds[0]])
-        assert line["reward_std_share"] == pytest.approx(stds[step] / first)
-
 
 # A token that the sampler drew with probability 1/2 has 1/4 under the other policy. k3 of
 # KL(sampler || other) is r - 1 - log r with r = (1/4) / (1/2); exchanged, r would be 2: 0.307.
@@ -637,13 +626,16 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     """kl_start is of the sampler to the start. Advantages (0, 3, 0): mean 1, std sqrt(6 / 2)."""
     mask = torch.tensor([[True, True, True, False]])
     batch = SimpleNamespace(
-        response_mask=mask, advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
+        rewards=[1.0], weights=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), response_mask=mask,
+        advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
         old_logprobs=torch.tensor([[0.5, 0.5, 0.5, math.nan]]).log(),
         ref_logprobs=torch.tensor([[0.25, 0.25, 0.25, math.nan]]).log())
     assert metrics.of_batch(batch) == pytest.approx(dict(
-        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3), rel=1e-5)
+        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3, trained=1,
+        masked=1 / 3), rel=1e-5)
     batch.ref_logprobs = None
-    assert "kl_start" not in metrics.of_batch(batch) and metrics.of_batch(None) == {}
+    assert "kl_start" not in metrics.of_batch(batch)
+    assert metrics.of_batch(None) == dict(trained=0, masked=0.0)
 
 
 def test_way_back_names_the_last_checkpoint_or_where_the_run_began():

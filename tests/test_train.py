@@ -520,7 +520,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model,
 
 # ---- what is watched ----------------------------------------------------------------------------
 
-PANEL = {"step", "horizon", "random", "reward", "success", "reward_std", "reward_std_share",
+PANEL = {"step", "horizon", "random", "reward", "success", "reward_std",
          "constant_groups", "entropy", "grad_norm", "kl", "clipped", "clipped_low", "clipped_high",
          "mismatch", "masked", "response_length", "valid", "distinct_3gram", "turns", "dropped",
          "skipped", "truncated", "tokens_per_second", "seconds"}
@@ -533,7 +533,7 @@ def test_the_panel_is_complete(url, model):
     for line in lines:
         assert PANEL <= line.keys()
         assert 0 <= line["mismatch"] < 1e-9 < line["kl"] and line["masked"] == 0
-    assert lines[0]["reward_std_share"] == 1 and "kl_start" not in lines[1]
+    assert "kl_start" not in lines[1]
     with_reference = trained(url, config(model, kl_coef=0.01, name="kl")).history[1]
     assert with_reference["kl_start"] > 1e-6
 
@@ -589,11 +589,12 @@ def test_main_clones_trains_and_reports(url, capsys):
     train.main(["--control", *command(eval_every=1, name="all", env_url=url)])
     result = json.load(open("runs/all/result.json"))
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
-    for key in ("before", "after", "control"):
-        assert result[key].keys() == {"greedy", "greedy_stderr", "sampled", "sampled_stderr", "n",
-                                      "parts"}
-        assert 0 <= result[key]["sampled"] <= 1 and result[key]["n"] == 8
-    assert result["expert"] == 1 and 0 < result["random"] <= 1
+    for rates in (*(rates for _, rates in result["evaluations"]), result["control"]):
+        for how in ("greedy", "sampled"):
+            assert rates[how].keys() == {"success", "stderr", "n", "parts"}
+            assert 0 <= rates[how]["success"] <= 1 and rates[how]["n"] == 8
+    players = {who: rate["success"] for who, rate in result["players"].items()}
+    assert players["expert"] == 1 and 0 < players["random"] <= 1
     assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
                                               "result.json", "samples.txt", "step_2"]
     episodes = open("runs/all/samples.txt").read().split("---- step ")[1:]

@@ -85,7 +85,8 @@ def run(table, title, seed, quick=False):
                 minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
         spent.write_text(json.dumps(minutes))
     result = json.loads(Path("runs", name, "result.json").read_text())
-    return result | dict(minutes=json.loads(spent.read_text()))
+    (_, before), *_, (_, after) = result["evaluations"]
+    return result | dict(before=before, after=after, minutes=json.loads(spent.read_text()))
 
 
 def spend(command, log):
@@ -100,28 +101,27 @@ def spend(command, log):
 
 def shown(results, key, how):
     """Mean and standard error in %, over the seeds or, of one seed, over its tasks; "" if none."""
-    rates = [result[key] for result in results if key in result]
+    rates = [result[key][how] for result in results if result[key]]
     if not rates:
         return ""
-    mean, error = mean_and_error([rate[how] for rate in rates])
-    error = error if len(rates) > 1 else rates[0][f"{how}_stderr"]
+    mean, error = mean_and_error([rate["success"] for rate in rates])
+    error = error if len(rates) > 1 else rates[0]["stderr"]
     return f"{100 * mean:.1f} ± {100 * error:.1f}"
 
 
 def row(title, results):
     cells = [shown(results, key, how) for key in ("before", "after", "control")
              for how in ("greedy", "sampled")]
-    cells += [f"{100 * results[0][who]:.0f}" for who in ("random", "expert")]
+    cells += [f"{100 * results[0]['players'][who]['success']:.0f}" for who in ("random", "expert")]
     return f"| {title} | " + " | ".join(
-        [*cells, str(results[0]["after"]["n"]),
+        [*cells, str(results[0]["after"]["greedy"]["n"]),
          f"{mean_and_error([result['minutes'] for result in results])[0]:.1f}"]) + " |"
 
 
-def points(results, column=1):
-    """[(step, mean success, its standard error over the seeds)] of each evaluation; column: of
-    result.json's curve, 1 greedy, 2 at T=1."""
-    return [(seeds[0][0], *mean_and_error([point[column] for point in seeds]))
-            for seeds in zip(*(result["curve"] for result in results), strict=True)]
+def points(results, how="greedy"):
+    """[(step, mean success, its standard error over the seeds)] of each evaluation."""
+    return [(seeds[0][0], *mean_and_error([rates[how]["success"] for _, rates in seeds]))
+            for seeds in zip(*(result["evaluations"] for result in results), strict=True)]
 
 
 def draw(path, table):
@@ -137,8 +137,8 @@ def draw(path, table):
         if len(results) > 1:
             axes.fill_between(steps, [m - e for m, e in zip(means, errors)],
                               [m + e for m, e in zip(means, errors)], alpha=0.3)
-        axes.axhline(results[0]["random"], color="C3", ls=":", label="random player")
-        axes.axhline(results[0]["expert"], color="C2", ls=":", label="expert")
+        for who, color in (("random", "C3"), ("expert", "C2")):
+            axes.axhline(results[0]["players"][who]["success"], color=color, ls=":", label=who)
         axes.set(title=title, ylim=(0, 1.04))
         axes.title.set_size(9)
     axes.legend(fontsize=7)
@@ -167,10 +167,10 @@ def main():
             table[title] = [future.result() for future in of_seeds]
             print(row(title, table[title]), flush=True)
             if args.curve:
-                for column, how in ((1, "greedy"), (2, "T=1")):
+                for how in ("greedy", "sampled"):
                     print(f"   {how} after " + ", ".join(
                         f"{step}: {100 * mean:.1f} ± {100 * error:.1f}"
-                        for step, mean, error in points(table[title], column)))
+                        for step, mean, error in points(table[title], how)))
     if args.picture:
         draw(args.picture, table)
 
