@@ -124,20 +124,13 @@ def keep_groups(played, cfg):
 
 def credit(run, batch):
     """Fill in batch.advantages and .weights, .ref_logprobs with a KL, .values and .returns with a
-    critic. No gradient. Rewards are corrected first (length, KL), then compared.
-    """
+    critic. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
-    if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
+    if run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
-    if cfg.importance_cap:
-        batch.weights = algos.importance_weights(batch.old_logprobs, batch.rollout_logprobs, mask,
-                                                 cfg.importance_cap)
-    if cfg.overlong_buffer:
-        penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
-        batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
     if cfg.advantage in AT_END:         # the episode's return on its last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
@@ -477,8 +470,6 @@ class Config(Machine, Speaks, Plays, Worlds):
     lam: Share = 1.0              # GAE's lambda
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
     critic_lr: Positive = 1e-3    # constant learning rate of a critic of its own
-    importance_cap: NonNegative = 0.0  # > 0: tokens weigh min(pi_old / pi_sampler, cap); 0: off
-    overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
 
     # what is watched and kept
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
@@ -547,11 +538,9 @@ def check(cfg):
     if (cfg.advantage in ("gae", "turn_gae")) != (cfg.critic != "none"):
         raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}: gae and turn_gae need a "
                          "critic (own or shared), which nothing else uses")
-    for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
-                         ("overlong_buffer", longest_episode(cfg))):
-        if getattr(cfg, name) > tokens:
-            raise ValueError(f"{name}={getattr(cfg, name)}: expected at most {tokens}, as many as "
-                             "max_context, max_turn_tokens and horizons leave")
+    if cfg.max_turn_tokens >= cfg.max_context:
+        raise ValueError(f"max_turn_tokens={cfg.max_turn_tokens}: expected less than max_context="
+                         f"{cfg.max_context}")
     if cfg.control:
         settings = cloned_settings(cfg.model) if cfg.model else vars(cfg)
         same = all(settings.get(x) == getattr(cfg, x) for x in ("env", "data", "families"))

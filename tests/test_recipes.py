@@ -1,5 +1,6 @@
 """pytest tests/test_recipes.py: two tiny steps of each script in recipes/, and its rules."""
 import json
+import math
 import random
 import runpy
 import sys
@@ -12,7 +13,7 @@ import torch
 import algos
 import train
 from fakes import config, save_policy, served, started
-from recipes import echo
+from recipes import echo, icepop, overlong
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
 from recipes.maxrl import maxrl_advantages
@@ -44,7 +45,8 @@ def here(tmp_path, monkeypatch, url):
 
 @pytest.mark.parametrize("script, flags", [
     ("cispo", []), ("adaptive", []), ("icepop", []), ("icepop", ["--rule", "mis"]),
-    ("train_on_observations", []), ("echo", []), ("maxrl", ["--weights", "sequence_sum"])])
+    ("icepop", ["--rule", "tis", "--importance-cap", "2", "--importance-low", "0"]),
+    ("overlong", ["--overlong-buffer", "8"]), ("train_on_observations", []), ("echo", []), ("maxrl", ["--weights", "sequence_sum"])])
 def test_recipe_runs_two_steps(here, url, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
     monkeypatch.setattr(sys, "argv", [path, *flags, *FLAGS, "--model", "model", "--env-url", url])
@@ -71,6 +73,46 @@ def test_maxrl_by_hand_and_by_its_estimator():
     assert estimate.item() == pytest.approx((3 + 4 + 9) / 3 - 11 / 6)
     with pytest.raises(ValueError, match="one is -0.1"):
         maxrl_advantages(torch.tensor([1.0, -0.1]), 2)
+
+
+def test_overlong_penalty_by_hand():
+    # free up to 100 - 20 = 80; 90 is 10 / 20 into the buffer; beyond 100 it grows no further
+    got = overlong.overlong_penalty(torch.tensor([0, 80, 90, 95, 100, 140]), 100, 20)
+    assert got.tolist() == [0, 0, -0.5, -0.75, -1, -1]
+
+
+def test_overlong_replies_are_charged_their_action_tokens(here, url):
+    run = started(url, overlong.Config(**vars(config(
+        "model", filter="none", horizons=(1, 3))), overlong_buffer=11))
+    batch = train.to_batch(train.play_step(run, 3)[0])
+    raw = batch.rewards.clone()
+    overlong.credit(run, batch)
+    # 4 tokens a turn, 3 turns: 12 at most; from the 2nd action token on 1/11 each
+    lengths = batch.response_mask.sum(1).float()
+    torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
+    assert lengths.max() > 4
+
+
+def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here, url, monkeypatch):
+    run = started(url, icepop.Config(rule="tis", importance_cap=1.5, **vars(config(
+        "model", filter="none", mini_batches=1, weights="sequence_sum"))))
+    chosen, _ = train.play_step(run, 2)
+    first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
+    truth = list(chosen[0].old_logprobs)
+    chosen[0].old_logprobs[first] -= math.log(1.25)     # the sampler found it 1.25 times rarer
+    chosen[0].old_logprobs[second] -= math.log(4)       # and this 4 times: cut at 1.5
+    chosen[0].old_logprobs[third] += math.log(2)
+    batch = train.to_batch(chosen)
+    icepop.credit(run, batch)
+    assert batch.weights[0, first].item() == pytest.approx(1.25, rel=1e-3)
+    assert batch.weights[0, [second, third]].tolist() == pytest.approx([1.5, 0.5], rel=1e-3)
+    assert batch.old_logprobs[0, first].item() == pytest.approx(truth[first], abs=1e-4)
+    used, part_loss = [], train.part_loss
+    monkeypatch.setattr(train, "part_loss", lambda run, part: (
+        used.append(part.weights) or part_loss(run, part)))
+    figures = train.update(run, batch)
+    assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
+    assert figures.mismatch > 1e-3 > abs(figures.kl)    # pi_old is the trainer's: nothing has moved
 
 
 def test_echo_learns_answers_of_failed_episodes_and_nothing_of_prompts():
