@@ -39,8 +39,8 @@ from metrics import with_nulls
 from parallel import device_of
 from rollout import World, collect, progress
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Plays, Speaks, Worlds, begun,
-                 model_defaults, one_sentence, open_folder, open_worlds, parse_flags, read_json,
-                 write_json)
+                 model_settings, one_sentence, open_folder, open_worlds, parse_flags, part_of,
+                 read_json, write_json)
 
 
 @dataclass
@@ -320,8 +320,9 @@ MAY_CHANGE = {"out", "resume", "concurrency"} | {f.name for f in fields(Plays)}
 def preset(given):
     """What flags leave open: how a model speaks; what an evaluation to be resumed was begun with.
     ValueError."""
-    speaks = model_defaults(given["model"]) if given.get("model") else \
+    settings = model_settings(given["model"]) if given.get("model") else \
         CHAT_MODEL if given.get("api_base") else {}
+    speaks = part_of(settings, Speaks)
     if not given.get("resume"):
         return speaks
     was = begun(Config(**given).path, given, {f.name for f in fields(Config)} - MAY_CHANGE)

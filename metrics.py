@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import asdict
 
 import torch
 
@@ -50,9 +49,9 @@ def player_rate(player, tasks, horizon):
 
 def players(run):
     """{"random", "expert": `player_rate` on the held-out tasks}, found once in a run."""
-    run.notes.players = run.notes.players or {
+    run.players = run.players or {
         who: player_rate(who, run.eval_tasks, run.cfg.horizons[-1]) for who in ("random", "expert")}
-    return run.notes.players
+    return run.players
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def greedy_and_sampled(run, policy=None):
 
 def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the curve."""
-    run.notes.evaluations.append((run.step, greedy_and_sampled(run)))
+    run.evaluations.append((run.step, greedy_and_sampled(run)))
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -105,8 +104,8 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if run.step == 0:
         parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
     for signal, sentence in collapse_warnings(run.history):
-        if signal not in {name for _, name, _ in run.notes.warnings}:
-            run.notes.warnings.append((run.step, signal, sentence))
+        if signal not in {name for _, name, _ in run.warnings}:
+            run.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence} {way_back(run)}")
 
 
@@ -120,7 +119,7 @@ def way_back(run):
 
 def record_iteration(run, explored, kept, stats, seconds):
     """The same for an iteration of AgentEvol, after its evaluation. seconds: without that."""
-    greedy, sampled = run.notes.evaluations[-1][1].values()
+    greedy, sampled = run.evaluations[-1][1].values()
     line = dict(
         step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
@@ -149,9 +148,9 @@ def append(run, name, text):
     played again, so it is cut off."""
     if parallel.rank() == 0:
         with open(os.path.join(run.folder, name), "a") as file:
-            file.truncate(min(file.tell(), run.notes.written.get(name, 0)))
+            file.truncate(min(file.tell(), run.written.get(name, 0)))
             file.write(text)
-            run.notes.written[name] = file.tell()
+            run.written[name] = file.tell()
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -178,7 +177,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         out_of_context=sum(t.truncated == "context" for t in played) / len(played),
         masked=(batch.weights[batch.response_mask] == 0).float().mean().item() if batch else 0.0,
         trajectories=len(played), trained=len(batch.rewards) if batch else 0,
-        dropped=stats.dropped, **asdict(figures), **of_batch(batch),
+        dropped=stats.dropped, **figures, **of_batch(batch),
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
@@ -257,16 +256,16 @@ def of_batch(batch):
 
 def report(run):
     """The table at the end, result.json and curve.png."""
-    cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
+    cfg, seconds = run.cfg, time.perf_counter() - run.began
     local = ", our local game" * run.worlds[0].client.original
     result = dict(env=cfg.env, algo=cfg.algo, seed=cfg.seed, seconds=round(seconds, 1),
-                  steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings)
+                  steps=run.step, rl_seconds=round(run.rl_seconds, 1), warnings=run.warnings)
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    for key, title, rates in (("before", "before", notes.evaluations[0][1]),
-                              ("after", f"after {cfg.algo}", notes.evaluations[-1][1]),
-                              ("control", "control: more cloning instead", notes.control)):
+    for key, title, rates in (("before", "before", run.evaluations[0][1]),
+                              ("after", f"after {cfg.algo}", run.evaluations[-1][1]),
+                              ("control", "control: more cloning instead", run.control)):
         if rates:
             greedy, sampled = rates["greedy"], rates["sampled"]
             result[key] = dict(greedy=greedy["success"], greedy_stderr=greedy["stderr"],
@@ -280,7 +279,7 @@ def report(run):
         result[who] = rate["success"]
         lines.append(row(f"{who} player{local}", rate))
     result["curve"] = [(step, rates["greedy"]["success"], rates["sampled"]["success"],
-                        rates["greedy"]["parts"]) for step, rates in notes.evaluations]
+                        rates["greedy"]["parts"]) for step, rates in run.evaluations]
     if parallel.rank() == 0:
         write_json(os.path.join(run.folder, "result.json"), with_nulls(result))
         draw(run, result)

@@ -73,7 +73,7 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "kl_k3": TRAIN + "--kl-coef 0.1 --kl k3",
     "kl_reward": TRAIN + "--algo reinforce_pp --kl-coef 0.1 --kl reward",
     "filter_none": TRAIN + "--filter none",             # "varied" is in grpo
-    "filter_refill": TRAIN + "--filter refill",
+    "filter_refill": TRAIN.replace("train.py", "recipes/refill.py"),
     "filter_uncertain": TRAIN + "--filter uncertain --keep 0.5",
     "filter_top_p": TRAIN + "--filter top_p --keep 0.5",
     "window": TRAIN + "--context window",
@@ -102,7 +102,8 @@ CASES = {       # name: command; of a flag that is given twice the last counts
 # What older checkouts say for it, whose train.py holds a certain text: {text: {now: then}}.
 FORMER = {"kl_in:": {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"},
           "overlong_buffer:": {"recipes/overlong.py": "train.py",
-                               "recipes/icepop.py --rule tis": "train.py"}}
+                               "recipes/icepop.py --rule tis": "train.py"},
+          '"refill"': {"recipes/refill.py": "train.py --filter refill"}}
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
@@ -137,8 +138,9 @@ def play(name):
         if name == "resume":
             shutil.rmtree("runs/run/step_5")
             command(script, [*flags, "--resume"])
-        # What a checkout reads in clone.json is its own affair: both get a model without.
-        Path("policy/clone.json").unlink(missing_ok=True)
+        # Which defaults a checkout hands on with a policy is its own affair: both get one without.
+        for file in ("policy/clone.json", "policy/defaults.json"):
+            Path(file).unlink(missing_ok=True)
     except (Exception, SystemExit) as error:
         if getattr(error, "code", "") != 2:         # argparse has printed its sentence
             traceback.print_exc()

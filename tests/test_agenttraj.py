@@ -74,7 +74,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
-    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9), lambda text: None)
+    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
     assert [item["item_id"] for item in items] == [f"{name}_{demo['task_id']}" for demo in played]
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
@@ -450,8 +450,8 @@ def test_clone_trains_on_a_file(style, env, tmp_path, monkeypatch, capsys):
         "--max-turn-tokens", "200", "--max-context", "9000"])
     agentevol.main()
     assert f"mine.json: 5 demonstrations of {env}" in capsys.readouterr().out
-    settings = json.load(open("policy/clone.json"))
-    assert (settings["demos"], settings["format"]) == ("mine.json", style)
-    again = lesson(Clone(**settings), lambda text: None)
+    settings = json.load(open("policy/defaults.json"))
+    assert (settings["cloned"]["demos"], settings["format"]) == ("mine.json", style)
+    again = lesson(Clone(**settings["cloned"]))
     assert [demo["task_id"] for demo in again] == [
         *{"maze": maze, "textcraft_small": textcraft_small}[env].TRAIN[:5]]

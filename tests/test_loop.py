@@ -151,7 +151,7 @@ def test_evaluations_are_as_many_as_were_asked_for(ppo, both):
 
 def test_the_curve_and_the_table_hold_what_was_measured(ppo):
     rates = [statistics.fmean(t.success for t in play.trajectories) for play in ppo.evaluations()]
-    notes, result = ppo.run.notes, json.load(open("runs/recorded/result.json"))
+    result = json.load(open("runs/recorded/result.json"))
     assert [result[when][how] for when in ("before", "after") for how in ("greedy", "sampled")] == [
         *rates[:2], *rates[-2:]]
     assert [point[:3] for point in result["curve"]] == [
@@ -164,7 +164,7 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
         rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
         assert result[who] == rate
-        assert notes.players[who] == dict(success=rate, stderr=error, n=8)
+        assert ppo.run.players[who] == dict(success=rate, stderr=error, n=8)
     assert result["before"]["n"] == 8 and result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
 
@@ -193,16 +193,6 @@ def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_ste
     policies, keys = zip(*asked)
     assert policies == (run.policy, run.policy, "another", "another", run.policy)
     assert {*keys[:4]} == {keys[0]} != {keys[4]}
-
-
-def test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth(url, model, monkeypatch):
-    def wave(*_, **__):         # 3 of 4 groups teach something
-        return fakes([0, 1, 1, 0, 0.5, 0.5, 0, 1]), Stats()
-    monkeypatch.setattr(parallel, "play_tasks", wave)
-    run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
-    played, _ = train.play_step(run, 2)
-    assert len(played) == 16                                # two waves, with 6 such groups
-    assert train.keep_groups(played, run.cfg) == [*played[0:4], *played[6:10]]
 
 
 # ---- two environments ---------------------------------------------------------------------------
@@ -279,7 +269,7 @@ def test_player_rate_by_hand(monkeypatch):
 def test_both_splits_keeps_to_what_a_server_knows(url):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]), known=known)
                     for name, known in (("toy", {3, 5, 41}), ("sums", None)))
-    assert train.both_splits([toys, others], ["", "two"], 6) == (
+    assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])
 
@@ -465,10 +455,9 @@ def test_longest_episode_counts_the_tries_of_reflect_and_the_lessons_between(mod
 def test_figures_are_means_over_tokens_and_over_updates():
     sums = dict(tokens=8.0, entropy=4.0, kl=2.0, mismatch=0.1, clipped_high=1.0, clipped_low=3.0,
                 value_loss=6.0)
-    figures = train.Figures.of(sums, [1.0, math.nan, 3.0])
-    assert (figures.entropy, figures.kl, figures.mismatch) == (0.5, 0.25, 0.1)
-    assert (figures.clipped_high, figures.clipped_low, figures.clipped) == (1 / 8, 3 / 8, 1 / 2)
-    assert (figures.value_loss, figures.grad_norm, figures.skipped) == (2.0, 2.0, 1)
+    assert train.means_of(sums, [1.0, math.nan, 3.0]) == dict(
+        entropy=0.5, kl=0.25, mismatch=0.1, clipped_high=1 / 8, clipped_low=3 / 8, clipped=1 / 2,
+        value_loss=2.0, grad_norm=2.0, skipped=1)
 
 
 def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypatch):
@@ -539,7 +528,7 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
     assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
     assert sum(sizes) == int((batch.token_ids >= 0).sum())
     torch.testing.assert_close(whole, batch.old_logprobs, atol=1e-5, rtol=0)
-    assert cut.clipped == 0
+    assert cut["clipped"] == 0
 
 
 def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model, monkeypatch):
@@ -548,7 +537,7 @@ def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model,
     before = [w.detach().clone() for w in run.policy.parameters()]
     monkeypatch.setattr(parallel, "summed", lambda x: x + math.nan if x.dim() == 0 else x)
     figures = train.update(run, batch)
-    assert figures.skipped == 2
+    assert figures["skipped"] == 2
     assert all(torch.equal(a, b) for a, b in zip(before, run.policy.parameters()))
 
 
@@ -563,9 +552,9 @@ def test_update_adds_up_over_the_ranks(url, model, monkeypatch):
     monkeypatch.setattr(parallel, "micro_batches", lambda mini, *_: [
         ((torch.arange(len(mini.rewards)),), 1)])
     together = train.update(run, batch)
-    assert together.value_loss == pytest.approx(4 * alone.value_loss, rel=1e-4)
-    assert together.entropy == pytest.approx(alone.entropy)     # both sums are four times as large
-    assert together.grad_norm == pytest.approx(3 * alone.grad_norm, rel=1e-4)
+    assert together["value_loss"] == pytest.approx(4 * alone["value_loss"], rel=1e-4)
+    assert together["entropy"] == pytest.approx(alone["entropy"])   # both sums are four times it
+    assert together["grad_norm"] == pytest.approx(3 * alone["grad_norm"], rel=1e-4)
 
 
 def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, monkeypatch):
@@ -607,14 +596,13 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
 
 
 def test_a_resumed_run_remembers_and_is_not_measured_before_rl_again(url, model):
-    first = recorded_main(url, model, steps=2, name="once", eval_every=1).run.notes
+    first = recorded_main(url, model, steps=2, name="once", eval_every=1).run
     again = recorded_main(url, model, "--resume", steps=3, name="once")
     assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
-    notes = again.run.notes
-    assert notes.players == first.players
-    assert [step for step, _ in notes.evaluations] == [0, 1, 2, 3]
-    assert [rates for _, rates in notes.evaluations[:3]] == [
+    assert again.run.players == first.players
+    assert [step for step, _ in again.run.evaluations] == [0, 1, 2, 3]
+    assert [rates for _, rates in again.run.evaluations[:3]] == [
         rates for _, rates in first.evaluations]
 
 
@@ -694,5 +682,5 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
     run = trained(url, config(model, steps=3, name="warned"))
-    assert [(step, signal) for step, signal, _ in run.notes.warnings] == [
+    assert [(step, signal) for step, signal, _ in run.warnings] == [
         (1, "entropy"), (2, "valid")]
