@@ -35,10 +35,9 @@ from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, last_checkpoint, new_folder, one_sentence, open_folder,
-                 open_worlds, parse_flags, part_of, restore, save, save_clone, settings_for,
-                 tiny_settings)
-
+                 begun, both_splits, full_weights, last_checkpoint, new_folder, one_sentence,
+                 open_folder, open_worlds, parse_flags, part_of, restore, save, settings_for,
+                 tiny_settings, write_json, written_whole)
 
 
 @dataclass
@@ -50,7 +49,6 @@ class Clone(Machine, Speaks, Worlds):
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
-    observations: Share = 0.0     # weight of what is read; 0: the actions alone are learned
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
@@ -142,10 +140,8 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf)
     The ranks share each batch. Stops after `seconds`, as if that had been the plan.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    rng, order = random.Random(seed), []
-    began = time.perf_counter()
-    bar = dict(disable=True) if seconds < math.inf else {}      # its end is a time, not a step
-    for step in progress(range(steps), "learning, steps", **bar):
+    rng, order, began = random.Random(seed), [], time.perf_counter()
+    for step in progress(range(steps), "learning, steps"):
         spent = time.perf_counter() - began
         done = max(step / steps, spent / seconds)
         if done >= 1:
@@ -163,15 +159,10 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf)
 
 
 def learn_step(policy, optimizer, trajectories, weights, cfg):
-    """One step on -sum w log pi / sum w over this batch, of the actions and, weighing
-    cfg.observations as much, of what is read between them -> that loss, before the step."""
+    """One step on -sum w log pi / sum w over the actions of this batch -> that loss, before it."""
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = algos.over_weights(batch.response_mask,
                                        torch.tensor(weights, device=policy.device))
-    if cfg.observations:        # a context's first token follows nothing
-        read = (batch.token_ids >= 0) & (batch.position_ids > 0) & ~batch.response_mask
-        batch.weights += cfg.observations * read * batch.weights.amax(1, keepdim=True)
-        batch.response_mask |= read
     for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
@@ -201,8 +192,13 @@ def clone(cfg, demos, out, device):
         length = sum(len(t.token_ids) for t in trajectories) / len(demos)
         parallel.say(f"{length:.0f} tokens an episode")
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
-    settings = settings_for(cfg.model, cfg.env) | part_of(vars(cfg), Speaks)
-    save_clone(policy, tokenizer, out, settings | dict(cloned=part_of(vars(cfg), Clone)))
+    weights = full_weights(policy)
+    with written_whole(out) as aside:
+        if parallel.rank() == 0:
+            policy.save_pretrained(aside, state_dict=weights)
+            tokenizer.save_pretrained(aside)
+            write_json(aside / "defaults.json", settings_for(cfg.model, cfg.env) | part_of(
+                vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone)))
 
 
 def cloned(cfg, folder, device, demos=None):
@@ -218,6 +214,17 @@ def tiny_clone(cfg):
     """-> Clone: how a run of train.py clones a policy of its own."""
     settings = part_of(vars(cfg), Worlds, Speaks, Machine) | tiny_settings(cfg.env).get("clone", {})
     return Clone(seed=cfg.seed, horizon=cfg.horizons[-1], **settings)
+
+
+def continue_cloning(run):
+    """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
+    as RL took -> policy."""
+    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
+    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.device, run.cfg)
+    trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
+          run.rl_seconds)
+    return policy.eval()
 
 
 def lesson(cfg):

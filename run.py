@@ -339,10 +339,11 @@ def read_settings(path, missing=None):
 
 def write_json(path, content):
     """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
-    with open(path + ".part", "w") as file:
+    aside = f"{path}.part"
+    with open(aside, "w") as file:
         json.dump(content, file, indent=1)
-    sync(path + ".part")
-    os.replace(path + ".part", path)
+    sync(aside)
+    os.replace(aside, path)
 
 
 def sync(*paths):
@@ -389,16 +390,6 @@ def full_weights(model):
             if k not in tied and not k.startswith("value_head")}
 
 
-def save_clone(policy, tokenizer, folder, settings):
-    """Write a cloned policy as a Hugging Face folder with its settings, by all ranks."""
-    weights = full_weights(policy)
-    with written_whole(folder) as aside:
-        if parallel.rank() == 0:
-            policy.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
-            write_json(str(aside / "defaults.json"), settings)
-
-
 def trainer_state(run):
     """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
     which `restore` reads; of sharded ones this rank's rows."""
@@ -426,9 +417,9 @@ def save(run):
             else:
                 run.policy.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
-            write_json(str(aside / "defaults.json"), model_settings(run.start_model)
+            write_json(aside / "defaults.json", model_settings(run.start_model)
                        | part_of(vars(run.cfg), Speaks))
-            write_json(str(aside / "trainer.json"), dict(
+            write_json(aside / "trainer.json", dict(
                 {name: getattr(run, name) for name in REMEMBERED},
                 seconds=time.perf_counter() - run.began, tensors=len(state)))
     if parallel.rank() == 0:

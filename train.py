@@ -33,7 +33,7 @@ from torch.nn.utils import clip_grad_norm_
 import algos
 import metrics
 import parallel
-from agentevol import cloned, learn, lesson, tiny_clone, trajectories_of
+from agentevol import cloned, continue_cloning, tiny_clone
 from chat import FORMATS
 from client import connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
@@ -45,7 +45,6 @@ from rollout import progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
                  begun, both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
                  parse_flags, part_of, restore, save, settings_for)
-
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -305,17 +304,6 @@ def adamw(model, lr):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
                              betas=(0.9, 0.95), weight_decay=0.0,
                              fused=model.device.type == "cuda")    # without temporary tensors
-
-
-def continue_cloning(run):
-    """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
-    as RL took -> policy."""
-    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.device, run.cfg)
-    trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
-    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
-          run.rl_seconds)
-    return policy.eval()
 
 
 # ---- learning rules -----------------------------------------------------------------------------

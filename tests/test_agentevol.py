@@ -34,6 +34,7 @@ from client import EnvClient
 from engine import load_policy, make_policy
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
 from fakes import config, make_known, started, token_logprobs
+from recipes import clone_observations
 from rollout import Stats, Trajectory, World, to_batch
 from run import CHAT_MODEL, Speaks
 
@@ -377,11 +378,11 @@ def test_learn_ends_when_its_seconds_are_over(demos, tokenizer, monkeypatch):
 def test_continue_cloning_is_gentler_and_in_another_order(url, model, here, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
-    monkeypatch.setattr(train, "learn", lambda policy, trajectories, *rest: calls.append(
+    monkeypatch.setattr(agentevol, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
     run = started(url, config(model))
     run.history = [dict(seconds=3.5), dict(seconds=4.0)]
-    train.continue_cloning(run)
+    agentevol.continue_cloning(run)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
     assert tasks == [d["task_id"] for d in lesson(tiny_clone(run.cfg))] and weights == [1.0] * 20
     assert (cfg.n, cfg.steps, cfg.width, cfg.horizon, seconds) == (20, 12, 32, 3, 7.5)
@@ -412,7 +413,7 @@ def toy_policy():
     return make_policy(12, 8, 1, 2, seed=3)
 
 
-def one_step(trajectories, weights, **settings):
+def one_step(trajectories, weights, learn_step=learn_step, **settings):
     """`learn_step` on these -> (its loss, the gradients that the optimizer was given)."""
     policy, grads = toy_policy(), {}
     optimizer = SimpleNamespace(zero_grad=policy.zero_grad, step=lambda: grads.update(
@@ -438,9 +439,11 @@ def by_hand(factors, observations=0.0):
 
 @pytest.mark.parametrize("micro_tokens, observations", [(1, 0.0), (9, 0.3), (8192, 0.0),
                                                         (8192, 1.0)])
-def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observations):
-    """Of the replies' tokens, and with observations also of those that are read."""
-    loss, grads = one_step(*zip(*WEIGHED), micro_tokens=micro_tokens, observations=observations)
+def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observations, monkeypatch):
+    """Of the replies' tokens, and in the recipe also of those that are read."""
+    monkeypatch.setenv("OBSERVATIONS", str(observations))
+    step = clone_observations.learn_step if observations else learn_step
+    loss, grads = one_step(*zip(*WEIGHED), step, micro_tokens=micro_tokens)
     expected, own = by_hand(FACTORS, observations)
     norm = sum(g.square().sum() for g in own.values()).sqrt().item()
     assert loss == pytest.approx(expected, rel=1e-5)
