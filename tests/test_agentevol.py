@@ -127,14 +127,6 @@ def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, mo
     assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (dict(env="nowhere"), "unknown environment 'nowhere'; there are: .*maze"),
-    (dict(families="depth 9"), r"no families \['depth 9'\]; known: textcraft_small: depth 1")])
-def test_lesson_says_what_is_wrong(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        lesson(Clone(**{**vars(SMALL), **change}))
-
-
 def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
     cfg = replace(SMALL, families="depth 2", n=5)
     demos, again = lesson(cfg), lesson(cfg)
@@ -220,14 +212,6 @@ WORDS = ["", " ", "  two  spaces ", "\n\n\t", "get 2 bone", "GET2BONE", "naïve 
          "🎲🚪", "e\u0301 is not é", "\u200b\ufeff", "don't", "a" * 300, "1234567", "a.b", "\r\n"]
 
 
-def test_the_tokenizer_loses_nothing(tokenizer):
-    rng = random.Random(0)
-    for text in WORDS + [unicode_text(rng) for _ in range(300)]:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.decode(ids) == text
-        assert all(0 <= i < len(tokenizer) for i in ids)
-
-
 def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
     seen = "#_P_#\n#XOG#\nYou have 2 left.\nThis is no row: #_#"
     tokenizer = make_tokenizer([seen], 300, r"^#.*\n?|You have .*")
@@ -288,23 +272,6 @@ def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     """`learn` of demonstrations that all weigh 1."""
     learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, replace(SMALL, batch=batch),
           seed, **more)
-
-
-def test_learn_counts_the_replies_tokens_and_no_others(demos, folder, capsys):
-    """The first loss it prints, against transformers' own forward, one episode after the other."""
-    trajectories = trajectories_of(demos[:4], AutoTokenizer.from_pretrained(folder), SMALL)
-    stock = AutoModelForCausalLM.from_pretrained(folder)
-    surprise = count = 0
-    for t in trajectories:
-        with torch.no_grad():
-            logprobs = stock(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
-        for at, (token, sampled) in enumerate(zip(t.token_ids, t.response_mask)):
-            if sampled:
-                surprise -= logprobs[at - 1, token].item()
-                count += 1
-    imitate(load_policy(folder), trajectories, 1, 4, 1e-3, seed=0)
-    loss = float(capsys.readouterr().out.split("loss ")[1].split()[0])
-    assert loss == pytest.approx(surprise / count, abs=6e-4)
 
 
 def watched(monkeypatch, policy, trajectories, *arguments):
@@ -676,20 +643,6 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
         assert re.search(rf"^{row}", out, re.MULTILINE)
     kept = json.load(open("e/step_2/defaults.json"))
     assert kept == json.load(open("e/clone/defaults.json")) and kept["cloned"]["n"] == 8
-
-
-def test_evolve_learns_from_the_demonstrations_in_cloning_and_in_every_iteration(url, model, here,
-                                                                                monkeypatch):
-    calls, real = [], agentevol.learn
-
-    def noting(policy, data, weights, steps, lr, *rest):
-        calls.append(([t.task_id for t in data], weights, steps, lr))
-        return real(policy, data, weights, min(steps, 1), lr, *rest)
-    monkeypatch.setattr(agentevol, "learn", noting)
-    script(monkeypatch, url, out="e", model=model, **TINY)
-    own = calls[0][0]
-    assert len({*own}) == 8 and calls[0] == (own, [1.0] * 8, 2, 1e-3) and len(calls) == 3
-    assert all(tasks[:8] == own and (steps, lr) == (3, 3e-3) for tasks, _, steps, lr in calls[1:])
 
 
 def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, monkeypatch, capsys):

@@ -6,11 +6,13 @@ beside arithmetic or a slow loop.
 """
 import json
 import math
+import re
 import statistics
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -289,18 +291,6 @@ def test_every_update_of_the_critic_has_its_own_constant_rate(ppo):
     assert [u.lrs for u in ppo.of("critic")] == [[CRITIC_RATE]] * 2 * STEPS
 
 
-def test_set_learning_rate_reaches_every_group_of_parameters():
-    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    optimizer = torch.optim.AdamW([dict(params=[w]) for w in weights], lr=1.0)
-    run = SimpleNamespace(cfg=SimpleNamespace(lr=0.5, lr_end=0.2, steps=5), optimizer=optimizer)
-    for run.step, rate in enumerate((0.5, 0.4, 0.3, 0.2, 0.1)):
-        train.set_learning_rate(run)
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 3)
-    run.step, run.cfg.steps = 0, 1                          # of a single step: the first rate
-    train.set_learning_rate(run)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
 # ---- the update ---------------------------------------------------------------------------------
 
 
@@ -402,28 +392,18 @@ def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
     torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
 
 
-PRESETS = {     # as the papers have it: advantage, weights, critic, filter, clip low and high
-    "grpo": ("grpo", "sequence", "none", "varied", 0.2, 0.28),
-    "dr_grpo": ("dr_grpo", "constant", "none", "varied", 0.2, 0.2),
-    "rloo": ("rloo", "sequence_sum", "none", "none", 0.2, 0.2),
-    "ppo": ("gae", "token", "own", "none", 0.2, 0.2),
-    "reinforce_pp": ("reinforce_pp", "token", "none", "none", 0.2, 0.2),
-    "reinforce_pp_baseline": ("reinforce_pp_baseline", "token", "none", "none", 0.2, 0.2),
-    "gigpo": ("gigpo", "token", "none", "none", 0.2, 0.2),
-    "mt_grpo": ("mt_grpo", "sequence", "none", "none", 0.2, 0.2),
-    "gspo": ("grpo", "sequence", "none", "varied", 3e-4, 4e-4),
-    "starpo": ("gae", "token", "own", "none", 0.2, 0.2),
-    "starpo_s": ("gae", "token", "own", "uncertain", 0.2, 0.28)}
-
-
-def test_presets_are_the_papers():
-    for name, preset in train.ALGOS.items():
-        c = train.Config(**preset)
-        assert PRESETS[name] == (c.advantage, c.weights, c.critic, c.filter, c.clip_low,
-                                 c.clip_high), name
-        assert (c.surrogate == "sequence") == (name == "gspo")
-        assert (c.kl_coef, c.kl) == ((0.001, "reward") if name == "starpo" else (0, "k3"))
-        assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
+def test_presets_are_what_the_documentation_says():
+    """In docs/algorithms.md's table: "`ppo` with `--kl-coef .001`", or all flags."""
+    page = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", page, re.MULTILINE)[:len(train.ALGOS)]
+    assert [name for name, _ in rows] == [*train.ALGOS]
+    for name, words in rows:
+        base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
+        if flags[0] == "ppo":
+            base, flags = train.ALGOS["ppo"], flags[1:]
+        told = train.parse_flags(train.Config, [f for f in flags if f != "starpo"],
+                                 preset=lambda given, base=base: base)
+        assert told == train.Config(**train.ALGOS[name]), name
 
 
 def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
@@ -644,13 +624,6 @@ def test_way_back_names_the_last_checkpoint_or_where_the_run_began():
     assert metrics.way_back(run).endswith("--env maze --model runs/clone")
 
 
-def test_part_figures_kl_is_of_the_sampler_to_the_policy():
-    now, old = torch.tensor([0.25, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
-    cfg = SimpleNamespace(surrogate="token", clip_low=0.2, clip_high=0.28)
-    sums = train.part_figures(now, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]), cfg)
-    assert sums["kl"].item() == pytest.approx(2 * K3, rel=1e-5) and sums["tokens"].item() == 2
-
-
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
@@ -659,15 +632,6 @@ def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted,
     loss, sums = train.part_loss(run, batch)
     assert asked == [dict(entropy=wanted)] and sums["entropy"] > 0
     loss.backward()
-
-
-def test_adamw_of_a_gpu_makes_no_temporary_tensors():
-    for device in ("cuda", "cpu"):
-        model = SimpleNamespace(device=torch.device(device),
-                                parameters=lambda: [torch.nn.Parameter(torch.zeros(2))])
-        made = train.adamw(model, 1e-3).defaults
-        assert made["fused"] == (device == "cuda")
-        assert (made["betas"], made["weight_decay"]) == ((0.9, 0.95), 0)
 
 
 def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():

@@ -521,6 +521,8 @@ def test_part_figures_count_what_the_loss_clips(surrogate, high, low):
     sums = train.part_figures(ratios.log(), torch.zeros(8), advantages, rows,
                               Config(surrogate=surrogate))
     assert (sums["tokens"], sums["clipped_high"], sums["clipped_low"]) == (8, high, low)
+    k3 = ratios - 1 - ratios.log()      # of KL(pi_old || pi); exchanged, 1 / ratio in its place
+    assert sums["kl"].item() == pytest.approx(k3.sum().item(), rel=1e-4)
 
 
 # ---- the whole script ---------------------------------------------------------------------------
