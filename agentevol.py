@@ -35,9 +35,9 @@ from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, full_weights, last_checkpoint, new_folder, one_sentence,
-                 open_folder, open_worlds, parse_flags, part_of, restore, save, settings_for,
-                 tiny_settings, write_json, written_whole)
+                 begun, both_splits, full_weights, last_checkpoint, model_settings, new_folder,
+                 one_sentence, open_folder, open_worlds, parse_flags, part_of, restore, save,
+                 settings_for, tiny_settings, write_json, written_whole)
 
 
 @dataclass
@@ -193,12 +193,13 @@ def clone(cfg, demos, out, device):
         parallel.say(f"{length:.0f} tokens an episode")
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
     weights = full_weights(policy)
+    settings = model_settings(cfg.model) if cfg.model else dict(tiny=True)
+    settings = settings | part_of(vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
         if parallel.rank() == 0:
             policy.save_pretrained(aside, state_dict=weights)
             tokenizer.save_pretrained(aside)
-            write_json(aside / "defaults.json", settings_for(cfg.model, cfg.env) | part_of(
-                vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone)))
+            write_json(aside / "defaults.json", settings)
 
 
 def cloned(cfg, folder, device, demos=None):

@@ -152,13 +152,14 @@ CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6
 
 def settings_for(model, env):
     """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
-    agentevol.py: those of the model or, without one, of a tiny policy in these environments."""
-    return model_settings(model) if model else tiny_settings(env)
+    agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
+    own = model_settings(model) if model else dict(tiny=True)
+    return tiny_settings(env) | own if own.get("tiny") else own
 
 
 def model_settings(model):
-    """The settings for who goes on with a model: how it speaks, how fast it learns. Folders that we
-    write bring theirs; of others CHAT_MODEL."""
+    """How a model speaks, and its rates; folders that we write bring theirs, others get CHAT_MODEL.
+    "tiny": a small policy that was cloned from nothing."""
     return read_settings(os.path.join(model, "defaults.json"), CHAT_MODEL)
 
 

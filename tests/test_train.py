@@ -352,6 +352,14 @@ def test_defaults_follow_the_model(model, tmp_path):
     assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
 
 
+def test_settings_of_a_tiny_policy_follow_the_environment_too(tmp_path):
+    """One that was cloned in two of them is trained in one of them, as this one asks."""
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
+    own = flags_chosen(f"--model {tmp_path} --env frozenlake")
+    asked = flags_chosen("--env frozenlake --max-turn-tokens 99")
+    assert own == replace(asked, model=str(tmp_path)) and own.families == "still"
+
+
 def test_tiny_settings_of_several_environments_make_a_run():
     """Each with its neighbour, and all."""
     names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))
