@@ -28,16 +28,16 @@ import metrics
 import parallel
 from chat import FORMATS, Agent, make_tokenizer
 from client import connected
-from curriculum import choose_tasks, families_of, sample_tasks, shares_of
+from curriculum import choose_tasks, families_of, sample_tasks
 from engine import check_model, from_pretrained, make_policy
 from envs import demonstrations, load_env, open_envs
 from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, cloned_settings, last_checkpoint, model_defaults, new_folder,
-                 one_sentence, open_folder, open_worlds, parse_flags, read_json, restore, save,
-                 save_clone, tiny_settings, write_json)
+                 begun, both_splits, full_weights, last_checkpoint, model_settings, new_folder,
+                 one_sentence, open_folder, open_worlds, parse_flags, part_of, restore, save,
+                 settings_for, tiny_settings, write_json, written_whole)
 
 
 @dataclass
@@ -49,7 +49,6 @@ class Clone(Machine, Speaks, Worlds):
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
-    observations: Share = 0.0     # weight of what is read; 0: the actions alone are learned
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
@@ -70,14 +69,12 @@ class Evolve(Plays, Clone):
     iterations: Natural = 4       # M
     samples: tuple = (1,)         # K, tries at a task, or its schedule over the iterations: 4,1,1
     explore: Natural = 0          # tasks explored in each iteration and env; 0: all
-    unexplored: str = ""          # environments, with commas: cloned and evaluated, not explored
     temperature: NonNegative = 1.0     # of exploration
     dedupe: bool = True           # keep the first success of each task; no: all
     start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
     learn_steps: Count = 400      # optimizer steps of an iteration
     learn_lr: Positive = 1e-3     # at its peak
     eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
-    control: bool = False         # afterwards clone on for as many steps, as a comparison
     resume: bool = False          # go on after the last finished iteration of --out
 
     algo = "AgentEvol"              # no flag: for the table and the curve
@@ -114,8 +111,8 @@ def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats)."""
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
     tasks = [(world.at_temperature(cfg.temperature), task) for world in run.worlds
-             if world.module.NAME not in cfg.unexplored.split(",") for task in sample_tasks(
-                 run.tasks[world], cfg.explore or len(run.tasks[world]), run.step, cfg.seed)]
+             for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
+                                      run.step, cfg.seed)]
     return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
                                (cfg.seed, run.step, 0))
 
@@ -136,17 +133,15 @@ def successes(explored, dedupe):
 
 # ---- learning -----------------------------------------------------------------------------------
 
-def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf, say=parallel.say):
+def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf):
     """Maximise the weighted mean of log pi over trajectories, by AdamW.
 
     weights: 0 or more for each trajectory. The learning rate rises shortly, then falls by a cosine.
     The ranks share each batch. Stops after `seconds`, as if that had been the plan.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    rng, order = random.Random(seed), []
-    began = time.perf_counter()
-    bar = dict(disable=True) if seconds < math.inf else {}      # its end is a time, not a step
-    for step in progress(range(steps), "learning, steps", **bar):
+    rng, order, began = random.Random(seed), [], time.perf_counter()
+    for step in progress(range(steps), "learning, steps"):
         spent = time.perf_counter() - began
         done = max(step / steps, spent / seconds)
         if done >= 1:
@@ -160,19 +155,14 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf,
         loss = learn_step(policy, optimizer, [trajectories[i] for i in chosen],
                           [weights[i] for i in chosen], cfg)
         if step % 100 == 0 or step == steps - 1:
-            say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
+            parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
 
 
 def learn_step(policy, optimizer, trajectories, weights, cfg):
-    """One step on -sum w log pi / sum w over this batch, of the actions and, weighing
-    cfg.observations as much, of what is read between them -> that loss, before the step."""
+    """One step on -sum w log pi / sum w over the actions of this batch -> that loss, before it."""
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = algos.over_weights(batch.response_mask,
                                        torch.tensor(weights, device=policy.device))
-    if cfg.observations:        # a context's first token follows nothing
-        read = (batch.token_ids >= 0) & (batch.position_ids > 0) & ~batch.response_mask
-        batch.weights += cfg.observations * read * batch.weights.amax(1, keepdim=True)
-        batch.response_mask |= read
     for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
@@ -185,33 +175,66 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     return parallel.summed(total).item()
 
 
-def clone(cfg, out, device, say=parallel.say, demos=None):
-    """Behavioural cloning of `demos`, by default `lesson`'s -> the folder `out`, made by all ranks
-    together -> what was imitated, as Trajectories. ValueError."""
-    demos = parallel.by_first(lesson, cfg, say) if demos is None else demos
+def clone(cfg, demos, out, device):
+    """Behavioural cloning of these demonstrations -> the folder `out`, made by all ranks together.
+    ValueError."""
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
-    else:                       # a tiny policy
+    else:
         tokenizer = tokenizer_of(demos, cfg)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        say(f"a Llama of {policy.num_parameters() / 1e6:.2f}M weights, {len(tokenizer)} tokens")
+        parallel.say(f"no --model: cloned is a Llama of {policy.num_parameters() / 1e6:.2f}M "
+                     f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
-    trajectories = trajectories_of(demos, tokenizer, cfg)
     if demos:
-        say(f"{sum(len(t.token_ids) for t in trajectories) / len(demos):.0f} tokens an episode")
-        learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed, say=say)
-    save_clone(policy, tokenizer, out, {f.name: getattr(cfg, f.name) for f in fields(Clone)})
-    return trajectories
+        trajectories = trajectories_of(demos, tokenizer, cfg)
+        length = sum(len(t.token_ids) for t in trajectories) / len(demos)
+        parallel.say(f"{length:.0f} tokens an episode")
+        learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
+    weights = full_weights(policy)
+    settings = model_settings(cfg.model) if cfg.model else dict(tiny=True)
+    settings = settings | part_of(vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone))
+    with written_whole(out) as aside:
+        if parallel.rank() == 0:
+            policy.save_pretrained(aside, state_dict=weights)
+            tokenizer.save_pretrained(aside)
+            write_json(aside / "defaults.json", settings)
 
 
-def lesson(cfg, say=parallel.say):
+def cloned(cfg, folder, device, demos=None):
+    """The folder of a run's own policy, which is cloned if that was not done yet; from demos, by
+    default `lesson`'s."""
+    out = os.path.join(folder, "clone")
+    if not any(parallel.gathered(os.path.exists(out))):
+        clone(cfg, demos or parallel.by_first(lesson, cfg), out, device)
+    return out
+
+
+def tiny_clone(cfg):
+    """-> Clone: how a run of train.py clones a policy of its own."""
+    settings = part_of(vars(cfg), Worlds, Speaks, Machine) | tiny_settings(cfg.env).get("clone", {})
+    return Clone(seed=cfg.seed, horizon=cfg.horizons[-1], **settings)
+
+
+def continue_cloning(run):
+    """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
+    as RL took -> policy."""
+    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
+    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.device, run.cfg)
+    trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
+          run.rl_seconds)
+    return policy.eval()
+
+
+def lesson(cfg):
     """What is to be imitated, in the form of `envs.record`: games of the experts, or the file
     cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
     modules = open_envs(cfg.env, cfg.data)
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
-        say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
+        parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
     demos = []
     for module, own in zip(modules, families_of(modules, cfg.families)):
@@ -223,8 +246,9 @@ def lesson(cfg, say=parallel.say):
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
         played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon)
         demos += played
-        say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill {skill:g}, "
-            f"{sum(d['success'] for d in played)} succeed ({time.perf_counter() - began:.1f} s)")
+        parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
+                     f"{skill:g}, {sum(d['success'] for d in played)} succeed "
+                     f"({time.perf_counter() - began:.1f} s)")
     return demos
 
 
@@ -292,25 +316,20 @@ def imitated(agent, demo):
     return trajectory
 
 
-# ---- setting up ---------------------------------------------------------------------------------
+# ---- a whole run --------------------------------------------------------------------------------
 
 def setup(cfg, modules, clients, began):
-    """Everything before the first iteration -> (Run, base set)."""
-    device, kept = parallel.start(cfg.device, cfg.compute), "demonstrations.json"
-    known = read_json(os.path.join(cfg.out, kept), {}) if cfg.resume else {}
-    demos = known.get("all") or parallel.by_first(lesson, cfg)
+    """Everything before the first iteration -> (Run, base set). A resumed run plays its
+    demonstrations again."""
+    device = parallel.start(cfg.device, cfg.compute)
+    demos = parallel.by_first(lesson, cfg)
     folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
-    base, last = os.path.join(folder, "clone"), last_checkpoint(folder)
-    if parallel.rank() == 0 and not known:
-        write_json(os.path.join(folder, kept), {"all": demos})
-    if any(parallel.gathered(os.path.exists(base))):
-        base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
-    else:
-        base_set = clone(cfg, base, device, demos=demos)
+    base, last = cloned(cfg, folder, device, demos), last_checkpoint(folder)
+    base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
-    splits = both_splits(worlds, families_of(modules, cfg.families), cfg.eval_tasks,
-                         {(t.env, t.task_id) for t in base_set})
+    splits = both_splits(worlds, cfg.families, cfg.eval_tasks,
+                         seen={(t.env, t.task_id) for t in base_set})
     run = Run(cfg, folder, worlds, *splits, base, policy, began=began)
     if last:
         restore(run, last)
@@ -324,40 +343,30 @@ def run_all(cfg, began):
     cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
     with connected(cfg.env_url, modules) as clients:
         run, base_set = setup(cfg, modules, clients, began)
-        if not run.notes.evaluations:           # else the run is resumed
+        if not run.evaluations:         # else the run is resumed
             metrics.evaluate(run)
         evolve(run, base_set)
         metrics.report(run)
-        if cfg.control:         # as many steps on the demonstrations alone
-            policy = parallel.load(run.start_model, run.device, cfg)
-            learn(policy, base_set, [1.0] * len(base_set), cfg.iterations * cfg.learn_steps,
-                  cfg.learn_lr, cfg, cfg.seed)
-            run.notes.control = metrics.greedy_and_sampled(run, policy)
-            metrics.report(run)
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "iterations", "resume", "control"} | {
+MAY_CHANGE = {"out", "iterations", "resume"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
 
 
 def preset(kind, given):
-    """What flags leave open: what a resumed run was begun with; what the environments ask of a tiny
-    policy, as far as it concerns cloning; how a model speaks. ValueError."""
-    model, own = given.get("model", ""), {f.name for f in fields(kind)}
+    """What flags leave open: how a model speaks; what the environments ask of a tiny policy, as far
+    as it concerns cloning; with --resume the flags that the run was begun with. ValueError."""
+    cfg = kind(**given)
+    asked = settings_for(cfg.model, cfg.env)
+    values = part_of(asked, Worlds, Speaks) | part_of(asked.get("clone", {}), kind)
+    values["horizon"] = asked.get("horizons", (0,))[-1]
+    if issubclass(kind, Evolve):        # has demonstrations of its own: few, of the expert
+        values |= dict(n=Evolve.n, skill=Evolve.skill)
     if given.get("resume"):
-        if was := begun(given.get("out", kind.out), given, own - MAY_CHANGE):
-            return was
-    speaks = model_defaults(model) if model else {}
-    if model and not cloned_settings(model):
-        return speaks | {name: 1e-5 for name in ("lr", "learn_lr") if name in own}
-    asked = tiny_settings(given.get("env", kind.env), kind)
-    cloning = {name: x for name, x in asked.get("clone", {}).items()
-               if kind is Clone or name not in ("n", "skill")}
-    shared = {f.name: asked[f.name] for base in (Worlds, Speaks) for f in fields(base)
-              if f.name in asked}
-    return cloning | shared | dict(horizon=asked.get("horizons", (0,))[-1]) | speaks
+        values |= begun(cfg.out, given, {f.name for f in fields(kind)} - MAY_CHANGE)
+    return values
 
 
 def check(cfg):
@@ -366,36 +375,29 @@ def check(cfg):
     families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
-    if not (cfg.demos or cfg.n) and (not cfg.model or getattr(cfg, "control", False)):
-        raise ValueError("n=0: a tiny policy and --control learn from demonstrations; give --n 1")
+    if not (cfg.demos or cfg.n or cfg.model):
+        raise ValueError("n=0: a tiny policy learns from demonstrations; give --n 1")
     if cfg.format == "tool" or \
             cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
                          "; those of a file need --format react or agentgym and --context full")
-    if min(getattr(cfg, "samples", (1,))) < 1:
-        raise ValueError(f"samples={cfg.samples}: expected 1 or more tries at a task")
-    if tasks := getattr(cfg, "eval_tasks", 0):
-        shares_of(tasks, len(cfg.env.split(",")))       # refuses too few of them
-    unexplored = {*filter(None, getattr(cfg, "unexplored", "").split(","))}
-    if not unexplored < {*cfg.env.split(",")}:
-        raise ValueError(f"unexplored={cfg.unexplored!r}: expected some of {cfg.env}, not all")
 
 
-def main():
+def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
-    began = time.perf_counter()
-    kind = {"evolve": Evolve, "clone": Clone}.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    began, words = time.perf_counter(), argv or sys.argv[1:]
+    kind = {"evolve": evolving, "clone": Clone}.get(words[0] if words else "")
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg = parse_flags(kind, sys.argv[2:], __doc__, partial(preset, kind))
+        cfg = parse_flags(kind, words[1:], __doc__, partial(preset, kind))
         check(cfg)
-        if kind is Evolve:
+        if kind is not Clone:
             return run_all(cfg, began)
         device = parallel.start(cfg.device, cfg.compute)
         demos = parallel.by_first(lesson, cfg)
         out = parallel.by_first(new_folder, cfg.out)    # not before: a lesson may be refused
-        clone(cfg, out, device, demos=demos)
+        clone(cfg, demos, out, device)
         parallel.say(f"policy in {out}")
 
 

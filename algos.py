@@ -3,7 +3,7 @@
 Pure functions, tensors in and tensors out, in the order in which train.py needs them:
 
     filters      raw rewards (B,) -> the groups worth training on
-    rewards      penalties for length and for leaving the reference policy
+    rewards      a penalty for leaving the reference policy
     advantages   how much better than expected: (B,) per trajectory, or (B, T) per token
     losses       one number per sampled token, flat: (A,), where x[mask] of a (B, T) x is (A,)
     weights      how much each token counts, (B, T): loss = (token_loss * weights[mask]).sum()
@@ -73,13 +73,6 @@ def keep_top_p(rewards, group_size, p):
 
 
 # ---- rewards ------------------------------------------------------------------------------------
-
-def overlong_penalty(response_lengths, max_length, buffer):
-    """-clip((L - (L_max - L_buf)) / L_buf, 0, 1), added to a reward. DAPO (arXiv:2503.14476).
-    response_lengths: (B,), of action tokens alone. Returns (B,): 0 up to L_max - L_buf tokens, then
-    linear down to -1 at L_max."""
-    return -((response_lengths - (max_length - buffer)) / buffer).clamp(0, 1)
-
 
 @torch.no_grad()
 def kl_penalised_rewards(token_rewards, old_logprobs, ref_logprobs, response_mask, coef):
@@ -348,7 +341,7 @@ def over_weights(response_mask, w):
 def importance_weights(old_logprobs, rollout_logprobs, response_mask, cap):
     """min(rho, cap), rho = pi_old / pi_rollout: truncated importance sampling. All (B, T).
     It corrects an inexact sampler: both are at the weights that sampled, pi_old is the trainer's.
-    TRL's `token_truncate`; recipes/icepop.py masks instead."""
+    TRL's `token_truncate`; used by recipes/icepop.py, which knows two other rules."""
     check_aligned(old_logprobs, rollout_logprobs, response_mask)
     rho = (old_logprobs - rollout_logprobs).exp()
     return torch.where(response_mask.bool(), rho.clamp(max=cap), 0.0)

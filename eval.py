@@ -35,8 +35,8 @@ from lora import load_policy
 from metrics import with_nulls
 from parallel import device_of
 from rollout import World, collect, progress
-from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, model_defaults,
-                 one_sentence, open_folder, open_worlds, parse_flags, write_json)
+from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, model_settings,
+                 one_sentence, open_folder, open_worlds, parse_flags, part_of, write_json)
 
 
 @dataclass
@@ -267,7 +267,7 @@ MAY_CHANGE = {"out", "resume"} | {f.name for f in fields(Plays)}
 def preset(given):
     """What flags leave open: how a model speaks; how many episodes an API plays at a time; what an
     evaluation to be resumed was begun with. ValueError."""
-    left = dict(model_defaults(given["model"])) if given.get("model") else {}
+    left = part_of(model_settings(given["model"]), Speaks) if given.get("model") else {}
     if given.get("api_base"):
         left["max_concurrent"] = 16
     if given.get("resume"):

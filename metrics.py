@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import asdict
 
 import torch
 
@@ -89,7 +88,7 @@ def greedy_and_sampled(run, policy=None):
 
 def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the curve."""
-    run.notes.evaluations.append((run.step, greedy_and_sampled(run)))
+    run.evaluations.append((run.step, greedy_and_sampled(run)))
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -105,8 +104,8 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if run.step == 0:
         parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
     for signal, sentence in collapse_warnings(run.history):
-        if signal not in {name for _, name, _ in run.notes.warnings}:
-            run.notes.warnings.append((run.step, signal, sentence))
+        if signal not in {name for _, name, _ in run.warnings}:
+            run.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence} {way_back(run)}")
 
 
@@ -120,7 +119,7 @@ def way_back(run):
 
 def record_iteration(run, explored, kept, stats, seconds):
     """The same for an iteration of AgentEvol, after its evaluation. seconds: without that."""
-    greedy, sampled = run.notes.evaluations[-1][1].values()
+    greedy, sampled = run.evaluations[-1][1].values()
     line = dict(
         step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
@@ -149,9 +148,9 @@ def append(run, name, text):
     played again, so it is cut off."""
     if parallel.rank() == 0:
         with open(os.path.join(run.folder, name), "a") as file:
-            file.truncate(min(file.tell(), run.notes.written.get(name, 0)))
+            file.truncate(min(file.tell(), run.written.get(name, 0)))
             file.write(text)
-            run.notes.written[name] = file.tell()
+            run.written[name] = file.tell()
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
@@ -172,7 +171,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         distinct_3gram=algos.distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
         out_of_context=sum(t.truncated == "context" for t in played) / len(played),
-        trajectories=len(played), dropped=stats.dropped, **asdict(figures), **of_batch(batch),
+        trajectories=len(played), dropped=stats.dropped, **figures, **of_batch(batch),
         pages=stats.pages, preempted=stats.preempted,
         **speeds(played, batch, stats, seconds, run.cfg.epochs),
         **{f"{name}_{env}": value for name in ("success", "reward") if len(run.worlds) > 1
@@ -253,14 +252,14 @@ def of_batch(batch):
 
 def report(run):
     """The table at the end, result.json and curve.png."""
-    cfg, notes, seconds = run.cfg, run.notes, time.perf_counter() - run.began
+    cfg, seconds = run.cfg, time.perf_counter() - run.began
     local = ", our local game" * hasattr(run.worlds[0].module, "Served")
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    for title, rates in (("before", notes.evaluations[0][1]),
-                         (f"after {cfg.algo}", notes.evaluations[-1][1]),
-                         ("control: more cloning instead", notes.control)):
+    for title, rates in (("before", run.evaluations[0][1]),
+                         (f"after {cfg.algo}", run.evaluations[-1][1]),
+                         ("control: more cloning instead", run.control)):
         if rates:
             lines.append(row(title, rates["greedy"], rates["sampled"]))
             parts = rates["greedy"]["parts"]
@@ -271,8 +270,8 @@ def report(run):
     if parallel.rank() == 0:
         write_json(os.path.join(run.folder, "result.json"), with_nulls(dict(
             env=cfg.env, algo=cfg.algo, seed=cfg.seed, steps=run.step, seconds=round(seconds, 1),
-            rl_seconds=round(run.rl_seconds, 1), warnings=notes.warnings, players=players(run),
-            evaluations=notes.evaluations, control=notes.control)))
+            rl_seconds=round(run.rl_seconds, 1), warnings=run.warnings, players=players(run),
+            evaluations=run.evaluations, control=run.control)))
         draw(run)
     parallel.say("\n".join([*lines, f"{run.folder}: result.json, metrics.jsonl, samples.txt, "
                                     f"curve.png, step_{run.step}/"]))
@@ -291,11 +290,11 @@ def percent(share):
 def draw(run):
     """curve.png: success on held-out tasks and while training, and the lines to judge it by."""
     from matplotlib.figure import Figure
-    cfg, notes, figure = run.cfg, run.notes, Figure((9, 4), dpi=120, layout="tight")
+    cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
     axes, steps = figure.subplots(), [line["step"] + 1 for line in run.history]
     axes.plot(steps, [line["success"] for line in run.history], color="0.8", lw=1,
               label="training tasks, T=1")
-    evaluated, rates = zip(*notes.evaluations)
+    evaluated, rates = zip(*run.evaluations)
     axes.plot(evaluated, [x["greedy"]["success"] for x in rates], "o-", color="C0", lw=2,
               label="held-out tasks, greedy")
     axes.plot(evaluated, [x["sampled"]["success"] for x in rates], "^--", color="C0", lw=1,
@@ -304,8 +303,8 @@ def draw(run):
     for i, part in enumerate(parts[0] if 1 < len(parts[0]) <= MOST_PARTS else ()):
         axes.plot(evaluated, [shares.get(part) for shares in parts], f"C{4 + i}", lw=1,
                   label=f"{part}, greedy")
-    if notes.control:
-        axes.axhline(notes.control["greedy"]["success"], color="C1", ls="--",
+    if run.control:
+        axes.axhline(run.control["greedy"]["success"], color="C1", ls="--",
                      label="control: more cloning, greedy")
     axes.plot(steps, [line["random"] for line in run.history], "C3:", label="random player")
     axes.axhline(players(run)["expert"]["success"], color="C2", ls=":", label="expert")

@@ -6,6 +6,7 @@
         step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM
             trainer/            optimizer, critic, value head: each rank's rows in a file of its own
             trainer.json        what else the run remembers; all of it is data, no pickle is read
+            defaults.json       flags for who goes on with this policy: how it speaks, ...
 
 Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
 another run. A checkpoint is whole because it was written aside, synced and renamed.
@@ -36,7 +37,7 @@ from transformers import AutoTokenizer
 import parallel
 from chat import Agent, ContextMode, FormatName, History, Thinking
 from client import EnvError
-from curriculum import choose_tasks, shares_of
+from curriculum import choose_tasks, families_of, shares_of
 from engine import from_pretrained, longest_text
 from envs import load_env
 from lora import adapters, save_adapters, tokenizer_path
@@ -101,7 +102,8 @@ class Machine:
 
 def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
-    a sentence. preset(given) -> {field: value} between the defaults and the flags."""
+    a sentence. A field's type is a Literal, or a dict whose keys may be chosen, or reads a text.
+    preset(given) -> {field: value} between the defaults and the flags."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
@@ -112,7 +114,7 @@ def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
             groups[title] = parser.add_argument_group(title)
         if f.type is bool:
             extra = dict(action=argparse.BooleanOptionalAction)
-        elif choices := get_args(f.type):
+        elif choices := f.type if type(f.type) is dict else get_args(f.type):
             extra = dict(choices=choices, metavar=" | ".join(choices))
         elif f.type is tuple:
             extra = dict(type=integers, metavar="INT,INT,...")
@@ -144,43 +146,47 @@ def documented(kind):
     return found
 
 
-CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192)
+CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
+                  clone=dict(lr=1e-5, learn_lr=1e-5))       # as TINY is, of a pretrained model
 
 
-def model_defaults(model):
-    """How a model speaks unless flags say otherwise: as it was trained or cloned, or as suits a
-    pretrained chat model -> {field of Speaks: value}."""
-    trained, cloned = (read_json(os.path.join(model, name), {})
-                       for name in ("trainer.json", "clone.json"))
-    speaks = {f.name: cloned[f.name] for f in fields(Speaks) if f.name in cloned}
-    return trained.get("speaks") or speaks or CHAT_MODEL
+def settings_for(model, env):
+    """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
+    agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
+    own = model_settings(model) if model else dict(tiny=True)
+    return tiny_settings(env) | own if own.get("tiny") else own
 
 
-def cloned_settings(model):
-    """The settings with which a folder's tiny policy was cloned by agentevol.py (its clone.json,
-    which is handed on to the checkpoints trained from it); {} of any other checkpoint."""
-    settings = read_json(os.path.join(model, "clone.json"), {})
-    return {} if settings.get("model") else settings
+def model_settings(model):
+    """How a model speaks, and its rates; folders that we write bring theirs, others get CHAT_MODEL.
+    "tiny": a small policy that was cloned from nothing."""
+    return read_settings(os.path.join(model, "defaults.json"), CHAT_MODEL)
 
 
-def tiny_settings(env, kind):
-    """{flag of `kind`: value} that an environment's TINY asks for when a tiny policy plays it, and
-    under "clone" flags of agentevol.py clone. Of several environments the first one's, with the
-    largest horizons, max_turn_tokens and max_context of all, and the families of all."""
-    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings, defaults = dict(asked[0]), {f.name: f.default for f in fields(kind)}
-    for name in ("horizons", "max_turn_tokens", "max_context") if len(asked) > 1 else ():
-        settings[name] = max((tiny.get(name, defaults.get(name, (0,))) for tiny in asked),
-                             key=lambda x: x[-1] if type(x) is tuple else x)
-    settings["families"] = ",".join(tiny["families"] for tiny in asked if "families" in tiny)
+def tiny_settings(env):
+    """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
+    first one's, but turns and texts as long as any of them needs, and the families of all."""
+    common = dict(max_turn_tokens=Speaks.max_turn_tokens, max_context=Speaks.max_context)
+    asked = [common | getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    settings = asked[0] | dict(
+        max_turn_tokens=max(tiny["max_turn_tokens"] for tiny in asked),
+        max_context=max(tiny["max_context"] for tiny in asked),
+        families=",".join(tiny["families"] for tiny in asked if "families" in tiny))
+    if horizons := [tiny["horizons"] for tiny in asked if "horizons" in tiny]:
+        settings["horizons"] = max(horizons, key=lambda turns: turns[-1])
     return settings
+
+
+def part_of(settings, *kinds):
+    """Those of the settings, {name: value}, that are fields of these dataclasses."""
+    names = {f.name for kind in kinds for f in fields(kind)}
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def begun(folder, given, same):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
     ValueError: a flag would make it another run. same: the fields that must not change."""
-    was = read_json(os.path.join(folder, "config.json"), {})
-    was = {name: tuple(x) if type(x) is list else x for name, x in was.items()}
+    was = read_settings(os.path.join(folder, "config.json"), {})
     for name in given.keys() & same if was else ():
         if given[name] != was.get(name):
             raise ValueError(f"--resume: {name}={given[name]!r}, but {folder} was begun with "
@@ -191,17 +197,9 @@ def begun(folder, given, same):
 # ---- the parts of a run -------------------------------------------------------------------------
 
 @dataclass
-class Notes:
-    """What the final table and the curve show; kept in every checkpoint."""
-    evaluations: list = field(default_factory=list)     # [(step, rates)], see greedy_and_sampled
-    control: dict = None      # the control's rates
-    warnings: list = field(default_factory=list)    # [(step, signal, sentence)]
-    written: dict = field(default_factory=dict)     # {name of a growing file: its bytes}
-
-
-@dataclass
 class Run:
-    """The parts of a run, and what it remembers from step to step."""
+    """The parts of a run, and what it remembers from step to step: REMEMBERED goes into every
+    checkpoint."""
     cfg: object                   # its flags
     folder: str
     worlds: list                  # rollout.World of each environment
@@ -214,10 +212,13 @@ class Run:
     critic_optimizer: object = None
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     began: float = 0.0            # when the process began, by time.perf_counter
-    step: int = 0                 # the next one
-    history: list = field(default_factory=list)       # a dict of metrics for each step
-    notes: Notes = field(default_factory=Notes)       # what the final table needs
     ending: bool = False          # SIGTERM came to this rank: see train.ends_after_step
+    control: dict = None          # the control's rates
+    step: int = 0                 # the next one
+    history: list = field(default_factory=list)         # a dict of metrics for each step
+    evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
+    warnings: list = field(default_factory=list)        # [(step, signal, sentence)]
+    written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
 
     @property
     def device(self):
@@ -232,6 +233,9 @@ class Run:
     @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
         return sum(line["seconds"] for line in self.history)
+
+
+REMEMBERED = ("step", "history", "evaluations", "warnings", "written")
 
 
 def open_worlds(policy, path, modules, clients, cfg):
@@ -255,12 +259,13 @@ def open_worlds(policy, path, modules, clients, cfg):
 
 
 def both_splits(worlds, families, n, seen=()):
-    """The tasks of each World's families -> ({world: ids of its training tasks}, [(world, id) of n
+    """The tasks of these families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
-    there."""
+    there. ValueError."""
     counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
     tasks, eval_tasks = {}, []
-    for world, own, count in zip(worlds, families, counts):
+    each = families_of([world.module for world in worlds], families)
+    for world, own, count in zip(worlds, each, counts):
         every = choose_tasks(world.module, "train", 0, own)
         tasks[world] = [t for t in every if (world.module.NAME, t) not in seen] or every
         eval_tasks += [(world, task) for task in choose_tasks(world.module, "test", count, own)]
@@ -324,12 +329,19 @@ def read_json(path, missing=None):
             raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
 
 
+def read_settings(path, missing=None):
+    """The same of flags: what JSON has as a list was a tuple."""
+    settings = read_json(path, missing)
+    return {name: tuple(x) if type(x) is list else x for name, x in settings.items()}
+
+
 def write_json(path, content):
     """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
-    with open(path + ".part", "w") as file:
+    aside = f"{path}.part"
+    with open(aside, "w") as file:
         json.dump(content, file, indent=1)
-    sync(path + ".part")
-    os.replace(path + ".part", path)
+    sync(aside)
+    os.replace(aside, path)
 
 
 def sync(*paths):
@@ -376,16 +388,6 @@ def full_weights(model):
             if k not in tied and not k.startswith("value_head")}
 
 
-def save_clone(policy, tokenizer, folder, settings):
-    """Write a cloned policy as a Hugging Face folder with its settings, by all ranks."""
-    weights = full_weights(policy)
-    with written_whole(folder) as aside:
-        if parallel.rank() == 0:
-            policy.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
-            write_json(str(aside / "clone.json"), settings)
-
-
 def trainer_state(run):
     """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
     which `restore` reads; of sharded ones this rank's rows."""
@@ -413,12 +415,11 @@ def save(run):
             else:
                 run.policy.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
-            if cloned_settings(run.start_model):    # how a tiny policy speaks goes with its weights
-                shutil.copy(os.path.join(run.start_model, "clone.json"), aside)
-            speaks = {f.name: getattr(run.cfg, f.name) for f in fields(Speaks)}
-            write_json(str(aside / "trainer.json"), dict(
-                step=run.step, speaks=speaks, seconds=time.perf_counter() - run.began,
-                notes=asdict(run.notes), history=run.history, tensors=len(state)))
+            write_json(aside / "defaults.json", model_settings(run.start_model)
+                       | part_of(vars(run.cfg), Speaks))
+            write_json(aside / "trainer.json", dict(
+                {name: getattr(run, name) for name in REMEMBERED},
+                seconds=time.perf_counter() - run.began, tensors=len(state)))
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -447,12 +448,9 @@ def restore(run, folder):
                     optimizer.state.pop(weights, None)      # without a gradient so far
         if kept:
             dcp.load(trainer_state(run), storage_reader=reader)
-    except torch.OutOfMemoryError:
-        raise                                           # the checkpoint is good
     except (Exception, dcp.CheckpointException) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{folder}/trainer cannot be read ({why}); delete {folder}, and --resume "
-                         "goes on from the checkpoint before") from error
-    run.step, run.history = memory["step"], memory["history"]
+        raise ValueError(f"{folder}/trainer cannot be read ({why}); where {folder} is damaged, "
+                         "delete it, and --resume goes on from the one before") from error
     run.began -= memory["seconds"]
-    vars(run.notes).update(memory["notes"])
+    vars(run).update({name: memory[name] for name in REMEMBERED})

@@ -24,29 +24,27 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoTokenizer
 
 import algos
 import metrics
 import parallel
-from agentevol import Clone, clone, learn, lesson, trajectories_of
+from agentevol import cloned, continue_cloning, tiny_clone
 from chat import FORMATS
 from client import connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
-from engine import check_model, from_pretrained
-from envs import open_envs
+from engine import check_model
+from envs import load_env, open_envs
 from lora import base_of, without_adapters
 from parallel import logprobs_under
-from rollout import Stats, progress, to_batch
+from rollout import progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, cloned_settings, last_checkpoint, model_defaults,
-                 one_sentence, open_folder, open_worlds, parse_flags, restore, save, tiny_settings)
+                 begun, both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
+                 parse_flags, part_of, restore, save, settings_for)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -65,7 +63,7 @@ def train(run):
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
         else:                                          #    nothing is learned in this step
-            batch, figures = None, Figures(entropy=sampled_entropy(played))
+            batch, figures = None, means_of(Counter(entropy=sampled_entropy(played)), [])
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, batch, stats, figures, seconds)
         run.step += 1
@@ -87,57 +85,33 @@ def current_horizon(run):
 
 
 def play_step(run, horizon):
-    """The step's trajectories, whole groups with their members adjacent, and Stats.
-
-    With --filter refill (DAPO's dynamic sampling) up to three more waves of tasks are played, as
-    long as too few groups teach something.
-    """
-    cfg, played, stats, began = run.cfg, [], Stats(), time.perf_counter()
+    """The step's trajectories, whole groups with their members adjacent, and Stats."""
+    cfg, began = run.cfg, time.perf_counter()
     counts = shares_of(cfg.tasks_per_step, len(run.worlds))
-    for wave in range(4 if cfg.filter == "refill" else 1):
-        seed = cfg.seed + 1_000_003 * wave
-        tasks = [(world, task) for world, count in zip(run.worlds, counts)
-                 for task in sample_tasks(run.tasks[world], count, run.step, seed)]
-        more, counted = parallel.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
-                                            key=(cfg.seed, run.step, wave))
-        played += more
-        stats += counted
-        if len(keep_groups(played, cfg)) == cfg.tasks_per_step * cfg.group_size:
-            break
+    tasks = [(world, task) for world, count in zip(run.worlds, counts)
+             for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed)]
+    played, stats = parallel.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
+                                        key=(cfg.seed, run.step, 0))
     stats.seconds["rollout"] = time.perf_counter() - began
     return played, stats
 
 
 def keep_groups(played, cfg):
-    """The trajectories to train on: groups chosen by their raw rewards, at most a step's worth."""
-    rewards, G = torch.tensor([t.reward for t in played]), cfg.group_size
-    if cfg.filter == "none":
-        kept = range(len(played) // G)
-    elif cfg.filter in ("varied", "refill"):
-        kept = algos.keep_varied(rewards, G).tolist()
-    elif cfg.filter == "uncertain":
-        kept = algos.keep_most_uncertain(rewards, G, cfg.keep).tolist()
-    else:
-        kept = algos.keep_top_p(rewards, G, cfg.keep).tolist()
-    return [t for g in kept for t in played[g * G:(g + 1) * G]][:cfg.tasks_per_step * G]
+    """The trajectories to train on: groups chosen by their raw rewards."""
+    G, rewards = cfg.group_size, torch.tensor([t.reward for t in played])
+    groups = FILTERS[cfg.filter](rewards, cfg).tolist()
+    return [t for g in groups for t in played[g * G:(g + 1) * G]]
 
 
 def credit(run, batch):
     """Fill in batch.advantages and .weights, .ref_logprobs with a KL, .values and .returns with a
-    critic. No gradient. Rewards are corrected first (length, KL), then compared.
-    """
+    critic. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
-    if cfg.importance_cap or run.policy.compute_dtype != torch.float32:
+    if run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
-    if cfg.importance_cap:
-        batch.weights = algos.importance_weights(batch.old_logprobs, batch.rollout_logprobs, mask,
-                                                 cfg.importance_cap)
-    if cfg.overlong_buffer:
-        penalty = algos.overlong_penalty(mask.sum(1), longest_episode(cfg), cfg.overlong_buffer)
-        batch.token_rewards = batch.token_rewards + penalty[:, None] * last_action(mask)
     if cfg.advantage in AT_END:         # the episode's return on its last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
@@ -167,31 +141,8 @@ def longest_episode(cfg):
 
 # ---- the update ---------------------------------------------------------------------------------
 
-@dataclass
-class Figures:
-    """Statistics of one update: means over its trained tokens, unless said."""
-    entropy: float = 0.0          # nats
-    kl: float = 0.0               # KL(pi_old || pi), k3; pi_old is the policy that sampled
-    mismatch: float = 0.0         # KL(sampler || trainer), k3, at the weights that sampled
-    clipped: float = 0.0          # share of tokens whose ratio the loss clips, on either side
-    clipped_high: float = 0.0     # share of tokens clipped above 1 + clip_high
-    clipped_low: float = 0.0      # share of tokens clipped below 1 - clip_low
-    value_loss: float = 0.0       # mean over the updates
-    grad_norm: float = 0.0        # before clipping; mean over the updates
-    skipped: int = 0              # updates that were not finite
-
-    @classmethod
-    def of(cls, sums, norms):
-        """From the sums of `part_loss` and the gradient norm of each update (NaN: skipped)."""
-        tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
-        high, low = sums["clipped_high"] / tokens, sums["clipped_low"] / tokens
-        return cls(sums["entropy"] / tokens, sums["kl"] / tokens, sums["mismatch"], high + low,
-                   high, low, sums["value_loss"] / len(norms), sum(finite) / max(len(finite), 1),
-                   skipped=len(norms) - len(finite))
-
-
 def update(run, batch):
-    """Gradient steps of the policy, and of the critic, on one batch -> Figures.
+    """Gradient steps of the policy, and of the critic, on one batch -> its figures, see `means_of`.
 
     The gradient of a mini-batch does not depend on how it is cut into micro-batches or dealt over
     the ranks: the weights are those of the whole mini-batch, and its parts are summed.
@@ -215,11 +166,22 @@ def update(run, batch):
                     sums[name] = sums[name] + x * real
             norms.append(optimizer_step(run, parallel.summed(total)))
     sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
-    return Figures.of(sums, norms)
+    return means_of(Counter(sums), norms)
+
+
+def means_of(sums, norms):
+    """What is watched of an update -> {name: number}, from the sums of `part_loss` and the gradient
+    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them."""
+    tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
+    means = {name: sums[name] / tokens for name in ("entropy", "kl", "clipped_high", "clipped_low")}
+    return means | dict(
+        clipped=means["clipped_high"] + means["clipped_low"], mismatch=sums["mismatch"],
+        value_loss=sums["value_loss"] / max(len(norms), 1),
+        grad_norm=sum(finite) / max(len(finite), 1), skipped=len(norms) - len(finite))
 
 
 def part_loss(run, part):
-    """-> (a micro-batch's loss, sums over its tokens for Figures).
+    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched).
 
     From here on tensors are flat, (A,): a number for each sampled token and none for the others.
     The weights are those of the whole mini-batch, so the losses of its parts are summed.
@@ -242,14 +204,15 @@ def part_loss(run, part):
         value_loss = (losses * part.value_weights[mask]).sum()
         total = total + (1.0 if run.critic else VALUE_COEF) * value_loss
     sums = part_figures(logprobs, old, advantages, rows, cfg)
-    mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())
+    mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())  # KL(sampler || trainer)
     return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach(),
                        mismatch=(mismatch * part.value_weights[mask]).sum())    # mean over tokens
 
 
 @torch.no_grad()
 def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
-    """What is watched of a micro-batch: {name: sum over its tokens}."""
+    """{name: sum over a micro-batch's tokens}: kl is k3 of KL(pi_old || pi), clipped_high and _low
+    count the tokens whose ratio the loss clips."""
     log_ratio = logprobs - old_logprobs
     if cfg.surrogate == "sequence":
         log_ratio = algos.row_mean(log_ratio, rows)
@@ -316,14 +279,13 @@ def ends_after_step(run):
 def setup(cfg, modules, clients, began):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
     the process began."""
-    families = families_of(modules, cfg.families)
     device = parallel.start(cfg.device, cfg.compute)
-    folder = open_folder(cfg.path, cfg)                 # behind what may be refused
+    folder = open_folder(cfg.path, cfg)
     last = last_checkpoint(folder)
-    start_model = cfg.model or cloned(cfg, folder, device)
+    start_model = cfg.model or cloned(tiny_clone(cfg), folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
-    splits = both_splits(worlds, families, cfg.eval_tasks)
+    splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
     if cfg.lora and base_of(start_model) == start_model:
         run.reference = without_adapters(policy)
@@ -342,30 +304,6 @@ def adamw(model, lr):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
                              betas=(0.9, 0.95), weight_decay=0.0,
                              fused=model.device.type == "cuda")    # without temporary tensors
-
-
-def cloned(cfg, folder, device):
-    """The folder of this run's tiny policy; it is cloned from experts if that was not done yet."""
-    out = os.path.join(folder, "clone")
-    if not any(parallel.gathered(os.path.exists(out))):
-        parallel.say(f"no --model: a tiny policy is cloned from the experts of {cfg.env}")
-        shared = {f.name: getattr(cfg, f.name) for base in (Worlds, Speaks, Machine)
-                  for f in fields(base)}
-        clone(Clone(seed=cfg.seed, horizon=cfg.horizons[-1],
-                    **shared | tiny_settings(cfg.env, Config).get("clone", {})), out, device)
-    return out
-
-
-def continue_cloning(folder, seconds, device):
-    """Continue cloning from `folder`, on the same demonstrations, for `seconds` -> policy."""
-    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
-    cfg = Clone(**cloned_settings(folder))
-    trajectories = trajectories_of(lesson(cfg, lambda text: None),
-                                   from_pretrained(AutoTokenizer, folder), cfg)
-    policy = parallel.load(folder, device, cfg)
-    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
-          seconds)
-    return policy.eval()
 
 
 # ---- learning rules -----------------------------------------------------------------------------
@@ -397,6 +335,12 @@ def critic_advantages(b, advantages, returns):
     return algos.masked_whiten(advantages, b.response_mask)
 
 
+FILTERS = {         # (rewards (B,), cfg) -> which groups are trained on
+    "none": lambda rewards, cfg: torch.arange(len(rewards) // cfg.group_size),
+    "varied": lambda rewards, cfg: algos.keep_varied(rewards, cfg.group_size),
+    "uncertain": lambda rewards, cfg: algos.keep_most_uncertain(rewards, cfg.group_size, cfg.keep),
+    "top_p": lambda rewards, cfg: algos.keep_top_p(rewards, cfg.group_size, cfg.keep),
+}
 AT_END = {"gae"}        # rules that are paid once, at the end; the others turn by turn
 TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
 VALUE_CLIP = 0.5        # values move at most so far from the old ones
@@ -431,7 +375,6 @@ WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the 
     "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
     "constant": lambda mask, cfg: algos.constant_weights(mask, longest_episode(cfg)),
 }
-TABLES = dict(algo=ALGOS, advantage=ADVANTAGES, surrogate=SURROGATES, weights=WEIGHTS)
 
 
 # ---- flags --------------------------------------------------------------------------------------
@@ -440,7 +383,7 @@ TABLES = dict(algo=ALGOS, advantage=ADVANTAGES, surrogate=SURROGATES, weights=WE
 class Config(Machine, Speaks, Plays, Worlds):
     # what is learned, and from what
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
-    algo: str = "grpo"            # a preset of the learning rule: see ALGOS in train.py
+    algo: ALGOS = "grpo"          # a preset of the learning rule
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
     seed: Natural = 0             # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
@@ -463,22 +406,20 @@ class Config(Machine, Speaks, Plays, Worlds):
     switch_every: tuple = (20,)   # steps per horizon, or the steps of the switches
 
     # the learning rule: set by --algo, each also by its own flag
-    advantage: str = "grpo"       # how it is estimated: see ADVANTAGES in train.py
-    surrogate: str = "token"      # token, or sequence (GSPO)
-    weights: str = "sequence"     # of tokens in the loss: token, sequence, sequence_sum, constant
-    filter: Literal["none", "varied", "refill", "uncertain", "top_p"] = "varied"  # groups to keep
-    keep: Share = 0.25            # share of groups (uncertain) or of summed std (top_p) to keep
+    advantage: ADVANTAGES = "grpo"     # how it is estimated
+    surrogate: SURROGATES = "token"    # the loss: one ratio a token, or a sequence (GSPO)
+    weights: WEIGHTS = "sequence"      # of tokens in the loss
+    filter: FILTERS = "varied"         # which groups to train on
+    keep: Share = 0.25            # share of groups (uncertain) or of summed std (top_p) kept
     clip_low: Share = 0.2         # the ratio is clipped below 1 - clip_low
     clip_high: Positive = 0.28    # the ratio is clipped above 1 + clip_high
     kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
     kl: Literal["k2", "k3", "reward"] = "k3"    # its estimator in the loss, or k1 in the reward
     entropy_coef: NonNegative = 0.0    # bonus for entropy, per nat
-    gamma: Share = 1.0            # discount per action token
-    lam: Share = 1.0              # GAE's lambda
+    gamma: Share = 1.0            # discount per action token: gae, turn_gae, reinforce_pp
+    lam: Share = 1.0              # GAE's lambda: gae, turn_gae
     critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
     critic_lr: Positive = 1e-3    # constant learning rate of a critic of its own
-    importance_cap: NonNegative = 0.0  # > 0: tokens weigh min(pi_old / pi_sampler, cap); 0: off
-    overlong_buffer: Natural = 0  # DAPO: action tokens before the limit over which a penalty rises
 
     # what is watched and kept
     eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
@@ -492,54 +433,30 @@ class Config(Machine, Speaks, Plays, Worlds):
                             f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
 
 
-# Flags that do nothing without another one: which, and whether it is there.
-NEEDS = dict(
-    keep=("--filter uncertain or top_p", lambda c: c.filter in ("uncertain", "top_p")),
-    kl=("--kl-coef", lambda c: c.kl_coef > 0),
-    lam=("a critic", lambda c: c.critic != "none"),
-    gamma=("a critic or --advantage reinforce_pp",
-           lambda c: c.critic != "none" or c.advantage == "reinforce_pp"),
-    critic_lr=("--critic own", lambda c: c.critic == "own"),
-    lora_alpha=("--lora", lambda c: c.lora > 0),
-    switch_every=("several --horizons", lambda c: len(c.horizons) > 1),
-)
-# What --resume may not change: the checkpoint would not fit, the flag would do nothing, or "before"
-# and "after" in the final table would measure two different things.
-SAME_ON_RESUME = ("env", "data", "families", "model", "algo", "seed", "horizons", "lora",
-                  "lora_alpha", "advantage", "surrogate", "critic", "eval_tasks",
-                  *(f.name for f in fields(Speaks)))
+# What --resume may change: how far the run goes, what is kept of it, by which machines.
+MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} | {
+    f.name for base in (Plays, Machine) for f in fields(base)}
 
 
 def preset(given, kind=Config):
-    """What --algo, the model, --env and --resume set where no flag says otherwise. ValueError."""
-    model, cfg = given.get("model", ""), kind(**given)
-    values = dict(TABLES["algo"].get(cfg.algo, {}))
-    if not model or cloned_settings(model):     # a tiny policy gets what the environment asks for
-        values |= tiny_settings(cfg.env, Config)
-        values.pop("clone", None)
-    if model:
-        values |= model_defaults(model) | ({} if cloned_settings(model) else dict(
-            lr=1e-5 if cfg.lora else 1e-6))     # "LoRA Without Regret" (2025): ten times
+    """What --algo, the model and --env set where no flag says otherwise, and with --resume the
+    flags that the run was begun with. ValueError."""
+    cfg = kind(**given)
+    values = ALGOS[cfg.algo] | part_of(settings_for(cfg.model, cfg.env), kind)
+    if cfg.model and cfg.lora:
+        values["lr"] = 1e-5             # ten times the rate: "LoRA Without Regret" (2025)
     if cfg.resume:
-        values = values | begun(cfg.path, given, SAME_ON_RESUME)
-    rule = SimpleNamespace(**vars(cfg) | values | given)
-    for name in given:
-        if name in NEEDS and not NEEDS[name][1](rule):
-            raise ValueError(f"--{name.replace('_', '-')} does nothing without {NEEDS[name][0]}")
+        values |= begun(cfg.path, given, {f.name for f in fields(kind)} - MAY_CHANGE)
     return values
 
 
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what would fail late or without a word.
     ValueError."""
-    for name, table in TABLES.items():
-        if getattr(cfg, name) not in table:
-            raise ValueError(f"{name}={getattr(cfg, name)!r}; known: {', '.join(table)}")
+    families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
-    for tasks in filter(None, (cfg.tasks_per_step, cfg.eval_tasks)):
-        shares_of(tasks, len(cfg.env.split(",")))       # refuses too few of them
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
         raise ValueError(f"group_size={cfg.group_size} with advantage={cfg.advantage}, filter="
@@ -547,17 +464,9 @@ def check(cfg):
     if (cfg.advantage in ("gae", "turn_gae")) != (cfg.critic != "none"):
         raise ValueError(f"advantage={cfg.advantage}, critic={cfg.critic}: gae and turn_gae need a "
                          "critic (own or shared), which nothing else uses")
-    for name, tokens in (("max_turn_tokens", cfg.max_context - 1),
-                         ("overlong_buffer", longest_episode(cfg))):
-        if getattr(cfg, name) > tokens:
-            raise ValueError(f"{name}={getattr(cfg, name)}: expected at most {tokens}, as many as "
-                             "max_context, max_turn_tokens and horizons leave")
-    if cfg.control:
-        settings = cloned_settings(cfg.model) if cfg.model else vars(cfg)
-        same = all(settings.get(x) == getattr(cfg, x) for x in ("env", "data", "families"))
-        if not same or "RANK" in os.environ:
-            raise ValueError("--control clones on, in one process, a policy that our cloning made "
-                             f"of these tasks; {cfg.model or 'this run'} is not that: leave it out")
+    if cfg.control and (cfg.model or "RANK" in os.environ):
+        raise ValueError("--control goes on with the cloning that a run without --model begins "
+                         "with, in one process: leave it out")
 
 
 def main(argv=None, kind=Config):
@@ -569,14 +478,13 @@ def main(argv=None, kind=Config):
         modules = open_envs(cfg.env, cfg.data)
         with connected(cfg.env_url, modules) as clients:    # under torchrun: servers for each rank
             run = setup(cfg, modules, clients, began)
-            if not run.notes.evaluations:       # else the run is resumed
+            if not run.evaluations:       # else the run is resumed
                 metrics.evaluate(run)
             with ends_after_step(run):
                 train(run)
             metrics.report(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                policy = continue_cloning(run.start_model, run.rl_seconds, run.device)
-                run.notes.control = metrics.greedy_and_sampled(run, policy)
+                run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
                 metrics.report(run)
 
 

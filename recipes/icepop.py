@@ -1,6 +1,7 @@
-"""Tokens on which an inexact sampler and the trainer disagree are masked, not clipped.
+"""An inexact sampler is corrected: tokens on which it and the trainer disagree weigh otherwise.
 
     python recipes/icepop.py --compute bfloat16                any flag of train.py
+    python recipes/icepop.py --rule tis --importance-cap 2
     python recipes/icepop.py --rule mis --importance-low 0 --importance-cap 3
 
 rho = pi_old / pi_sampler, both at the weights that sampled; pi_old is the trainer's. The masked
@@ -14,19 +15,25 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import train        # before torch: see there
 import torch
 
-import train
 from algos import check_aligned, importance_weights
+from parallel import logprobs_under
 from run import Positive, Share
 
 
 @dataclass
 class Config(train.Config):
     # an inexact sampler
-    rule: Literal["icepop", "mis"] = "icepop"   # rho of each token, or one for a whole episode
-    importance_low: Share = 0.5       # a rho below it counts as 0
-    importance_cap: Positive = 5.0    # a rho above it counts as 0
+    rule: Literal["icepop", "mis", "tis"] = "icepop"    # see RULES in recipes/icepop.py
+    importance_low: Share = 0.5       # icepop, mis: a rho below it counts as 0
+    importance_cap: Positive = 5.0    # icepop, mis: a rho above it counts as 0; tis: is cut to it
+
+
+def truncated_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
+    """min(rho, cap): (B, T). Truncated importance sampling; `low` is not used."""
+    return importance_weights(old_logprobs, rollout_logprobs, response_mask, cap)
 
 
 def masked_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
@@ -44,16 +51,20 @@ def sequence_masked_weights(old_logprobs, rollout_logprobs, response_mask, low, 
     return masked_weights(log_rho, torch.zeros_like(log_rho), response_mask, low, cap)
 
 
-RULES = {"icepop": masked_weights, "mis": sequence_masked_weights}
-clipped_credit = train.credit
+RULES = {"icepop": masked_weights, "mis": sequence_masked_weights, "tis": truncated_weights}
+plain_credit = train.credit
 
 
 def credit(run, batch):
-    """train.py's, which has pi_old computed since there is a cap; then this rule's weights."""
-    clipped_credit(run, batch)
-    cfg = run.cfg
-    batch.weights = RULES[cfg.rule](batch.old_logprobs, batch.rollout_logprobs,
-                                    batch.response_mask, cfg.importance_low, cfg.importance_cap)
+    """train.credit with the trainer's pi_old, also where it computes in 32 bit; then the weights
+    of this rule."""
+    cfg, sampled = run.cfg, batch.old_logprobs
+    if run.policy.compute_dtype == torch.float32:       # in 16 bit train.credit does it
+        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+    plain_credit(run, batch)
+    batch.rollout_logprobs = sampled
+    batch.weights = RULES[cfg.rule](batch.old_logprobs, sampled, batch.response_mask,
+                                    cfg.importance_low, cfg.importance_cap)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "kl_k3": TRAIN + "--kl-coef 0.1 --kl k3",
     "kl_reward": TRAIN + "--algo reinforce_pp --kl-coef 0.1 --kl reward",
     "filter_none": TRAIN + "--filter none",             # "varied" is in grpo
-    "filter_refill": TRAIN + "--filter refill",
+    "filter_refill": TRAIN.replace("train.py", "recipes/refill.py"),
     "filter_uncertain": TRAIN + "--filter uncertain --keep 0.5",
     "filter_top_p": TRAIN + "--filter top_p --keep 0.5",
     "window": TRAIN + "--context window",
@@ -83,8 +83,9 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     "plan": TALK + "clone_plan/policy --format plan --context window",
     "reflect": TALK + "clone_plan/policy --format reflect",
     "sokoban": TALK + "clone_sokoban/policy --env sokoban",
-    "importance_cap": TRAIN + "--importance-cap 2",
-    "overlong": TRAIN + "--overlong-buffer 78",
+    "importance_cap": TRAIN.replace("train.py", "recipes/icepop.py --rule tis")
+    + "--importance-cap 2",
+    "overlong": TRAIN.replace("train.py", "recipes/overlong.py") + "--overlong-buffer 78",
     "turn_gae": TRAIN + "--algo ppo --advantage turn_gae",
     "critic_shared": TRAIN + "--algo ppo --critic shared",
     "epochs": TRAIN + "--epochs 3",
@@ -98,8 +99,11 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     **{f"env_{env}": EVAL + f"--policy random --env {env}" for env in (
         "alfworld", "bandit", "maze", "sokoban", "textcraft", "textcraft_small", "wordle")},
 }
-# What a checkout of 2026-11 and before calls some flags.
-FORMER = {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"}
+# What older checkouts say for it, whose train.py holds a certain text: {text: {now: then}}.
+FORMER = {"kl_in:": {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"},
+          "overlong_buffer:": {"recipes/overlong.py": "train.py",
+                               "recipes/icepop.py --rule tis": "train.py"},
+          '"refill"': {"recipes/refill.py": "train.py --filter refill"}}
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
@@ -117,8 +121,8 @@ def enter(checkout, folder):
 def play(name):
     """Run a case in a folder of its own -> "", or the last line of its error."""
     case, checkout = CASES[name], Path(sys.path[0])
-    for now, then in FORMER.items():
-        if "kl_in:" in (checkout / "train.py").read_text():
+    for text, words in FORMER.items():
+        for now, then in words.items() if text in (checkout / "train.py").read_text() else ():
             case = case.replace(now, then)
     script, *flags = case.split()
     script, side = os.path.join(sys.path[0], script), Path.cwd()
@@ -134,8 +138,9 @@ def play(name):
         if name == "resume":
             shutil.rmtree("runs/run/step_5")
             command(script, [*flags, "--resume"])
-        # What a checkout reads in clone.json is its own affair: both get a model without.
-        Path("policy/clone.json").unlink(missing_ok=True)
+        # Which defaults a checkout hands on with a policy is its own affair: both get one without.
+        for file in ("policy/clone.json", "policy/defaults.json"):
+            Path(file).unlink(missing_ok=True)
     except (Exception, SystemExit) as error:
         if getattr(error, "code", "") != 2:         # argparse has printed its sentence
             traceback.print_exc()
@@ -147,6 +152,7 @@ def play(name):
 
 def command(script, flags):
     """`python script flags`, without importing torch once more."""
+    sys.modules.pop("train", None)              # a recipe has changed it
     sys.argv = [script, *flags]
     runpy.run_path(script, run_name="__main__")
 

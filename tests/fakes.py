@@ -277,7 +277,7 @@ def save_policy(folder):
 
 SMALL = dict(env="toy", steps=2, tasks_per_step=4, group_size=4, mini_batches=2, horizons=(2, 3),
              switch_every=(2,), max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=8,
-             save_every=100, lr=1e-2, critic_lr=1e-2, device="cpu", control=False)
+             save_every=100, lr=1e-2, critic_lr=1e-2, device="cpu")
 
 
 def config(model, algo="grpo", **flags):
@@ -285,12 +285,8 @@ def config(model, algo="grpo", **flags):
 
 
 def command(**flags):
-    """Flags of train.py for a small run of the toy, without those that would change nothing."""
-    flags = dict(format="act") | flags                  # a chat model's is another
-    rule = SMALL | train.ALGOS[flags.get("algo", "grpo")] | flags
-    idle = {name for name, (_, there) in train.NEEDS.items()
-            if name not in flags and not there(train.Config(**rule))} | {"control"} - {*flags}
-    return flags_of(**{k: v for k, v in (SMALL | flags).items() if k not in idle})
+    """Flags of train.py for a small run of the toy."""
+    return flags_of(**SMALL | dict(format="act") | flags)       # a chat model's form is another
 
 
 def flags_of(**flags):

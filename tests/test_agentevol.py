@@ -28,23 +28,19 @@ import metrics
 import parallel
 import train
 from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
-                       reward, successes, tokenizer_of, trajectories_of)
+                       reward, successes, tiny_clone, tokenizer_of, trajectories_of)
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
 from engine import load_policy, make_policy
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
-from fakes import make_known, token_logprobs
+from fakes import config, make_known, started, token_logprobs
+from recipes import clone_observations
 from rollout import Stats, Trajectory, World, to_batch
-from run import CHAT_MODEL
-from train import continue_cloning
+from run import CHAT_MODEL, Speaks
 
 CPU = torch.device("cpu")
 SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
               vocabulary=300, lr=1e-2)
-
-
-def quiet(text):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def tokenizer(demos):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, str(out), CPU, say=quiet)
+    clone(SMALL, lesson(SMALL), str(out), CPU)
     return str(out)
 
 
@@ -131,22 +127,14 @@ def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, mo
     assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (dict(env="nowhere"), "unknown environment 'nowhere'; there are: .*maze"),
-    (dict(families="depth 9"), r"no families \['depth 9'\]; known: textcraft_small: depth 1")])
-def test_lesson_says_what_is_wrong(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        lesson(Clone(**{**vars(SMALL), **change}), quiet)
-
-
 def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
     cfg = replace(SMALL, families="depth 2", n=5)
-    demos, again = lesson(cfg, quiet), lesson(cfg, quiet)
+    demos, again = lesson(cfg), lesson(cfg)
     wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
     chosen = [demo["task_id"] for demo in demos]
     assert len({*chosen} & {*wanted}) == 5 and max(chosen) > wanted[len(wanted) // 2]
     assert demos == again == demonstrations("textcraft_small", chosen, 5, SMALL.skill, SMALL.seed)
-    assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1), quiet)] != chosen
+    assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1))] != chosen
 
 
 def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
@@ -154,10 +142,10 @@ def test_lesson_is_rank_0s_on_all_ranks(monkeypatch):
     monkeypatch.setattr(parallel, "gathered", lambda thing: ["rank 0's", thing])
     assert parallel.by_first(len, "abc") == "rank 0's"
     monkeypatch.setattr(parallel, "rank", lambda: 1)
-    assert parallel.by_first(lesson, replace(SMALL, demos="absent.json"), quiet) == "rank 0's"
+    assert parallel.by_first(lesson, replace(SMALL, demos="absent.json")) == "rank 0's"
 
 
-def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch):
+def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch, capsys):
     """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
     skills = []
 
@@ -165,13 +153,13 @@ def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypat
         skills.append(skill)
         return [dict(env=name, success=True) for _ in tasks[:count]]
     monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
-    said = []
     cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=0.6)
-    counts = Counter(demo["env"] for demo in lesson(cfg, said.append))
+    counts = Counter(demo["env"] for demo in lesson(cfg))
+    said = capsys.readouterr().out.splitlines()
     assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
     assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1"
                               f", {len(wordle.TRAIN)} succeed")
-    counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze"), quiet))
+    counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze")))
     assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
 
 
@@ -224,14 +212,6 @@ WORDS = ["", " ", "  two  spaces ", "\n\n\t", "get 2 bone", "GET2BONE", "naïve 
          "🎲🚪", "e\u0301 is not é", "\u200b\ufeff", "don't", "a" * 300, "1234567", "a.b", "\r\n"]
 
 
-def test_the_tokenizer_loses_nothing(tokenizer):
-    rng = random.Random(0)
-    for text in WORDS + [unicode_text(rng) for _ in range(300)]:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.decode(ids) == text
-        assert all(0 <= i < len(tokenizer) for i in ids)
-
-
 def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
     seen = "#_P_#\n#XOG#\nYou have 2 left.\nThis is no row: #_#"
     tokenizer = make_tokenizer([seen], 300, r"^#.*\n?|You have .*")
@@ -243,8 +223,8 @@ def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
 
 def test_the_tokenizer_is_the_same_after_a_save(folder, tmp_path):
     """Beside a config.json that says qwen2 AutoTokenizer once put Qwen's own splitting."""
-    cfg = Clone(**json.load(open(f"{folder}/clone.json")))
-    demos = lesson(cfg, quiet)
+    cfg = Clone(**json.load(open(f"{folder}/defaults.json"))["cloned"])
+    demos = lesson(cfg)
     texts = [text for demo in demos for turn in demo["turns"] for text in (turn[0], turn[2])]
     made, loaded = tokenizer_of(demos, cfg), AutoTokenizer.from_pretrained(folder)
     assert made.get_vocab() == make_tokenizer(texts, cfg.vocabulary).get_vocab()
@@ -290,25 +270,8 @@ def test_make_policy_is_a_function_of_its_seed():
 
 def imitate(policy, trajectories, steps, batch, lr, seed, **more):
     """`learn` of demonstrations that all weigh 1."""
-    cfg = replace(SMALL, batch=batch)
-    learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, cfg, seed,
-          **dict(say=quiet) | more)
-
-
-def test_learn_counts_the_replies_tokens_and_no_others(demos, folder):
-    """The first loss it prints, against transformers' own forward, one episode after the other."""
-    trajectories = trajectories_of(demos[:4], AutoTokenizer.from_pretrained(folder), SMALL)
-    stock, said = AutoModelForCausalLM.from_pretrained(folder), []
-    surprise = count = 0
-    for t in trajectories:
-        with torch.no_grad():
-            logprobs = stock(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
-        for at, (token, sampled) in enumerate(zip(t.token_ids, t.response_mask)):
-            if sampled:
-                surprise -= logprobs[at - 1, token].item()
-                count += 1
-    imitate(load_policy(folder), trajectories, 1, 4, 1e-3, seed=0, say=said.append)
-    assert float(said[0].split("loss ")[1].split()[0]) == pytest.approx(surprise / count, abs=6e-4)
+    learn(policy, trajectories, [1.0] * len(trajectories), steps, lr, replace(SMALL, batch=batch),
+          seed, **more)
 
 
 def watched(monkeypatch, policy, trajectories, *arguments):
@@ -379,16 +342,18 @@ def test_learn_ends_when_its_seconds_are_over(demos, tokenizer, monkeypatch):
     assert len(rates) == 20 and rates[10] == pytest.approx(0.55e-3)     # half of the way
 
 
-def test_continue_cloning_is_gentler_and_in_another_order(folder, monkeypatch):
+def test_continue_cloning_is_gentler_and_in_another_order(url, model, here, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
-    monkeypatch.setattr(train, "learn", lambda policy, trajectories, *rest: calls.append(
+    monkeypatch.setattr(agentevol, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
-    continue_cloning(folder, 7.5, CPU)
+    run = started(url, config(model))
+    run.history = [dict(seconds=3.5), dict(seconds=4.0)]
+    agentevol.continue_cloning(run)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
-    assert tasks == [d["task_id"] for d in lesson(SMALL, quiet)] and weights == [1.0] * 24
-    assert (cfg.batch, seconds) == (8, 7.5)
-    assert lr == pytest.approx(SMALL.lr / 4) and seed != SMALL.seed
+    assert tasks == [d["task_id"] for d in lesson(tiny_clone(run.cfg))] and weights == [1.0] * 20
+    assert (cfg.n, cfg.steps, cfg.width, cfg.horizon, seconds) == (20, 12, 32, 3, 7.5)
+    assert lr == pytest.approx(Clone.lr / 4) and seed != run.cfg.seed
 
 
 # ---- a weighted step ----------------------------------------------------------------------------
@@ -415,7 +380,7 @@ def toy_policy():
     return make_policy(12, 8, 1, 2, seed=3)
 
 
-def one_step(trajectories, weights, **settings):
+def one_step(trajectories, weights, learn_step=learn_step, **settings):
     """`learn_step` on these -> (its loss, the gradients that the optimizer was given)."""
     policy, grads = toy_policy(), {}
     optimizer = SimpleNamespace(zero_grad=policy.zero_grad, step=lambda: grads.update(
@@ -441,9 +406,11 @@ def by_hand(factors, observations=0.0):
 
 @pytest.mark.parametrize("micro_tokens, observations", [(1, 0.0), (9, 0.3), (8192, 0.0),
                                                         (8192, 1.0)])
-def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observations):
-    """Of the replies' tokens, and with observations also of those that are read."""
-    loss, grads = one_step(*zip(*WEIGHED), micro_tokens=micro_tokens, observations=observations)
+def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observations, monkeypatch):
+    """Of the replies' tokens, and in the recipe also of those that are read."""
+    monkeypatch.setenv("OBSERVATIONS", str(observations))
+    step = clone_observations.learn_step if observations else learn_step
+    loss, grads = one_step(*zip(*WEIGHED), step, micro_tokens=micro_tokens)
     expected, own = by_hand(FACTORS, observations)
     norm = sum(g.square().sum() for g in own.values()).sqrt().item()
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -498,7 +465,7 @@ class Played:
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
                      | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
-                                   start_model="base", notes=runs.Notes())
+                                   start_model="base", evaluations=[])
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(parallel, "load", lambda path, *_: self.loaded.append(path) or "fresh")
         monkeypatch.setattr(agentevol, "learn", self.learn)
@@ -513,7 +480,7 @@ class Played:
 
     def evaluate(self, run):
         self.now += 50
-        run.notes.evaluations.append((run.step, {}))
+        run.evaluations.append((run.step, {}))
 
 
 BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
@@ -546,7 +513,7 @@ def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, pol
     for m, (*_, (steps, lr, cfg, seed)) in enumerate(played.learned):
         assert (steps, lr, cfg, seed) == (7, 0.5, played.run.cfg, 31 + m)   # another order each
     assert played.saved == [1, 2] and played.run.step == 2
-    assert [step for step, _ in played.run.notes.evaluations] == [1, 2]
+    assert [step for step, _ in played.run.evaluations] == [1, 2]
 
 
 def test_evolve_records_what_it_explored_kept_and_found_on_held_out_tasks(monkeypatch):
@@ -600,13 +567,6 @@ def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch)
         explore(run)
     assert [group_size for _, group_size, *_ in asked] == [4, 1, 2, 2, 2]
     assert [key for *_, key in asked] == [(5, m, 0) for m in range(5)]
-
-
-def test_explore_leaves_out_what_is_only_evaluated(monkeypatch):
-    run, asked = explorer(monkeypatch, lambda *_: 0.0, envs=("toy", "sums", "maze"),
-                          unexplored="sums")
-    explore(run)
-    assert {name for name, *_ in asked[0][0]} == {"toy", "maze"}
 
 
 # ---- whole runs ---------------------------------------------------------------------------------
@@ -663,41 +623,26 @@ def test_setup_explores_beyond_the_demonstrations_or_all_again(url, model, here)
 
 
 def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
-    """From nothing, with the control and the picture: the folder of a run like train.py's."""
+    """From nothing, with the picture: the folder of a run like train.py's."""
     monkeypatch.chdir(tmp_path)
-    script(monkeypatch, url, "evolve", "--control", out="e/", **TINY)
+    script(monkeypatch, url, out="e/", **TINY)
     assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
-        "clone", "config.json", "curve.png", "demonstrations.json", "metrics.jsonl", "result.json",
-        "samples.txt", "step_1", "step_2"]
+        "clone", "config.json", "curve.png", "metrics.jsonl", "result.json", "samples.txt",
+        "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
     assert [[step, rates["greedy"]["success"], rates["sampled"]["success"]]
             for step, rates in result["evaluations"][1:]] == [
         [line["step"] + 1, line["held_out_greedy"], line["held_out"]] for line in lines]
-    assert result["control"]["greedy"]["n"] == 8 and result["players"]["expert"]["success"] == 1
+    assert result["players"]["expert"]["success"] == 1
     assert {line["random"] for line in lines} == {result["players"]["random"]["success"]}
     out = capsys.readouterr().out
     assert "toy: 8 demonstrations of 8 wanted, skill 1, 8 succeed" in out
-    for row in ("before", "after AgentEvol", "control: more", "random player", "expert player"):
+    for row in ("before", "after AgentEvol", "random player", "expert player"):
         assert re.search(rf"^{row}", out, re.MULTILINE)
-    kept = json.load(open("e/step_2/clone.json"))           # a policy that our cloning made
-    assert kept == json.load(open("e/clone/clone.json")) and kept["n"] == 8
-
-
-def test_control_learns_from_the_demonstrations_for_as_many_steps(url, model, here, monkeypatch):
-    calls, real = [], agentevol.learn
-
-    def noting(policy, data, weights, steps, lr, *rest, **more):
-        calls.append(([t.task_id for t in data], weights, steps, lr))
-        return real(policy, data, weights, min(steps, 1), lr, *rest, **more)
-    monkeypatch.setattr(agentevol, "learn", noting)
-    script(monkeypatch, url, "evolve", "--control", out="e", model=model, **TINY)
-    assert len(calls) == 4                                  # cloning, two iterations, the control
-    own = calls[0][0]
-    assert len({*own}) == 8 and calls[0] == (own, [1.0] * 8, 2, 1e-3)
-    assert all(tasks[:8] == own and (steps, lr) == (3, 3e-3) for tasks, _, steps, lr in calls[1:3])
-    assert calls[3] == (own, [1.0] * 8, 2 * 3, 3e-3)
+    kept = json.load(open("e/step_2/defaults.json"))
+    assert kept == json.load(open("e/clone/defaults.json")) and kept["cloned"]["n"] == 8
 
 
 def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, monkeypatch, capsys):
@@ -720,8 +665,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("start", ["last", pytest.param("base", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, monkeypatch):
-    """Killed before the first iteration, in its learning, in a checkpoint, in the final report.
-    The demonstrations are those of the run, whatever the experts would play now."""
+    """Killed before the first iteration, in its learning, in a checkpoint, in the final report."""
     flags = dict(model=model, start=start, **TINY | dict(iterations=3))
     script(monkeypatch, url, out="whole", **flags)
     for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
@@ -738,7 +682,6 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             if name == "explore":
                 script(monkeypatch, url, out="e", **flags)
             else:
-                patch.setattr(agentevol, "demonstrations", None)
                 script(monkeypatch, url, "evolve", "--resume", out="e")
     script(monkeypatch, url, "evolve", "--resume", out="e")
     mine, its = weights_of("e/step_3"), weights_of("whole/step_3")
@@ -753,7 +696,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
 
 
 @pytest.mark.parametrize("name, value", [("samples", (2,)), ("seed", 1), ("start", "last"),
-                                         ("learn_lr", 0.5), ("unexplored", "maze")])
+                                         ("learn_lr", 0.5), ("env", "maze")])
 def test_resume_refuses_what_would_be_another_run(name, value, url, here, monkeypatch):
     cfg = Evolve(**TINY, out="e")
     os.mkdir("e")
@@ -805,9 +748,8 @@ def test_two_ranks_are_one(url, model, here, capfd):
             torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
     before = weights_of(model)
     assert any((alone[key] - before[key]).abs().max() > 1e-4 for key in alone)
-    assert len(re.findall("no --model: a tiny policy is cloned", out)) == 1
-    assert len(re.findall("a Llama of .*M weights, 2", out)) == 1
-    assert os.path.exists("runs/t2/clone/clone.json") and os.path.exists("runs/t2/result.json")
+    assert len(re.findall("no --model: cloned is a Llama of .*M random weights, 2", out)) == 1
+    assert os.path.exists("runs/t2/clone/defaults.json") and os.path.exists("runs/t2/result.json")
 
 
 # ---- several environments -----------------------------------------------------------------------
@@ -815,16 +757,18 @@ def test_two_ranks_are_one(url, model, here, capfd):
 def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
-    base_set = clone(cfg, str(tmp_path / "both"), CPU, say=quiet)
-    assert [t.env for t in base_set] == ["maze"] * 4 + ["textcraft_small"] * 4
+    demos = lesson(cfg)
+    clone(cfg, demos, str(tmp_path / "both"), CPU)
+    assert [demo["env"] for demo in demos] == ["maze"] * 4 + ["textcraft_small"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
+    base_set = trajectories_of(demos, tokenizer, cfg)
     for word in ("move up", "craft"):
         assert len(tokenizer.encode(word)) == 1
     for name in ("maze", "textcraft_small"):            # each trajectory as it would be by itself
         alone = replace(cfg, env=name)
-        own = trajectories_of(lesson(alone, quiet), tokenizer, alone)
+        own = trajectories_of(lesson(alone), tokenizer, alone)
         assert own == [t for t in base_set if t.env == name]
-    assert json.load(open(tmp_path / "both/clone.json"))["env"] == "maze,textcraft_small"
+    assert json.load(open(tmp_path / "both/defaults.json"))["cloned"]["env"] == cfg.env
 
 
 ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horizons=(3, 9)),
@@ -859,10 +803,11 @@ def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
 
 def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     chat = flags_of(monkeypatch, f"--env toy --model {model}", Evolve)
-    assert {name: getattr(chat, name) for name in CHAT_MODEL} == CHAT_MODEL
+    assert runs.part_of(vars(chat), Speaks) | runs.part_of(CHAT_MODEL, Speaks) == runs.part_of(
+        vars(chat), Speaks)
     assert (chat.lr, chat.learn_lr) == (1e-5, 1e-5)
-    runs.write_json(str(tmp_path / "clone.json"), vars(Clone(
-        format="think", context="window", max_turn_tokens=99, max_context=700)))
+    runs.write_json(str(tmp_path / "defaults.json"), dict(
+        format="think", context="window", max_turn_tokens=99, max_context=700))
     own = flags_of(monkeypatch, f"--env toy --model {tmp_path}", Evolve)      # of our own cloning
     assert (own.format, own.context, own.max_turn_tokens, own.max_context) == (
         "think", "window", 99, 700)
@@ -879,11 +824,8 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
-    ("clone --n 0", "n=0: a tiny policy and --control learn from demonstrations"),
-    ("evolve --env maze,wordle --eval-tasks 1", "1 tasks for 2 environments: some .* none"),
-    ("evolve --unexplored maze", "unexplored='maze': expected some of textcraft_small, not all"),
-    ("evolve --env maze --unexplored maze", "unexplored='maze': expected some of maze, not all"),
-    ("evolve --model ./absent", "./absent: no folder or hub id"),
+    ("clone --n 0", "n=0: a tiny policy learns from demonstrations; give --n 1"),
+    ("evolve --model ./absent", "./absent: no such folder"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),

@@ -74,7 +74,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
-    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9), lambda text: None)
+    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
     assert [item["item_id"] for item in items] == [f"{name}_{demo['task_id']}" for demo in played]
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
@@ -203,43 +203,27 @@ TURNS = '"(human|gpt)": human and gpt speak by turns'
 
 @pytest.mark.parametrize("items, sentence", [
     ([ITEM, "maze_3"], "item 1: it is 'maze_3'; expected an object with item_id and conversations"),
-    ([ITEM, None], "item 1: it is None; expected an object with item_id and conversations"),
     (changed(lambda item, c: item.pop("item_id")),
      'item 1: item_id is None; expected "<environment>_<number>"'),
-    (changed(lambda item, c: item.update(item_id=7)), "item 1: item_id is 7; expected"),
-    (changed(lambda item, c: item.update(item_id="maze")), "item 1: item_id is 'maze'; expected"),
     (changed(lambda item, c: item.update(item_id="maze_x")), "item_id is 'maze_x'; expected"),
     (changed(lambda item, c: item.update(conversations=None)),
      r"item 1 \(maze_3\): conversations is None; expected a list of two messages or more"),
     (changed(lambda item, c: c.clear()), r"conversations is \[\]; expected a list of two"),
-    (changed(lambda item, c: item.update(conversations={})), "conversations is {}; expected a"),
-    (changed(lambda item, c: item.update(conversations="hi")), "conversations is 'hi'; expected"),
     (changed(lambda item, c: c.insert(2, "hi")),
      r"item 1 \(maze_3\): conversations\[2\] is 'hi'; expected an object with from, value, loss"),
     (changed(lambda item, c: c.pop(3)),
      rf"conversations\[3\].from is 'human'; expected {TURNS}"),
-    (changed(lambda item, c: c.pop(0)), rf"conversations\[0\].from is 'gpt'; expected {TURNS}"),
-    (changed(lambda item, c: c[4].update({"from": "user"})),
-     rf"conversations\[4\].from is 'user'; expected {TURNS}"),
     (changed(lambda item, c: c[4].pop("from")), rf"conversations\[4\].from is None; exp.*{TURNS}"),
-    (changed(lambda item, c: c[3].pop("value")),
-     r"conversations\[3\].value is None; expected a text"),
     (changed(lambda item, c: c[2].update(value=["first"])),
      r"conversations\[2\].value is \['first'\]; expected a text"),
-    (changed(lambda item, c: c[3].update(loss="yes")),
-     r"conversations\[3\].loss is 'yes'; expected false or null, or true"),
     (changed(lambda item, c: c[3].update(loss=1)), r"conversations\[3\].loss is 1; expected"),
-    (changed(lambda item, c: c[5].update(loss=0.0)), r"conversations\[5\].loss is 0.0; expected"),
     (changed(lambda item, c: c[2].update(loss=True)),
      r"conversations\[2\].loss is True; expected false or null$"),
     (changed(lambda item, c: [m.update(loss=False) for m in c]),
      r"item 1 \(maze_3\): loss of gpt's is \[False, False, False\]; expected a true"),
-    (changed(lambda item, c: [m.pop("loss") for m in c]), "loss of gpt.s is .None, None, None.;"),
     (ITEM, r"f.json: {'item_id': 'maze_3', .*; expected a list of one item or more"),
     ([], r"f.json: \[\]; expected a list of one item or more"),
-    ("", "f.json: no JSON file: .*; expected a list of trajectories as in AgentTraj-L"),
     ('[{"item_id": "maze_3"', "f.json: no JSON file: .*; expected a list of trajectories"),
-    ('{"item_id": "maze_3"}\n{"item_id": "maze_4"}', "f.json: no JSON file: Extra data: line 2"),
     ("[" * 100_000, "f.json: no JSON file: .*recursion"),
 ])
 def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_path, monkeypatch):
@@ -280,17 +264,6 @@ def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, styl
     shown = tokenizer.decode(trajectory.token_ids)
     assert all(text in shown for text in ("first", "Action:\na", "second", "Action:\nb"))
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
-
-
-@pytest.mark.parametrize("kind", ["chatml", "headed", "tiny"])
-def test_imitated_of_a_file_is_the_templates_own_rendering(kind, tmp_path):
-    tokenizer = chat_tokenizer(kind)
-    (trajectory,), _ = imitate([ITEM], tmp_path, tokenizer=tokenizer)
-    messages = [dict(role=("user", "assistant")[i % 2], content=message["value"])
-                for i, message in enumerate(ITEM["conversations"][:6])]
-    shown = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert shown.startswith(tokenizer.decode(trajectory.token_ids))
-    assert tokenizer.decode(trajectory.token_ids).endswith("Action:\nb" + tokenizer.decode([0]))
 
 
 def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
@@ -450,8 +423,8 @@ def test_clone_trains_on_a_file(style, env, tmp_path, monkeypatch, capsys):
         "--max-turn-tokens", "200", "--max-context", "9000"])
     agentevol.main()
     assert f"mine.json: 5 demonstrations of {env}" in capsys.readouterr().out
-    settings = json.load(open("policy/clone.json"))
-    assert (settings["demos"], settings["format"]) == ("mine.json", style)
-    again = lesson(Clone(**settings), lambda text: None)
+    settings = json.load(open("policy/defaults.json"))
+    assert (settings["cloned"]["demos"], settings["format"]) == ("mine.json", style)
+    again = lesson(Clone(**settings["cloned"]))
     assert [demo["task_id"] for demo in again] == [
         *{"maze": maze, "textcraft_small": textcraft_small}[env].TRAIN[:5]]

@@ -509,12 +509,6 @@ def test_keep_top_p_by_hand():
     assert algos.keep_top_p(tensor(0, 1, 0, 1, 1, 1), 2, 0.5).tolist() == [0]
 
 
-def test_overlong_penalty_by_hand():
-    # free up to 100 - 20 = 80; 90 is 10 / 20 into the buffer; beyond 100 it grows no further
-    got = algos.overlong_penalty(torch.tensor([0, 80, 90, 95, 100, 140]), 100, 20)
-    same(got, [0, 0, -0.5, -0.75, -1, -1])
-
-
 def test_kl_penalised_rewards_by_hand():
     old, ref = tensor([-1, NAN, -2]).requires_grad_(), tensor([-3, -1, -1])   # k1 = 2, -, -1
     got = algos.kl_penalised_rewards(tensor([0, 4, 1]), old, ref, tensor([1, 0, 1]), 0.1)

@@ -29,7 +29,7 @@ from envs import frozenlake, maze, textcraft_small, wordle
 from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
 from eval import Config, figures_of, rows_of, run, table
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
-from run import (Count, Natural, NonNegative, Positive, Share, model_defaults,
+from run import (CHAT_MODEL, Count, Natural, NonNegative, Positive, Share, model_settings,
                  parse_flags)
 from chat import Agent, make_tokenizer
 from recipes import suites
@@ -632,10 +632,10 @@ def test_parse_flags_checks_ranges(name, taken, refused, words, capsys):
 
 
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path, monkeypatch):
-    assert model_defaults(model) == dict(format="react", max_turn_tokens=512, max_context=8192)
+    assert model_settings(model) == CHAT_MODEL
     seen = []
     monkeypatch.setattr(evaluation, "run", seen.append)
-    (tmp_path / "clone.json").write_text(json.dumps(dict(
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(
         env="maze", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
     for flags in ([model], [str(tmp_path)], [str(tmp_path), "--format", "act"]):
         monkeypatch.setattr(sys, "argv", ["eval.py", "--env", "maze", "--model", *flags])

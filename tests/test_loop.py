@@ -6,11 +6,13 @@ beside arithmetic or a slow loop.
 """
 import json
 import math
+import re
 import statistics
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -193,16 +195,6 @@ def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_ste
     assert {*keys[:4]} == {keys[0]} != {keys[4]}
 
 
-def test_keep_groups_of_refill_keeps_no_more_than_a_steps_worth(url, model, monkeypatch):
-    def wave(*_, **__):         # 3 of 4 groups teach something
-        return fakes([0, 1, 1, 0, 0.5, 0.5, 0, 1]), Stats()
-    monkeypatch.setattr(parallel, "play_tasks", wave)
-    run = started(url, config(model, tasks_per_step=4, group_size=2, filter="refill"))
-    played, _ = train.play_step(run, 2)
-    assert len(played) == 16                                # two waves, with 6 such groups
-    assert train.keep_groups(played, run.cfg) == [*played[0:4], *played[6:10]]
-
-
 # ---- two environments ---------------------------------------------------------------------------
 
 def envs_of(play):
@@ -277,7 +269,7 @@ def test_player_rate_by_hand(monkeypatch):
 def test_both_splits_keeps_to_what_a_server_knows(url):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]), known=known)
                     for name, known in (("toy", {3, 5, 41}), ("sums", None)))
-    assert train.both_splits([toys, others], ["", "two"], 6) == (
+    assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])
 
@@ -295,18 +287,6 @@ def test_every_update_of_the_policy_has_the_rate_of_its_step(ppo):
 
 def test_every_update_of_the_critic_has_its_own_constant_rate(ppo):
     assert [u.lrs for u in ppo.of("critic")] == [[CRITIC_RATE]] * 2 * STEPS
-
-
-def test_set_learning_rate_reaches_every_group_of_parameters():
-    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    optimizer = torch.optim.AdamW([dict(params=[w]) for w in weights], lr=1.0)
-    run = SimpleNamespace(cfg=SimpleNamespace(lr=0.5, lr_end=0.2, steps=5), optimizer=optimizer)
-    for run.step, rate in enumerate((0.5, 0.4, 0.3, 0.2, 0.1)):
-        train.set_learning_rate(run)
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 3)
-    run.step, run.cfg.steps = 0, 1                          # of a single step: the first rate
-    train.set_learning_rate(run)
-    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 # ---- the update ---------------------------------------------------------------------------------
@@ -410,28 +390,18 @@ def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
     torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
 
 
-PRESETS = {     # as the papers have it: advantage, weights, critic, filter, clip low and high
-    "grpo": ("grpo", "sequence", "none", "varied", 0.2, 0.28),
-    "dr_grpo": ("dr_grpo", "constant", "none", "varied", 0.2, 0.2),
-    "rloo": ("rloo", "sequence_sum", "none", "none", 0.2, 0.2),
-    "ppo": ("gae", "token", "own", "none", 0.2, 0.2),
-    "reinforce_pp": ("reinforce_pp", "token", "none", "none", 0.2, 0.2),
-    "reinforce_pp_baseline": ("reinforce_pp_baseline", "token", "none", "none", 0.2, 0.2),
-    "gigpo": ("gigpo", "token", "none", "none", 0.2, 0.2),
-    "mt_grpo": ("mt_grpo", "sequence", "none", "none", 0.2, 0.2),
-    "gspo": ("grpo", "sequence", "none", "varied", 3e-4, 4e-4),
-    "starpo": ("gae", "token", "own", "none", 0.2, 0.2),
-    "starpo_s": ("gae", "token", "own", "uncertain", 0.2, 0.28)}
-
-
-def test_presets_are_the_papers():
-    for name, preset in train.ALGOS.items():
-        c = train.Config(**preset)
-        assert PRESETS[name] == (c.advantage, c.weights, c.critic, c.filter, c.clip_low,
-                                 c.clip_high), name
-        assert (c.surrogate == "sequence") == (name == "gspo")
-        assert (c.kl_coef, c.kl) == ((0.001, "reward") if name == "starpo" else (0, "k3"))
-        assert c.entropy_coef == (0.001 if name.startswith("starpo") else 0)
+def test_presets_are_what_the_documentation_says():
+    """In docs/algorithms.md's table: "`ppo` with `--kl-coef .001`", or all flags."""
+    page = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", page, re.MULTILINE)[:len(train.ALGOS)]
+    assert [name for name, _ in rows] == [*train.ALGOS]
+    for name, words in rows:
+        base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
+        if flags[0] == "ppo":
+            base, flags = train.ALGOS["ppo"], flags[1:]
+        told = train.parse_flags(train.Config, [f for f in flags if f != "starpo"],
+                                 preset=lambda given, base=base: base)
+        assert told == train.Config(**train.ALGOS[name]), name
 
 
 def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
@@ -463,10 +433,9 @@ def test_longest_episode_counts_the_tries_of_reflect_and_the_lessons_between(mod
 def test_figures_are_means_over_tokens_and_over_updates():
     sums = dict(tokens=8.0, entropy=4.0, kl=2.0, mismatch=0.1, clipped_high=1.0, clipped_low=3.0,
                 value_loss=6.0)
-    figures = train.Figures.of(sums, [1.0, math.nan, 3.0])
-    assert (figures.entropy, figures.kl, figures.mismatch) == (0.5, 0.25, 0.1)
-    assert (figures.clipped_high, figures.clipped_low, figures.clipped) == (1 / 8, 3 / 8, 1 / 2)
-    assert (figures.value_loss, figures.grad_norm, figures.skipped) == (2.0, 2.0, 1)
+    assert train.means_of(sums, [1.0, math.nan, 3.0]) == dict(
+        entropy=0.5, kl=0.25, mismatch=0.1, clipped_high=1 / 8, clipped_low=3 / 8, clipped=1 / 2,
+        value_loss=2.0, grad_norm=2.0, skipped=1)
 
 
 def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypatch):
@@ -537,7 +506,7 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
     assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
     assert sum(sizes) == int((batch.token_ids >= 0).sum())
     torch.testing.assert_close(whole, batch.old_logprobs, atol=1e-5, rtol=0)
-    assert cut.clipped == 0
+    assert cut["clipped"] == 0
 
 
 def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model, monkeypatch):
@@ -546,7 +515,7 @@ def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model,
     before = [w.detach().clone() for w in run.policy.parameters()]
     monkeypatch.setattr(parallel, "summed", lambda x: x + math.nan if x.dim() == 0 else x)
     figures = train.update(run, batch)
-    assert figures.skipped == 2
+    assert figures["skipped"] == 2
     assert all(torch.equal(a, b) for a, b in zip(before, run.policy.parameters()))
 
 
@@ -561,9 +530,9 @@ def test_update_adds_up_over_the_ranks(url, model, monkeypatch):
     monkeypatch.setattr(parallel, "micro_batches", lambda mini, *_: [
         ((torch.arange(len(mini.rewards)),), 1)])
     together = train.update(run, batch)
-    assert together.value_loss == pytest.approx(4 * alone.value_loss, rel=1e-4)
-    assert together.entropy == pytest.approx(alone.entropy)     # both sums are four times as large
-    assert together.grad_norm == pytest.approx(3 * alone.grad_norm, rel=1e-4)
+    assert together["value_loss"] == pytest.approx(4 * alone["value_loss"], rel=1e-4)
+    assert together["entropy"] == pytest.approx(alone["entropy"])   # both sums are four times it
+    assert together["grad_norm"] == pytest.approx(3 * alone["grad_norm"], rel=1e-4)
 
 
 def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, monkeypatch):
@@ -605,13 +574,12 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
 
 
 def test_a_resumed_run_remembers_and_is_not_measured_before_rl_again(url, model):
-    first = recorded_main(url, model, steps=2, name="once", eval_every=1).run.notes
+    first = recorded_main(url, model, steps=2, name="once", eval_every=1).run
     again = recorded_main(url, model, "--resume", steps=3, name="once")
     assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
-    notes = again.run.notes
-    assert [step for step, _ in notes.evaluations] == [0, 1, 2, 3]
-    assert [rates for _, rates in notes.evaluations[:3]] == [
+    assert [step for step, _ in again.run.evaluations] == [0, 1, 2, 3]
+    assert [rates for _, rates in again.run.evaluations[:3]] == [
         rates for _, rates in first.evaluations]
 
 
@@ -648,13 +616,6 @@ def test_way_back_names_the_last_checkpoint_or_where_the_run_began():
     assert metrics.way_back(run).endswith("--env maze --model runs/clone")
 
 
-def test_part_figures_kl_is_of_the_sampler_to_the_policy():
-    now, old = torch.tensor([0.25, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
-    cfg = SimpleNamespace(surrogate="token", clip_low=0.2, clip_high=0.28)
-    sums = train.part_figures(now, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]), cfg)
-    assert sums["kl"].item() == pytest.approx(2 * K3, rel=1e-5) and sums["tokens"].item() == 2
-
-
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
@@ -663,15 +624,6 @@ def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted,
     loss, sums = train.part_loss(run, batch)
     assert asked == [dict(entropy=wanted)] and sums["entropy"] > 0
     loss.backward()
-
-
-def test_adamw_of_a_gpu_makes_no_temporary_tensors():
-    for device in ("cuda", "cpu"):
-        model = SimpleNamespace(device=torch.device(device),
-                                parameters=lambda: [torch.nn.Parameter(torch.zeros(2))])
-        made = train.adamw(model, 1e-3).defaults
-        assert made["fused"] == (device == "cuda")
-        assert (made["betas"], made["weight_decay"]) == ((0.9, 0.95), 0)
 
 
 def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
@@ -686,5 +638,5 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
     run = trained(url, config(model, steps=3, name="warned"))
-    assert [(step, signal) for step, signal, _ in run.notes.warnings] == [
+    assert [(step, signal) for step, signal, _ in run.warnings] == [
         (1, "entropy"), (2, "valid")]

@@ -12,6 +12,7 @@ import pytest
 import agentevol
 import eval as evaluation
 import train
+from recipes import icepop, unexplored
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,7 +100,8 @@ OTHERS = ("index-url", "no-build-isolation",                            # of pip
 
 
 def test_every_flag_in_the_docs_is_one():
-    kinds = train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve
+    kinds = (train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve, icepop.Config,
+             unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
     for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):

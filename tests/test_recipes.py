@@ -1,8 +1,11 @@
 """pytest tests/test_recipes.py: two tiny steps of each script in recipes/, and its rules."""
 import json
+import math
 import random
 import runpy
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +13,17 @@ import pytest
 import torch
 
 import algos
+import parallel
 import train
+from chat import Agent
 from fakes import config, save_policy, served, started
-from recipes import echo
+from recipes import echo, icepop, overlong, refill, unexplored
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
 from recipes.maxrl import maxrl_advantages
+from rollout import Stats, World
+from run import Run
+from test_train import GROUPS, fakes
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FLAGS = ("--env toy --steps 2 --tasks-per-step 4 --group-size 4 --mini-batches 2 --horizons 2,3 "
@@ -33,21 +41,23 @@ def url():
 def here(tmp_path, monkeypatch, url):
     """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("credit", "current_horizon", "part_loss"):
+    for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups"):
         monkeypatch.setattr(train, name, getattr(train, name))
-    for name, table in (("ALGOS", "algo"), ("SURROGATES", "surrogate"), ("ADVANTAGES", "advantage")):
-        monkeypatch.setattr(train, name, dict(getattr(train, name)))
-        monkeypatch.setitem(train.TABLES, table, getattr(train, name))
+    for table, name in ((train.ALGOS, "cispo"), (train.SURROGATES, "cispo"),
+                        (train.ALGOS, "maxrl"), (train.ADVANTAGES, "maxrl")):
+        monkeypatch.setitem(table, name, None)
     save_policy(str(tmp_path / "model"))
     return tmp_path
 
 
 @pytest.mark.parametrize("script, flags", [
     ("cispo", []), ("adaptive", []), ("icepop", []), ("icepop", ["--rule", "mis"]),
+    ("icepop", ["--rule", "tis", "--importance-cap", "2", "--importance-low", "0"]),
+    ("overlong", ["--overlong-buffer", "8"]), ("refill", []),
     ("train_on_observations", []), ("echo", []), ("maxrl", ["--weights", "sequence_sum"])])
 def test_recipe_runs_two_steps(here, url, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
-    monkeypatch.setattr(sys, "argv", [path, *flags, *FLAGS, "--model", "model", "--env-url", url])
+    monkeypatch.setattr(sys, "argv", [path, *FLAGS, *flags, "--model", "model", "--env-url", url])
     runpy.run_path(path, run_name="__main__")
     lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 and any(json.loads(line)["grad_norm"] > 0 for line in lines)
@@ -71,6 +81,82 @@ def test_maxrl_by_hand_and_by_its_estimator():
     assert estimate.item() == pytest.approx((3 + 4 + 9) / 3 - 11 / 6)
     with pytest.raises(ValueError, match="one is -0.1"):
         maxrl_advantages(torch.tensor([1.0, -0.1]), 2)
+
+
+def test_overlong_penalty_by_hand():
+    # free up to 100 - 20 = 80; 90 is 10 / 20 into the buffer; beyond 100 it grows no further
+    got = overlong.overlong_penalty(torch.tensor([0, 80, 90, 95, 100, 140]), 100, 20)
+    assert got.tolist() == [0, 0, -0.5, -0.75, -1, -1]
+
+
+def test_overlong_replies_are_charged_their_action_tokens(here, url):
+    run = started(url, overlong.Config(**vars(config(
+        "model", filter="none", horizons=(1, 3))), overlong_buffer=11))
+    batch = train.to_batch(train.play_step(run, 3)[0])
+    raw = batch.rewards.clone()
+    overlong.credit(run, batch)
+    # 4 tokens a turn, 3 turns: 12 at most; from the 2nd action token on 1/11 each
+    lengths = batch.response_mask.sum(1).float()
+    torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
+    assert lengths.max() > 4
+
+
+def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here, url, monkeypatch):
+    run = started(url, icepop.Config(rule="tis", importance_cap=1.5, **vars(config(
+        "model", filter="none", mini_batches=1, weights="sequence_sum"))))
+    chosen, _ = train.play_step(run, 2)
+    first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
+    truth = list(chosen[0].old_logprobs)
+    chosen[0].old_logprobs[first] -= math.log(1.25)     # the sampler found it 1.25 times rarer
+    chosen[0].old_logprobs[second] -= math.log(4)       # and this 4 times: cut at 1.5
+    chosen[0].old_logprobs[third] += math.log(2)
+    batch = train.to_batch(chosen)
+    icepop.credit(run, batch)
+    assert batch.weights[0, first].item() == pytest.approx(1.25, rel=1e-3)
+    assert batch.weights[0, [second, third]].tolist() == pytest.approx([1.5, 0.5], rel=1e-3)
+    assert batch.old_logprobs[0, first].item() == pytest.approx(truth[first], abs=1e-4)
+    used, part_loss = [], train.part_loss
+    monkeypatch.setattr(train, "part_loss", lambda run, part: (
+        used.append(part.weights) or part_loss(run, part)))
+    figures = train.update(run, batch)
+    assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
+    assert figures["mismatch"] > 1e-3 > abs(figures["kl"])      # pi_old is the trainer's
+
+
+def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, monkeypatch):
+    asked, waves = [], [fakes(GROUPS) for _ in range(9)]
+
+    def play(run, policy, tasks, group_size, horizon, key):
+        asked.append((tuple(tasks), key))
+        return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
+    monkeypatch.setattr(parallel, "play_tasks", play)
+    run = started(url, cfg := config("model", tasks_per_step=4, group_size=2, filter="varied"))
+    played, stats = refill.play_step(run, 2)
+    chosen = refill.keep_groups(played, run.cfg)
+    assert len(asked) == 2 and len(chosen) == 8 and len(played) == 16 and run.cfg == cfg
+    assert chosen == [t for wave in waves[:2] for t in wave[2:6]]
+    assert len({tasks for tasks, _ in asked}) == 2 == len({key for _, key in asked})
+    assert (stats.dropped, stats.tokens["decode"], stats.seconds["rollout"] > 0) == (2, 20, True)
+    run.cfg = replace(cfg, tasks_per_step=100)          # more than four waves hold
+    asked.clear()
+    chosen = refill.keep_groups(refill.play_step(run, 2)[0], run.cfg)
+    assert len(asked) == 4 and len(chosen) == 16
+
+
+def test_refill_keeps_no_more_than_a_steps_worth():
+    played = fakes([0, 1, 1, 0, 0.5, 0.5, 0, 1] * 2)    # 3 of 4 groups teach something, twice
+    cfg = train.Config(tasks_per_step=4, group_size=2)
+    assert refill.keep_groups(played, cfg) == [*played[0:4], *played[6:10]]
+
+
+def test_unexplored_environments_are_left_out(monkeypatch):
+    worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in "abc"]
+    run, asked = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds, {}, []), []
+    monkeypatch.setattr(unexplored, "plain_explore", lambda run: asked.append(run.worlds))
+    unexplored.explore(run)
+    assert asked == [[worlds[0], worlds[2]]] and run.worlds == worlds
+    with pytest.raises(ValueError, match="nothing of a,b,c is left"):
+        unexplored.explore(replace(run, cfg=replace(run.cfg, unexplored="a,b,c")))
 
 
 def test_echo_learns_answers_of_failed_episodes_and_nothing_of_prompts():

@@ -83,7 +83,7 @@ def test_resume_without_a_checkpoint_begins(url, model):
 
 # ---- what is refused, is refused before anything is written -------------------------------------
 
-OTHERS = dict(env="bandit", seed=1, horizons="2,4", max_turn_tokens=5, eval_tasks=9)
+OTHERS = dict(env="bandit", seed=1, lr=0.5, horizons="2,4", max_turn_tokens=5, eval_tasks=9)
 
 
 def test_resume_refuses_what_would_be_another_run(url, model, tmp_path):
@@ -103,13 +103,13 @@ def test_resume_refuses_what_would_be_another_run(url, model, tmp_path):
 
 def test_resume_takes_new_values_of_what_may_change(url, model):
     trained(url, config(model, name="x", env_url=url, device="auto"))
-    train.main(["--resume", "--name=x", "--steps=3", "--lr=0.003", "--save-every=1",
-                "--eval-every=3", "--kl-coef=0.1", "--mini-batches=1", "--device=cpu"])
+    train.main(["--resume", "--name=x", "--steps=3", "--save-every=1", "--eval-every=3",
+                "--max-concurrent=5", "--device=cpu"])
     kept = json.load(open("runs/x/config.json"))
-    assert (kept["steps"], kept["lr"], kept["kl_coef"], kept["device"]) == (3, 0.003, 0.1, "cpu")
+    assert (kept["steps"], kept["save_every"], kept["device"]) == (3, 1, "cpu")
     assert [line["step"] for line in lines_of("runs/x")] == [0, 1, 2]
-    assert os.path.exists("runs/x/step_3") and lines_of("runs/x")[2]["kl_start"] > 0
-    assert {*train.SAME_ON_RESUME} <= {f.name for f in fields(Config)}
+    assert os.path.exists("runs/x/step_3")
+    assert train.MAY_CHANGE <= {f.name for f in fields(Config)}
 
 
 # ---- a checkpoint that cannot be read -----------------------------------------------------------

@@ -2,7 +2,7 @@
 
     python -m tests.bench.results worlds --seeds 7            each world by its own settings
     python -m tests.bench.results main --seeds 10,11,12 --jobs 1
-    python -m tests.bench.results main --only "GRPO, refill" --picture main.png
+    python -m tests.bench.results main --only GRPO ppo --picture main.png
 
 A table is a dict of rows: title -> commands, of which the last is a run of train.py or agentevol.py
 and those before it make what it needs. {seed} is the seed, {run} the row's folder and {at} the
@@ -47,11 +47,15 @@ TABLES = {
             "--max-turn-tokens 48 --max-context 1280 --horizon 10 --steps 350",
             TRAIN + "--env frozenlake --model {at}/reflect-{seed} --steps 24 --tasks-per-step 16"],
     },
-    "agentevol": {      # AgentEvol with its control, and as many steps on all demonstrations
-        f"{env}{title}": [EVOLVE + f"--env {env} {flags}"] for env, n in FEW.items()
-        for title, flags in (
-            ("", f"--n {n} --steps 300 --learn-steps 150 --iterations 4 --control"),
-            (", BC-large", "--n 8000 --steps 900 --iterations 0"))
+    "agentevol": {      # AgentEvol; its base policy, cloned on for as many steps; BC-large
+        f"{env}{title}": commands for env, n in FEW.items() for title, commands in (
+            ("", [EVOLVE + f"--env {env} --n {n} --steps 300 --learn-steps 150 --iterations 4"]),
+            (", same steps", [
+                CLONE.replace("clone-", f"{env}-")
+                + f"--env {env} --n {n} --skill 1 --steps 300",
+                EVOLVE + f"--env {env} --n {n} --model {{at}}/{env}-{{seed}} --steps 600 --lr 1e-3 "
+                "--iterations 0"]),
+            (", BC-large", [EVOLVE + f"--env {env} --n 8000 --steps 900 --iterations 0"]))
     },
     "tries": {
         f"K = {k}": [EVOLVE + f"--env textcraft_small --n 60 --steps 300 --learn-steps 150 "
@@ -59,7 +63,8 @@ TABLES = {
     },
     "leave_out": {
         f"explored: {explored}": [
-            EVOLVE.replace("256", "600") + "--env textcraft_small,frozenlake,sokoban --n 60 "
+            EVOLVE.replace("agentevol.py evolve", "recipes/unexplored.py")
+            .replace("256", "600") + "--env textcraft_small,frozenlake,sokoban --n 60 "
             f"--steps 300 --learn-steps 150 --iterations 4 --unexplored {unexplored!r}"]
         for explored, unexplored in (
             ("all three", ""), ("without textcraft_small", "textcraft_small"),
@@ -67,7 +72,7 @@ TABLES = {
     },
 }
 QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
-         "agentevol.py": " --steps 5 --batch 4"}
+         "agentevol.py": " --steps 5 --batch 4", "recipes/unexplored.py": " --steps 5 --batch 4"}
 
 
 def run(table, title, seed, quick=False):

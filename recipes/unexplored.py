@@ -1,0 +1,36 @@
+"""AgentEvol of several environments, some of which are cloned and evaluated, but never explored.
+
+    python recipes/unexplored.py --env maze,textcraft_small --unexplored maze    any flag of evolve
+
+Does a policy grow better in an environment by what it finds in others?
+"""
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import agentevol
+
+
+@dataclass
+class Config(agentevol.Evolve):
+    # AgentEvol of some environments
+    unexplored: str = ""          # those that are not explored, comma-separated
+
+
+plain_explore = agentevol.explore
+
+
+def explore(run):
+    """agentevol.explore in the others alone."""
+    names = run.cfg.unexplored.split(",")
+    worlds = [world for world in run.worlds if world.module.NAME not in names]
+    if not worlds:
+        raise ValueError(f"unexplored={run.cfg.unexplored!r}: nothing of {run.cfg.env} is left")
+    return plain_explore(replace(run, worlds=worlds))
+
+
+if __name__ == "__main__":
+    agentevol.explore = explore
+    agentevol.main(["evolve", *sys.argv[1:]], Config)
