@@ -679,7 +679,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "tests/test_env_wordle.py::test_step_ends_the_game_with_the_sixth_try"),
     ],
     "run.py": [
-        ('"train", 0, own, world.known)', '"train", 0, own) + choose_tasks(world.module, "test")',
+        ('every = choose_tasks(world.module, "train", 0, own)',
+         'every = choose_tasks(world.module, "test", 0, own)',
          "tests/test_loop.py::test_train_plays_training_tasks_alone_and_each_once_an_epoch"),
         ("**preset(given) | given)", "**given | preset(given))",
          "tests/test_eval.py::test_parse_flags_takes_a_preset_between_defaults_and_flags"),
