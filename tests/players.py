@@ -1,0 +1,53 @@
+"""What the tests of the environments share: an episode's rest, a call of a tool, a wire."""
+import json
+import re
+
+from env_server import Service, respond
+from envs.parts import tools
+
+
+def play(env, task_id=None, most=100, choose=None):
+    """An episode, or the rest of one, by the expert or as choose(env) says, of at most so many
+    turns -> [(action, observation, reward, done, info), ...]"""
+    if task_id is not None:
+        env.reset(task_id)
+    turns, done = [], False
+    while not done and len(turns) < most:
+        action = choose(env) if choose else env.expert()[1]
+        turns.append((action, *env.step(action)))
+        done = turns[-1][3]
+    return turns
+
+
+def solved(env, task_id=None, most=100):
+    """Does `play` by the expert end in success?"""
+    return play(env, task_id, most)[-1][-1]["success"]
+
+
+def ask(env, tool, **arguments):
+    """A tool's result, or the text that it refuses with."""
+    observation, *_, info = env.step(tools.written(tool, arguments))
+    assert observation.endswith("\nGive me one action.")
+    if info["valid"]:
+        result = env.results[env.written(tool, arguments)]
+        assert observation == f"Observation: {result}\nGive me one action."
+        return result
+    return observation.removeprefix("Observation: ").removesuffix("\nGive me one action.")
+
+
+def first_of(table, text):
+    """What a table of {regular expression: value} has for a text."""
+    return next((value for words, value in table.items() if re.search(words, text)), None)
+
+
+def wire(name):
+    """A server of this environment, without a socket: ask(path, body=None, status=200) sends GET
+    without a body and POST with one, asserts the status, and returns the reply."""
+    services = {name: Service(name)}
+
+    def ask(path, body=None, status=200):
+        got, text = respond(services, "GET" if body is None else "POST", path,
+                            b"" if body is None else json.dumps(body).encode())
+        assert got == status, text
+        return json.loads(text)
+    return ask
