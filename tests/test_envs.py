@@ -293,6 +293,24 @@ def test_train_and_test_are_disjoint_in_content(world):
     assert not train & test
 
 
+@pytest.mark.parametrize("name, policy", [("bandit", "random"), ("maze", "random"),
+                                          ("frozenlake", "random"), ("frozenlake", "expert"),
+                                          ("sokoban", "random"), ("wordle", "random")])
+def test_exact_success_agrees_with_play(name, policy):
+    """Within three standard errors, which are 1.5 points at most."""
+    world, rng, tries = importlib.import_module(f"envs.{name}"), random.Random(0), 50
+    tasks = some_tasks(world, "TEST")
+    exact = [world.exact_success(task_id, policy) for task_id in tasks]
+    choose = None if policy == "expert" else lambda env: env.random_action(rng)
+    with new_env(world) as env:
+        wins = 0
+        for task_id, stream in itertools.product(tasks, range(tries)):
+            env.reset(task_id, stream)
+            wins += play(env, most=world.HORIZON, choose=choose)[-1][-1]["success"]
+    error = sum(p * (1 - p) for p in exact) ** 0.5 / tries ** 0.5 / len(tasks)
+    assert abs(wins / tries - sum(exact)) / len(tasks) < 3 * error and 0 < error <= 0.016
+
+
 @pytest.mark.parametrize("name, successes, valid", [     # shares: fewer, and at least
     ("weather", 0.08, 0.6), ("movie", 0.08, 1), ("academia", 0.08, 0.4), ("bird", 0.03, 1),
     ("webshop", 0.04, 1)])
