@@ -1,6 +1,8 @@
-"""What the tests of the environments share: an episode's rest, a call of a tool, a wire."""
+"""What the tests of the environments share: episodes, calls of tools, a wire, BM25."""
 import json
+import math
 import re
+from statistics import fmean
 
 from env_server import Service, respond
 from envs.parts import tools
@@ -51,3 +53,15 @@ def wire(name):
         assert got == status, text
         return json.loads(text)
     return ask
+
+
+def bm25(docs, words):
+    """Okapi's formula as SQLite's FTS5 has it (k1 1.2, b 0.75). docs: (Counter of words, size)
+    each -> the numbers of those that hold a word, best first."""
+    mean, scores = fmean(size for _, size in docs), [0.0] * len(docs)
+    for word in words:
+        n = sum(doc[word] > 0 for doc, _ in docs)
+        idf = max(math.log((len(docs) - n + 0.5) / (n + 0.5)), 1e-6)
+        for i, (doc, size) in enumerate(docs):
+            scores[i] += idf * doc[word] * 2.2 / (doc[word] + 1.2 * (0.25 + 0.75 * size / mean))
+    return sorted((i for i in range(len(docs)) if scores[i]), key=lambda i: (-scores[i], i))
