@@ -14,19 +14,6 @@ import eval as evaluation
 import train
 
 ROOT = Path(__file__).parent.parent
-
-# The server, one reset and one step, then the end.
-VISIT = """
-from client import EnvClient
-from env_server import local_server
-with local_server("corridor") as urls:
-    client = EnvClient(urls, "corridor")
-    (first,) = client.answer([(None, "reset", 2)])
-    (second,) = client.answer([(first.session, "step", "west")])
-print(first.observation, second.observation, second.reward, second.done, second.info, sep="|")
-"""
-
-
 ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment.md").read_text(),
                         re.DOTALL)[1]
 
@@ -59,12 +46,6 @@ def test_own_environment_is_short():
 def test_own_environment_passes_the_contract(checkout):
     report = run(checkout, "-m", "pytest", "tests/test_envs.py", "-k", "corridor", "-rs")
     assert " passed" in report and "SKIPPED" not in report
-
-
-def test_own_environment_is_served(checkout):
-    answers = run(checkout, "-c", VISIT).strip().split("|")
-    assert answers == ["Room 100 lies 6 west.", "Room 100 lies 5 west.", "0.0", "False",
-                       "{'success': False, 'valid': True, 'score': 0.0}"]
 
 
 def test_own_environment_is_played_by_random_and_expert(checkout):
