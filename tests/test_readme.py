@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentevol
+import envs
 import eval as evaluation
 import train
 
@@ -48,10 +49,11 @@ def test_own_environment_passes_the_contract(checkout):
     assert " passed" in report and "SKIPPED" not in report
 
 
-def test_own_environment_is_played_by_random_and_expert(checkout):
-    table = run(checkout, "eval.py", "--env", "corridor", "--policy", "random")
+def test_own_environment_is_played_by_random_and_expert(checkout, monkeypatch, capsys):
+    monkeypatch.setattr(envs, "__path__", [str(checkout / "envs")])
+    evaluation.run(evaluation.Config(env="corridor", policy="random"))
     rate = {who: float(percent) for who, percent in re.findall(
-        r"^ *(\w+) player +\d+ +([\d.]+)%", table, re.MULTILINE)}
+        r"^ *(\w+) player +\d+ +([\d.]+)%", capsys.readouterr().out, re.MULTILINE)}
     assert rate["random"] < 20 and rate["expert"] == 100
 
 
