@@ -219,16 +219,6 @@ def world(house):
     return *house[:3], tuple(house.receptacles), tuple(house.where.items())
 
 
-def test_build_keeps_train_and_test_apart(houses, monkeypatch):
-    assert not set(map(world, houses[:200])) & set(map(world, houses[200:]))
-    # and so it does where all tasks draw from the same fifty houses
-    few = [alfworld.draw(TWO, random.Random(n)) for n in range(50)]
-    monkeypatch.setattr(alfworld, "draw", lambda family, rng: rng.choice(few))
-    train, test = ({world(alfworld.build.__wrapped__(i, TWO)) for i in ids}
-                   for ids in (TRAIN[:100], TEST[:100]))
-    assert train and test and not train & test
-
-
 def test_build_refuses_a_house_that_takes_the_expert_too_long(monkeypatch):
     monkeypatch.setattr(alfworld, "HORIZON", 12)
     turns = [alfworld.expert_turns(alfworld.build.__wrapped__(i, TWO)) for i in TRAIN[:20]]

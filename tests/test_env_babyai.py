@@ -244,20 +244,6 @@ def test_expert_succeeds_from_anywhere(env, level):
         assert info["success"], task_id
 
 
-def test_unfinished_is_in_the_order_of_doing(env):
-    for task_id in ids_of(16, 12):
-        goal = env.reset(task_id).split("\n")[0]
-        if " after you " in goal:
-            later, sooner = goal.split(" after you ")
-            assert [one.desc.color in part for one, part in
-                    zip(babyai.unfinished(env._engine.instrs), (sooner, later))] == [True, True]
-            env._engine.instrs.b_done = "success"
-            (last,) = babyai.unfinished(env._engine.instrs)
-            assert last.desc.color in later
-            return
-    pytest.fail("no such mission")
-
-
 def test_expert_plans_anew_after_a_reset(env, monkeypatch):
     """A plan of another episode may pass where this one begins, on the way to another goal."""
     plans, record = [], env._record

@@ -97,17 +97,11 @@ def test_world_agrees_with_itself():
     films, people = world()
     assert len({film.title for film in films}) == len({film.id for film in films}) == 320
     assert len({person.name for person in people}) == 400
-    assert not {film.id for film in films} & {person.id for person in people}
     for film in films:
         assert [job for _, job in film.crew] == [*JOBS] and 4 <= len(film.cast) <= 8
         assert len({*film.cast}) == len({part for _, part in film.cast}) == len(film.cast)
         assert {*film.countries} | {*film.titles} <= {*COUNTRIES}
         assert int(film.date[:4]) >= 18 + max(int(person.birthday[:4]) for person in people)
-    for person, (cast, crew) in credits().items():
-        assert [film for film, _ in cast] == sorted(
-            (film for film in films if person in [each for each, _ in film.cast]),
-            key=lambda film: film.date)
-        assert all((person, job) in film.crew for film, job in crew)
 
 
 # ---- the goals, read again: what a person would work out from their words and the database ----

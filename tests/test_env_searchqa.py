@@ -53,24 +53,15 @@ def test_facts_fit_together():
         return int(thing.facts[name])
     for thing in encyclopedia().things:
         facts = thing.facts
-        if thing.kind == "country":
-            assert facts["capital"].facts["country"] is thing
-        if thing.kind == "album":
-            assert year(thing, "year") > year(facts["performer"], "formed")
         if "father" in facts:
             assert 24 <= year(thing, "birth") - year(facts["father"], "birth") <= 45
             assert facts["father"].name.split()[1] == thing.name.split()[1]
         if "spouse" in facts:
-            spouse = facts["spouse"]
-            assert spouse.facts["spouse"] is thing
-            assert thing is not spouse.facts.get("father") and spouse is not facts.get("father")
-        if "university" in facts:
-            assert year(facts["university"], "founded") <= year(thing, "birth") + 22
+            assert facts["spouse"].facts["spouse"] is thing
         for maker, made in dict(author="year", director="year", painter="year", architect="opened",
                                 captain="launched", singer="formed", founder="founded").items():
             if maker in facts and made in facts:
-                age = year(thing, made) - year(facts[maker], "birth")
-                assert 24 <= age < 70
+                assert 24 <= year(thing, made) - year(facts[maker], "birth") < 70
                 assert year(thing, made) < int(facts[maker].facts.get("death", 2020))
 
 
@@ -276,17 +267,6 @@ def test_act_ends_at_the_first_answer_unless_it_may_try_again(monkeypatch):
         env = searchqa.Env()
         env.reset(0)
         assert env.step(wrong)[2] is not again
-
-
-def test_head_of_the_file_tells_a_game_as_it_is_played():
-    env, head = searchqa.Env(), " ".join(searchqa.__doc__.partition("The deep-search")[0].split())
-    said = [env.reset(49432)]
-    for action, observation, *_ in play(env, 49432):
-        said += [action, *observation.split("\n")]
-    parts = [part.strip() for part in re.split(
-        r"(?: env: | agent: | reward [01],?(?: done)?|\.\.\.|Doc 2|Doc 3)", head)[1:]]
-    played = " ".join(" ".join(said).split())
-    assert len(parts) > 12 and all(part in played for part in parts)
 
 
 # ---- the expert ---------------------------------------------------------------------------------

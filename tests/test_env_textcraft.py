@@ -148,19 +148,17 @@ def test_worlds_have_their_depth_profile(world, profile):
 
 
 @pytest.mark.parametrize("world, numbers, makes, ingredients", [
-    (0, 9, 8, 3), (7, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
+    (0, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
 def test_recipes_keep_to_their_limits(world, numbers, makes, ingredients):
     world = make_world(world)
     recipes = [recipe for ways in world.recipes.values() for recipe in ways]
     assert {n for recipe in recipes for _, n in recipe.needs} <= set(range(1, numbers + 1))
     assert {recipe.count for recipe in recipes} <= set(range(1, makes + 1))
     assert {len(recipe.needs) for recipe in recipes} == set(range(1, ingredients + 1))
-    two_ways = sum(len(ways) == 2 for ways in world.recipes.values())
-    assert 0.02 <= two_ways / len(world.recipes) <= 0.1 or two_ways <= 5
     names = [*world.raw, *world.recipes, *world.classes]
-    assert len(set(names)) == len(names)
     # AgentGym's client drops every other character of an action
     assert all(re.fullmatch("[a-z]+( [a-z]+)*", name) for name in names)
+    assert len(set(names)) == len(names)
 
 
 def test_small_world_has_a_closed_vocabulary_and_short_pages():
@@ -204,15 +202,12 @@ def test_distractors_use_the_ingredients_of_the_task():
             related |= {i for item in related for r in env.world.recipes.get(item, ())
                         for i, _ in r.needs}
             related |= {m for item in related for m in env.world.classes.get(item, ())}
-        needed = [str(r) for item in related for r in env.world.recipes.get(item, ())]
-        lines = [str(recipe) for recipe in env.shown]
+        needed = {r for item in related for r in env.world.recipes.get(item, ())}
+        users = {r for ways in env.world.recipes.values() for r in ways
+                 if related & {i for i, _ in r.needs}} - needed
+        assert needed <= {*env.shown} and len({*env.shown}) == len(env.shown) == len(needed) + 10
+        assert len({*env.shown} - needed - users) == 10 - min(9, len(users))
         places.add([recipe.item for recipe in env.shown].index(goal))
-        assert set(needed) <= set(lines) and len(lines) == len(needed) + 10 == len(set(lines))
-        strangers = [recipe for recipe in env.shown if str(recipe) not in needed
-                     and not related & {i for i, _ in recipe.needs}]
-        users = {str(r) for ways in env.world.recipes.values() for r in ways
-                 if related & {i for i, _ in r.needs}} - set(needed)
-        assert len(strangers) == 10 - min(9, len(users))
     assert places >= set(range(11))      # the goal's own command may stand on any line
 
 

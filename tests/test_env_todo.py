@@ -154,16 +154,6 @@ def test_expert_makes_a_change_again_that_was_undone():
     assert env.expert()[1].startswith("update_task") and ends(env)[0] == 1.0
 
 
-@pytest.mark.parametrize("kind", ["detail", "complete", "postpone", "delete"])
-def test_expert_looks_no_further_than_it_must(kind):
-    env = Env()
-    for task_id in [i for i in todo.TEST if todo.family(i) == kind]:
-        looks = [x for x in ends(env, task_id)[1] if x.startswith("get_tasks")]
-        assert env.task.project["id"] in looks[-1] and len(looks) == len(set(looks))
-        if env.task.project["name"] in env.task.goal:
-            assert len(looks) == 1, env.task.goal
-
-
 @pytest.mark.parametrize("kind", ["detail", "minutes", "complete", "postpone", "favourite"])
 def test_expert_ends_although_what_it_needs_is_gone(kind):
     env = Env()
