@@ -98,8 +98,6 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     **{f"env_{env}": EVAL + f"--policy random --env {env}" for env in (
         "alfworld", "bandit", "maze", "sokoban", "textcraft", "textcraft_small", "wordle")},
 }
-# What a checkout of 2026-11 and before calls some flags.
-FORMER = {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"}
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
@@ -116,11 +114,7 @@ def enter(checkout, folder):
 
 def play(name):
     """Run a case in a folder of its own -> "", or the last line of its error."""
-    case, checkout = CASES[name], Path(sys.path[0])
-    for now, then in FORMER.items():
-        if "kl_in:" in (checkout / "train.py").read_text():
-            case = case.replace(now, then)
-    script, *flags = case.split()
+    script, *flags = CASES[name].split()
     script, side = os.path.join(sys.path[0], script), Path.cwd()
     os.mkdir(name)
     os.chdir(name)
@@ -245,15 +239,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("old", type=Path, help="a checkout of this project")
     parser.add_argument("new", type=Path, help="another one")
-    parser.add_argument("--only", nargs="+", metavar="CASE", default=CASES, help=", ".join(CASES))
+    parser.add_argument("--only", nargs="+", metavar="CASE", choices=CASES, default=[*CASES],
+                        help=", ".join(CASES))
     parser.add_argument("--tolerance", type=float, default=0.0, help="0: equal to the bit")
     args = parser.parse_args()
-    unknown = [name for name in args.only if name not in CASES]
-    if unknown:
-        sys.exit(f"compare.py: no case {', '.join(unknown)}; known: {', '.join(CASES)}")
-    for checkout in (args.old, args.new):
-        if not (checkout / "train.py").exists():
-            sys.exit(f"compare.py: {checkout} is no checkout of this project: it has no train.py")
     policies = {policy for name in args.only
                 for policy in re.findall(r"old/(\w+)/policy", CASES[name])[-1:]}
     names = [name for name in CASES if name in args.only or name in policies]
