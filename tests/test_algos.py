@@ -112,15 +112,6 @@ def test_turn_gae_by_hand():
     same(returns, [[0.4032, 0.46, 0, 0.828, 1.0, 0]])
 
 
-def test_turn_gae_of_one_turn_is_gae():
-    torch.manual_seed(1)
-    mask = (torch.rand(4, 9) < 0.6).int()
-    rewards, values = torch.randn(4, 9), torch.randn(4, 9)
-    got = algos.turn_gae(rewards, values, mask, torch.where(mask > 0, 0, -1), 0.9, 0.8, 0.3)
-    for a, b in zip(got, algos.gae(rewards, values, mask, 0.9, 0.8)):
-        same(a, b, 1e-5)
-
-
 def test_reinforce_pp_advantages_by_hand():
     # gamma 0.5, rewards 0, 1 | 2: returns 2; 1 + 0.5 * 2 = 2; 0.5 * 2 = 1. Their mean is 5/3, the
     # variance (4/9 + 1/9 + 1/9) / 2 = 1/3
@@ -302,14 +293,6 @@ def test_kl_estimators_by_hand():
     same(algos.kl_k3(new, ref), [math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5, 0, math.exp(20) - 21])
 
 
-def test_kl_gradients():
-    slopes = (algos.kl_k1, 1), (algos.kl_k2, 0.5), (algos.kl_k3, 1 - math.exp(-0.5))   # q = 0.5
-    for estimator, slope in slopes:
-        logprobs = tensor(-1).requires_grad_()
-        estimator(logprobs, tensor(-1.5)).sum().backward()
-        same(logprobs.grad, [slope])
-
-
 def test_losses_refuse_shapes_that_would_be_broadcast():
     five = torch.ones(5)
     losses = {   # each with the number of its per-token arguments
@@ -326,6 +309,14 @@ def test_losses_refuse_shapes_that_would_be_broadcast():
                     inputs[which] = torch.ones(shape)
                     with pytest.raises(ValueError, match="do not align"):
                         function(*inputs)
+
+
+def test_kl_gradients():
+    logprobs = tensor(-1).requires_grad_()
+    slopes = (algos.kl_k1, 1), (algos.kl_k2, 0.5), (algos.kl_k3, 1 - math.exp(-0.5))   # q = 0.5
+    for estimator, slope in slopes:
+        (got,) = torch.autograd.grad(estimator(logprobs, tensor(-1.5)).sum(), logprobs)
+        same(got, [slope])
 
 
 def test_gspo_surrogate_of_no_tokens_is_empty():

@@ -790,9 +790,9 @@ def tested(tests):
     return ("passed", "") if watch.ran else ("no test", "pytest ran no test: see its output")
 
 
-def in_a_process(work, *fault):
-    """Fork; there copy the code with the fault and call work() -> (pid, the folder it used). What
-    work returns is left in result.json, what it prints in output.txt."""
+def in_a_process(tests, *fault):
+    """Fork; there copy the code with the fault and run the tests -> (pid, the folder it used). What
+    `tested` returns is left in result.json, what is printed in output.txt."""
     folder = tempfile.mkdtemp(prefix="wrong-")
     pid = os.fork()
     if pid:
@@ -805,7 +805,7 @@ def in_a_process(work, *fault):
         os.dup2(output, 2)
         copy_with(f"{folder}/copy", *fault)
         with open(f"{folder}/result.json", "w") as file:
-            json.dump(work(), file)
+            json.dump(tested(tests), file)
         status = 0
     except BaseException:
         import traceback
@@ -816,22 +816,23 @@ def in_a_process(work, *fault):
 
 
 def results(jobs, processes):
-    """jobs: (label, work, *fault) each -> (label, outcome, details, output), as they end."""
+    """jobs: (label, wanted, tests, *fault) each -> (label, wanted, outcome, details, output), as
+    they end."""
     waiting, running = list(reversed(jobs)), {}
     while waiting or running:
         while waiting and len(running) < processes:
-            label, work, *fault = waiting.pop()
-            pid, folder = in_a_process(work, *fault)
-            running[pid] = label, folder
+            label, wanted, tests, *fault = waiting.pop()
+            pid, folder = in_a_process(tests, *fault)
+            running[pid] = label, wanted, folder
         pid, status = os.wait()
-        label, folder = running.pop(pid)
+        label, wanted, folder = running.pop(pid)
         output = Path(folder, "output.txt").read_text(errors="replace")
         outcome = "hung" if os.WIFSIGNALED(status) else "crashed"
         details = (output.strip().splitlines() or [""])[-1]
         with contextlib.suppress(ValueError, OSError):       # an ended process left none
             outcome, details = json.loads(Path(folder, "result.json").read_text())
         shutil.rmtree(folder, ignore_errors=True)
-        yield label, outcome, details, output
+        yield label, wanted, outcome, details, output
 
 
 # ---- all of them --------------------------------------------------------------------------------
@@ -845,32 +846,22 @@ def try_all(chosen, processes=2, check=True):
     import transformers  # noqa: F401
     from transformers import (AutoModelForCausalLM, LlamaConfig,  # noqa: F401
                               PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
-    bad, jobs = [], []
-    for entry in chosen:
-        why = trouble(*entry)
-        if why:
-            bad.append(f"NO ENTRY   {entry[0]}: {why}")
-            print(bad[-1], flush=True)
-            continue
-        file, text, wrong, test = entry
-        label = f"{file}: {text.strip()!r} -> {wrong.strip()!r} | {test}"
-        jobs.append((("test", label), lambda test=test: tested([test]), file, text, wrong))
-    if check:
-        for path in sorted({entry[3].partition("::")[0] for entry in chosen}):
-            tests = sorted({entry[3] for entry in chosen if entry[3].startswith(path + "::")
-                            and not trouble(*entry)})
-            jobs.insert(0, (("clean", f"{path}, {len(tests)} tests without a fault"),
-                            lambda tests=tests: tested(tests)))
-    wanted = dict(test="noticed", clean="passed")
-    for (kind, label), outcome, details, output in results(jobs, processes):
-        good = outcome == wanted[kind]
-        print(f"{outcome if good else outcome.upper():10} {kind:5} {label}"
-              + ("" if good else f"\n           {details}"), flush=True)
-        if not good:
-            bad.append(label)
-            print("\n".join("           " + line for line in output.splitlines()[-15:]))
-    faults = len({label for (kind, label), *_ in jobs if kind == "test"})
-    print(f"{faults} faults tried; {len(bad)} lines want attention" + ":" * bool(bad))
+    bad = [f"NO ENTRY   {entry[0]}: {why}" for entry in chosen if (why := trouble(*entry))]
+    good = [entry for entry in chosen if not trouble(*entry)]
+    jobs = []
+    for path in sorted({test.partition("::")[0] for *_, test in good}) * check:
+        tests = sorted({test for *_, test in good if test.startswith(f"{path}::")})
+        jobs.append((f"clean {path}, {len(tests)} tests without a fault", "passed", tests))
+    for file, text, wrong, test in good:
+        label = f"test  {file}: {text.strip()!r} -> {wrong.strip()!r} | {test}"
+        jobs.append((label, "noticed", [test], file, text, wrong))
+    for label, wanted, outcome, details, output in results(jobs, processes):
+        if outcome == wanted:
+            print(f"{outcome:10} {label}", flush=True)
+        else:
+            bad.append(f"{outcome.upper():10} {label}")
+            print("\n           ".join([bad[-1], details, *output.splitlines()[-15:]]), flush=True)
+    print(f"{len(good)} faults tried; {len(bad)} lines want attention" + ":" * bool(bad))
     for line in bad:
         print("  " + line)
     return len(bad)
