@@ -14,8 +14,6 @@ edit the checkouts meanwhile.
     grpo                   same
     gspo                   DIFFERS: weights by 0.0021, first in step_2: lm_head.weight; metrics by
                            0.13, first in step 1: entropy 0.512 -> 0.498
-    ppo                    FAILED in new: train.py: error: unrecognized arguments: --critic-lr 1e-3
-    note: metrics only in old: trained (31 cases)
 
 Given are the largest difference of a weight, the largest of a metric (above 1: relative to its
 size), and where each begins. Step n leads from the weights step_<n> to step_<n+1>; of its metrics

@@ -1,11 +1,26 @@
 """What the tests of the environments share: episodes, calls of tools, a wire, BM25."""
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from statistics import fmean
 
 from env_server import Service, respond
 from envs.parts import tools
+
+ROOT = Path(__file__).parent.parent
+
+
+def printed(program, **variables):
+    """What this Python program prints in a fresh process with these variables of the environment;
+    it must succeed."""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def play(env, task_id=None, most=100, choose=None):

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +16,7 @@ from envs import open_env
 from envs import bird
 from envs.parts import databases
 from envs.parts.databases import TABLES, Condition, Query, is_good, sql_of, words_of
-from players import wire
-
-ROOT = Path(__file__).parent.parent
+from players import ROOT, printed, wire
 
 
 def block(sql):
@@ -446,15 +442,13 @@ for task_id in bird.TEST:
 """
 
 
-def printed(folder, **settings):
-    return subprocess.run(
-        [sys.executable, "-c", PLAY], cwd=ROOT, capture_output=True, text=True, check=True,
-        env={**os.environ, "NANO_BIRD_DATA": str(folder), **settings}).stdout
+def played(folder, **settings):
+    return printed(PLAY, NANO_BIRD_DATA=str(folder), **settings)
 
 
 def test_read_bird_makes_dev_the_test_split(tmp_path):
     folder = write_bird(tmp_path / "100% #1?")
-    assert printed(folder) == (
+    assert played(folder) == (
         "range(0, 3400) range(3400, 3402) ('simple', 'moderate', 'challenging')\n"
         f"{DESCRIBED}\n\nHow many houses are in Elm?\n[(2,)] 1.0 True\n"
         f"{DESCRIBED}\n\nWhich streets?\n[('Elm',), ('Oak',)] 1.0 True\n")
@@ -462,8 +456,8 @@ def test_read_bird_makes_dev_the_test_split(tmp_path):
     (folder / "dev").mkdir()
     for name in ("dev.json", "dev_databases"):
         (folder / name).rename(folder / "dev" / name)
-    assert "Elm is 1" not in printed(folder, NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
-    text = printed(folder, NANO_BIRD_EVIDENCE="1")
+    assert "Elm is 1" not in played(folder, NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
+    text = played(folder, NANO_BIRD_EVIDENCE="1")
     assert text.startswith("range(0, 2) range(2, 4) ('simple', 'challenging')\n")
     assert "How many houses are in Elm?\nElm is 1\n[(2,)]" in text
 

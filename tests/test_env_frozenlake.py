@@ -14,22 +14,6 @@ def play_on(monkeypatch, lake, start, **flags):
     return env, env.reset(0)
 
 
-@pytest.mark.parametrize("cell, move, after", [
-    (5, "left", 4), (5, "down", 9), (5, "right", 6), (5, "up", 1),
-    (4, "left", 4), (13, "down", 13), (7, "right", 7), (2, "up", 2),    # the edges
-])
-def test_slide_goes_one_cell_and_stops_at_the_edge(cell, move, after):
-    assert frozenlake.slide(cell, move) == after
-
-
-def test_outcomes_turn_aside_but_never_back():
-    def after(cell, move, slip):
-        return {after: p for p, after in frozenlake.outcomes(cell, move, slip)}
-    assert after(5, "up", 2 / 3) == pytest.approx({1: 1 / 3, 4: 1 / 3, 6: 1 / 3})
-    assert after(5, "left", 0.2) == pytest.approx({4: 0.8, 9: 0.1, 1: 0.1})
-    assert after(5, "down", 0.0) == {9: 1, 4: 0, 6: 0}
-
-
 def test_arrival_in_the_ditch():
     # "up" slides right to the goal with 1/3, else stays (up and left are edges): 1 - (2/3)^k; no
     # other move does better. A random player, turned aside or not, goes each way with 1/4: goal,
@@ -98,27 +82,6 @@ def test_step_ends_with_the_last_action(monkeypatch):
     assert not env.step("up || up || up || up || up || down")[2] and env.cell == 0   # five count
     assert not env.step("left || left || left || left")[2]
     assert env.step("down || down")[2] and env.cell == 4                             # one was left
-
-
-def test_step_slides_as_often_as_slip_says(monkeypatch):
-    env, _ = play_on(monkeypatch, "_" * 15 + "G", 5, slip=0.5)
-    counts, n = {}, 3000
-    for stream in range(n):
-        env.reset(0, stream)
-        env.step("up")
-        counts[env.cell] = counts.get(env.cell, 0) + 1
-    for cell, p in {1: 0.5, 4: 0.25, 6: 0.25}.items():
-        assert counts.pop(cell) / n == pytest.approx(p, abs=3 * (p * (1 - p) / n) ** 0.5)
-    assert not counts
-
-
-def test_reset_gives_a_group_one_map_and_many_streams():
-    env, texts, walks = frozenlake.Env(), set(), []
-    for stream in [*range(16), *range(16), None, None]:
-        texts.add(env.reset(1, stream))
-        walks.append(env.step("left || up || left || up")[0])
-    assert len(texts) == 1 and len(set(walks[:16])) > 3
-    assert walks[:16] == walks[16:32] and walks[32] == walks[33]
 
 
 def test_env_refuses_a_slip_that_is_no_probability():

@@ -9,14 +9,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from envs import sciworld
-from players import play, solved, wire
+from players import ROOT, play, printed, solved, wire
 
-ROOT = Path(__file__).parent.parent
 BOIL, THERMOMETER, POWER, FIND_THING, LONGEST, GROW = 0, 120, 1396, 3236, 4240, 4639   # variation 0
 
 
@@ -273,7 +271,7 @@ def test_java_ends_with_its_process_even_a_killed_one():
 
 
 def test_crash_of_the_machine_is_told_and_another_is_started():
-    answer = subprocess.run([sys.executable, "-c", f"""
+    told, score, _ = printed(f"""
 import os
 from envs import sciworld
 env = sciworld.Env()
@@ -285,9 +283,7 @@ except RuntimeError as error:
     print(error)
 env.java.process.wait()
 print(sciworld.java().game().getScore())
-"""], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert answer.returncode == 0, answer.stderr
-    told, score, _ = answer.stdout.split("\n")
+""").split("\n")
     assert told.startswith("sciworld: the Java engine failed") and float(score) == 0
 
 

@@ -7,13 +7,10 @@ import http.server
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
 import zlib
 from collections import Counter
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +21,7 @@ from envs.parts.knowledge import Passage, Thing, encyclopedia, relations, said
 from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
 from envs.parts.suites import COMPOSITION, suite_tasks
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
-from players import bm25, play, solved, wire
-
-ROOT = Path(__file__).parent.parent
+from players import bm25, play, printed, solved, wire
 
 
 def some(name, split, count=20):
@@ -383,18 +378,14 @@ def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, 
 
 def test_use_reaches_the_processes_started_from_here(tmp_path):
     write(tmp_path, corpus=CORPUS, **QUESTIONS)
-    program = f"""
+    assert printed(f"""
 from env_server import local_server
 from envs import open_env
 from client import EnvClient
 open_env("searchqa", {str(tmp_path)!r})
 with local_server("searchqa") as urls:
-    client = EnvClient(urls, "searchqa")
-    print(client.answer([(None, "reset", 2)])[0].observation)
-"""
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
-                            text=True)
-    assert answer.stdout == "Question: who was an engineer?\n", answer.stderr
+    print(EnvClient(urls, "searchqa").answer([(None, "reset", 2)])[0].observation)
+""") == "Question: who was an engineer?\n"
 
 
 @pytest.mark.parametrize("read, line, words", [

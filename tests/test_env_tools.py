@@ -309,14 +309,15 @@ def test_test_is_about_other_things_than_train(name):
     assert not train & test and len(train) >= of_train and len(test) >= of_test
 
 
-@pytest.mark.parametrize("world", all_envs(), ids=NAMES)
-def test_goals_vary(world):
-    """Nearly every task has a goal of its own, and no kind of answer is most of them."""
+@pytest.mark.parametrize("name", [*NAMES, "todo"])
+def test_goals_vary(name):
+    """Nearly every task has a goal of its own; no answer is empty, and none that of many tasks."""
+    world = importlib.import_module(f"envs.{name}")
     tasks = [world.task(task_id) for task_id in [*world.TRAIN][:300]]
     assert len({task.goal for task in tasks}) > 290
     for goal in (task.goal for task in tasks):
         assert re.fullmatch(r"[A-Z\"'].*[.?\]]", goal), goal
         assert not re.search(r"  |[{}]| [,.?]|,[.?]|\b(None|True|False)\b|\b(\w{2,}) \2\b", goal)
-    answers = [str(task.answer) for task in tasks]
-    assert max(map(answers.count, answers)) < 45
-    assert 0.5 < answers.count("Yes") / max(1, answers.count("No")) < 2
+    answers = [str(task.answer) for task in tasks if task.answer != "done"]
+    assert len(answers) > 150 and max(map(answers.count, answers)) < 45 and "[]" not in answers
+    assert 0.4 < answers.count("Yes") / max(1, answers.count("No")) < 2.5
