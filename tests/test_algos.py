@@ -281,22 +281,17 @@ def test_kl_estimators_by_hand():
     same(algos.kl_k3(new, ref), [math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5, 0, math.exp(20) - 21])
 
 
-def test_losses_refuse_shapes_that_would_be_broadcast():
-    five = torch.ones(5)
-    losses = {   # each with the number of its per-token arguments
-        3: [lambda *x: algos.clipped_surrogate(*x, 0.2, 0.2),
-            lambda *x: algos.clipped_value_loss(*x, 0.2)],
-        4: [lambda *x: algos.gspo_surrogate(*x[:3], x[3].long(), 0.2, 0.2)],
-        2: [algos.kl_k1, algos.kl_k2, algos.kl_k3]}
-    for count, functions in losses.items():
-        for function in functions:
-            assert function(*[five] * count).shape == (5,)
-            for which in range(count):
-                for shape in ((1,), (5, 1), (1, 5)):
-                    inputs = [five] * count
-                    inputs[which] = torch.ones(shape)
-                    with pytest.raises(ValueError, match="do not align"):
-                        function(*inputs)
+@pytest.mark.parametrize("count, loss", [     # of its per-token arguments
+    (3, lambda *x: algos.clipped_surrogate(*x, 0.2, 0.2)),
+    (3, lambda *x: algos.clipped_value_loss(*x, 0.2)),
+    (4, lambda *x: algos.gspo_surrogate(*x[:3], x[3].long(), 0.2, 0.2)),
+    (2, algos.kl_k1), (2, algos.kl_k2), (2, algos.kl_k3)])
+def test_losses_refuse_shapes_that_would_be_broadcast(count, loss):
+    inputs = [torch.ones(5)] * count
+    assert loss(*inputs).shape == (5,)
+    for which, shape in itertools.product(range(count), ((1,), (5, 1), (1, 5))):
+        with pytest.raises(ValueError, match="do not align"):
+            loss(*inputs[:which], torch.ones(shape), *inputs[which + 1:])
 
 
 def test_kl_gradients():

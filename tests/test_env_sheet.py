@@ -207,7 +207,6 @@ def test_changing_tools(env):
 @pytest.mark.parametrize("tool, arguments, refusal", [
     ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
     ("update_cell", dict(position="A1", value={"a": 1}), "a cell holds a text or a number"),
-    ("update_cell", dict(position="A1", value="x" * 201), "more than 200 characters"),
     ("update_range", dict(start_position="A1", end_position="C4", values_list=[[1]]),
      "'Warning: You cannot update whole sheet at once, please try other functions'"),
     ("update_range", dict(start_position="A1", end_position="A2", values_list=[[1, 2]]),

@@ -80,8 +80,6 @@ def test_get_air_quality_level_has_no_gaps(env, index, level):
      'larger or equals than start-date."}'),
     ("get_historical_temp", "June 1", "2023-06-01", "ERROR | ValueError(time data 'June 1' does "
      "not match format '%Y-%m-%d')"),
-    ("get_historical_temp", "2023-02-30", "2023-06-01",
-     "ERROR | ValueError(day is out of range for month)"),
 ])
 def test_dates_are_refused_in_the_originals_words(env, tool, start, end, refusal):
     assert ask(env, tool, **OSLO, start_date=start, end_date=end) == refusal

@@ -462,7 +462,6 @@ def test_read_shop_reads_prices_options_and_texts(tmp_path):
     ("items_ins_v2_1000.json", None, r"needs one file items_ins_v2\*.json; there is none"),
     ("items_ins_v2.json", "{}", "there is items_ins_v2.json, items_ins_v2_1000.json"),
     ("items_ins_v2_1000.json", {}, "2 products and 0 goals"),
-    ("items_ins_v2_1000.json", {"B000VOHH8I": 5}, "B000VOHH8I, is '5'; expected a dict"),
     ("items_ins_v2_1000.json", {"B000VOHH8I": dict(instruction="x", instruction_attributes=[5])},
      "B000VOHH8I, instruction_attributes, is '.5.'; expected a list of str"),
     ("items_human_ins.json", {"B000VOHH8I": [HUMAN | dict(instruction_options="red")]},
@@ -470,10 +469,8 @@ def test_read_shop_reads_prices_options_and_texts(tmp_path):
     *(("items_shuffle_1000.json", [ITEM, ITEM | {field: wrong}], f"item 1, {name}.* is .*; expect")
       for field, wrong, name in [
           ("asin", None, "asin"), ("category", "toys", "category"), ("pricing", "free", "pricing"),
-          ("pricing", "$1.2.3", "pricing"), ("pricing", 5, "pricing"),
-          ("small_description", [None], "small_description"),
-          ("customization_options", {"size": [{"value": 5}]}, "size, value"),
-          ("customization_options", {"size": "x"}, "size")]),
+          ("pricing", 5, "pricing"), ("small_description", [None], "small_description"),
+          ("customization_options", {"size": [{"value": 5}]}, "size, value")]),
 ])
 def test_read_shop_names_the_file_the_item_and_the_field(tmp_path, file, change, sentence):
     write_files(tmp_path)

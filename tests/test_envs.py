@@ -193,40 +193,29 @@ def test_random_player_survives_200_turns(world, capsys):
         assert capsys.readouterr().out == "", "an environment prints nothing"
 
 
-def test_same_task_twice_gives_the_same_text(world):
+def test_same_task_gives_the_same_text_again_and_beside_others(world):
     if not getattr(world, "DETERMINISTIC", True):
         pytest.skip("the engine does not repeat its text")
-    for task_id in some_tasks(world, "TRAIN", 3) + some_tasks(world, "TEST", 3):
-        with new_env(world) as env, new_env(world) as other:
-            random.seed(0)
-            first_text, first = env.reset(task_id), expert_episode(world, env, task_id)
-            random.seed(1)      # the global generator, in another state by now
-            state = random.getstate()
-            assert other.reset(task_id) == env.reset(task_id) == first_text
-            assert expert_episode(world, other, task_id) == first
-            assert expert_episode(world, env, task_id) == first
-            assert random.getstate() == state, "the global random generator was used"
-
-
-def test_environments_side_by_side_do_not_disturb_each_other(world):
-    if not getattr(world, "DETERMINISTIC", True):
-        pytest.skip("the engine does not repeat its text")
-    tasks = some_tasks(world, "TRAIN", 4)
+    tasks = some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 2)
 
     def episode(task_id):
         with new_env(world) as env:
-            return expert_episode(world, env, task_id)
+            return env.reset(task_id), expert_episode(world, env, task_id)
+    random.seed(0)
     alone = [episode(task_id) for task_id in tasks]
+    random.seed(1)      # the global generator, in another state by now
+    state = random.getstate()
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(episode, tasks)) == alone
-    with contextlib.ExitStack() as stack:           # and turn about, one step of each
+    with contextlib.ExitStack() as stack:           # again and turn about, one step of each
         envs = [stack.enter_context(new_env(world)) for _ in tasks]
-        for env, task_id in zip(envs, tasks):
-            env.reset(task_id)
-        for turns in itertools.zip_longest(*alone):
-            for env, turn in zip(envs, turns):
-                if turn is not None:
-                    assert (turn[0], *env.step(turn[0])) == turn
+        for _ in range(2):
+            assert [env.reset(task_id) for env, task_id in zip(envs, tasks)] == [
+                text for text, _ in alone]
+            for turns in itertools.zip_longest(*(turns for _, turns in alone)):
+                for env, turn in zip(envs, turns):
+                    assert turn is None or (turn[0], *env.step(turn[0])) == turn
+    assert random.getstate() == state, "the global random generator was used"
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
@@ -290,8 +279,8 @@ def test_train_and_test_are_disjoint_in_content(world):
                                           ("frozenlake", "random"), ("frozenlake", "expert"),
                                           ("sokoban", "random"), ("wordle", "random")])
 def test_exact_success_agrees_with_play(name, policy):
-    """Within three standard errors, which are 1.5 points at most."""
-    world, rng, tries = importlib.import_module(f"envs.{name}"), random.Random(0), 50
+    """Within three standard errors, of which each is two points at most."""
+    world, rng, tries = importlib.import_module(f"envs.{name}"), random.Random(0), 30
     tasks = some_tasks(world, "TEST")
     exact = [world.exact_success(task_id, policy) for task_id in tasks]
     choose = None if policy == "expert" else lambda env: env.random_action(rng)
@@ -301,7 +290,7 @@ def test_exact_success_agrees_with_play(name, policy):
             env.reset(task_id, stream)
             wins += play(env, most=world.HORIZON, choose=choose)[-1][-1]["success"]
     error = sum(p * (1 - p) for p in exact) ** 0.5 / tries ** 0.5 / len(tasks)
-    assert abs(wins / tries - sum(exact)) / len(tasks) < 3 * error and 0 < error <= 0.016
+    assert abs(wins / tries - sum(exact)) / len(tasks) < 3 * error and 0 < error <= 0.021
 
 
 @pytest.mark.parametrize("name, successes, valid", [     # shares: fewer, and at least
