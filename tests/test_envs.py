@@ -280,7 +280,8 @@ def test_train_and_test_are_disjoint_in_content(world):
                                           ("sokoban", "random"), ("wordle", "random")])
 def test_exact_success_agrees_with_play(name, policy):
     """Within three standard errors, of which each is two points at most."""
-    world, rng, tries = importlib.import_module(f"envs.{name}"), random.Random(0), 30
+    world, rng = importlib.import_module(f"envs.{name}"), random.Random(0)
+    tries = 60 if name == "sokoban" else 30         # sokoban's chances are small
     tasks = some_tasks(world, "TEST")
     exact = [world.exact_success(task_id, policy) for task_id in tasks]
     choose = None if policy == "expert" else lambda env: env.random_action(rng)
