@@ -1,5 +1,5 @@
 """pytest tests/test_env_academia.py: the tools' replies and refusals in the original's shapes and
-words, that goals ask in words for their answers."""
+words, and that goals ask in words for their answers."""
 import re
 from collections import Counter
 

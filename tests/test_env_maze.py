@@ -1,4 +1,4 @@
-"""pytest tests/test_env_maze.py: the recorded game, the double T by hand, chances against dice."""
+"""pytest tests/test_env_maze.py: the recorded game, the double T and chances by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""pytest tests/test_env_wordle.py: feedback by hand and counting, every word solved, dice."""
+"""pytest tests/test_env_wordle.py: feedback by hand and counting, every word solved."""
 
 import random
 import statistics
