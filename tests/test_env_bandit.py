@@ -1,5 +1,4 @@
 """pytest tests/test_env_bandit.py: the reply grammar, the arms and their luck, exact chances."""
-import random
 from statistics import fmean
 
 import pytest
@@ -10,11 +9,9 @@ MOVES = ("up", "down", "left", "right")
 
 
 @pytest.mark.parametrize("text, known, well_formed", [
-    ("up", ["up"], True),
     (" Up||LEFT || left ", ["up", "left", "left"], True),
     ("up || fly || left", ["up", "left"], False),       # an unknown word is dropped
     ("up left", [], False),                             # not joined by ||
-    ("", [], False),
     (" || ", [], False),
     ("|| up ||", ["up"], True),                         # nothing is no word
     ("up||up||up||up||up||down||fly", ["up"] * 5, True),     # beyond the fifth nothing counts
@@ -83,12 +80,5 @@ def test_step_charges_a_malformed_turn_once():
     assert info == {"success": False, "valid": False, "score": 0.0}
 
 
-def test_exact_success_agrees_with_play():
-    env, rng, wins = bandit.Env(), random.Random(0), []
-    for task_id in bandit.TEST:
-        for stream in range(10):
-            env.reset(task_id, stream)
-            wins.append(env.step(env.random_action(rng))[3]["success"])
-    exact = fmean(bandit.exact_success(task_id, "random") for task_id in bandit.TEST)
-    assert fmean(wins) == pytest.approx(exact, abs=3 * (0.25 / len(wins)) ** 0.5)
+def test_exact_success_of_the_expert_is_certain():
     assert bandit.exact_success(0, "expert") == 1.0 and bandit.exact_success(0, "expert", 0) == 0.0

@@ -1,18 +1,10 @@
-"""pytest tests/test_env_maze.py: the recorded game, the double T by hand, chances against dice."""
-
-import random
+"""pytest tests/test_env_maze.py: the recorded game, the double T and chances by hand."""
 
 import pytest
 
 from envs import maze
 
 CARVED = [task_id for task_id in maze.TRAIN + maze.TEST if maze.family(task_id) == "random"]
-
-
-def started(task_id, **flags):
-    env = maze.Env(**flags)
-    env.reset(task_id)
-    return env
 
 
 def test_step_replays_the_exchange_recorded_from_the_original_server():
@@ -24,8 +16,8 @@ def test_step_replays_the_exchange_recorded_from_the_original_server():
                                   "position 6, 6. ")
     assert (reward, done, info) == (0, False, {"success": False, "valid": True, "score": 0})
     env.step("move down")
-    assert env.step("move down") == ("Success", 1, True,
-                                     {"success": True, "valid": True, "score": 1})
+    assert env.step("move down") == ("Success", 1, True, {
+        "success": True, "valid": True, "score": 1})
 
 
 @pytest.mark.parametrize("task_id, seen", [
@@ -50,26 +42,15 @@ def test_double_t_has_the_recorded_size_and_a_game_for_every_open_square():
         maze.Env().reset(25)
 
 
-def relaxed_distances(grid, goal):
-    """Slow: lower every square to one more than its lowest neighbour until nothing changes."""
-    to_goal = {(row, column): 999 for row, line in enumerate(grid)
-               for column, square in enumerate(line) if square == "."}
-    to_goal[goal], before = 0, None
-    while to_goal != before:
-        before = dict(to_goal)
-        for row, column in to_goal:
-            for neighbour in ((row, column + 1), (row, column - 1), (row + 1, column),
-                              (row - 1, column)):
-                if neighbour in to_goal:
-                    to_goal[row, column] = min(to_goal[row, column], to_goal[neighbour] + 1)
-    return to_goal
-
-
 def test_world_carves_trees_with_a_way_of_4_to_15_moves():
     sizes = set()
     for task_id in CARVED[::20]:
         grid, start, goal, to_goal = maze.world(task_id)
-        assert to_goal == relaxed_distances(grid, goal)
+        for (row, column), distance in to_goal.items():     # one more than the nearest beside it
+            beside = ((row, column + 1), (row, column - 1), (row + 1, column), (row - 1, column))
+            nearest = min(to_goal.get(square, 99) for square in beside)
+            assert distance == (0 if (row, column) == goal else nearest + 1)
+        assert len(to_goal) == "".join(grid).count(".")
         assert 4 <= to_goal[start] <= 15 == maze.HORIZON
         edges = sum((row + 1, column) in to_goal for row, column in to_goal)
         edges += sum((row, column + 1) in to_goal for row, column in to_goal)
@@ -80,7 +61,7 @@ def test_world_carves_trees_with_a_way_of_4_to_15_moves():
     assert sizes == {7, 9, 11, 13}
 
 
-def test_train_and_test_share_no_start_in_the_double_t_and_no_other_map():
+def test_train_and_test_share_no_map_but_the_double_t_and_no_start_there():
     train, test = ({maze.fingerprint(task_id) for task_id in split}
                    for split in (maze.TRAIN, maze.TEST))
     assert not train & test
@@ -88,12 +69,10 @@ def test_train_and_test_share_no_start_in_the_double_t_and_no_other_map():
     train, test = ({tuple(maze.world(task_id)[0]) for task_id in split if task_id in CARVED}
                    for split in (maze.TRAIN, maze.TEST))
     assert not train & test
-    assert sorted(task_id for task_id in maze.TRAIN + maze.TEST if task_id < 26) == [*range(25)]
 
 
 @pytest.mark.parametrize("action, valid", [
-    ("", False), ("move", False), ("up", False), ("move up move up", False), ("look\x00", False),
-    ("  Move LEFT\n", True)])      # into a wall
+    ("up", False), ("move up move up", False), ("  Move LEFT\n", True)])      # into a wall
 def test_step_answers_what_leads_nowhere_with_the_same_observation(action, valid):
     env = maze.Env()
     before = env.reset(17)
@@ -101,20 +80,15 @@ def test_step_answers_what_leads_nowhere_with_the_same_observation(action, valid
     assert env.turns == 1
 
 
-def test_step_fails_after_fifty_moves():
-    env = started(18)
-    for action in ["move left"] * 25 + ["nonsense"] * 25:
-        observation, reward, done, _ = env.step(action)
-        assert (reward, done) == (0, False) and "position 7, 6" in observation
-    assert env.step("move down") == ("Failure", -1, True,
-                                     {"success": False, "valid": True, "score": -1})
-
-
 def test_step_succeeds_on_the_fiftieth_move():
-    env = started(18)
-    for _ in range(49):
-        env.step("move left")
-    assert env.step("move down")[:3] == ("Success", 1, True)
+    for before, reward, told in ((49, 1, "Success"), (50, -1, "Failure")):
+        env = maze.Env()
+        env.reset(18)
+        for action in ["move left"] * 25 + ["nonsense"] * (before - 25):    # it is a move as well
+            observation, *rest = env.step(action)
+            assert rest[:2] == [0, False] and "position 7, 6" in observation
+        assert env.step("move down") == (told, reward, True, {
+            "success": reward == 1, "valid": True, "score": reward})
 
 
 def test_partial_view_tells_walls_and_moves_but_no_position():
@@ -136,18 +110,6 @@ def test_exact_success_of_random_in_one_two_and_three_moves():
     assert maze.exact_success(18, "random", horizon=2) == 1 / 4 + 1 / 2 * 1 / 4
     assert maze.exact_success(0, "random", 60) == maze.exact_success(0, "random", 50)
     assert maze.exact_success(18, "random", horizon=3) == 1 / 4 + 1 / 8 + 1 / 16 + 1 / 4 * 1 / 4**2
-
-
-@pytest.mark.parametrize("task_id", [14, CARVED[-1]])
-def test_exact_success_of_random_agrees_with_play(task_id):
-    rng, env, n, horizon = random.Random(task_id), maze.Env(), 1500, 40
-    wins = 0
-    for _ in range(n):
-        env.reset(task_id)
-        wins += any(env.step(env.random_action(rng))[2] for _ in range(horizon))
-    p = maze.exact_success(task_id, "random", horizon)
-    assert 0.05 < p < 0.95
-    assert abs(wins / n - p) < 3 * (p * (1 - p) / n) ** 0.5
 
 
 def test_exact_success_of_the_expert_is_whether_the_way_fits():

@@ -2,14 +2,13 @@
 what an id or a name that nobody has is answered, that the database agrees with itself, and that
 goals ask in words for their answers."""
 import re
-from datetime import date
 
 import pytest
 
 from envs import movie
 from envs.parts import tools
 from envs.movie import COUNTRIES, GENRES, JOBS, Env, credits, search, world
-from tool_calls import ask
+from players import ask, first_of
 
 ABSENT = '{"success":false,"status_code":34,"status_message":"The resource you requested could ' \
     'not be found."}'
@@ -50,13 +49,7 @@ def test_a_film_is_told_in_the_originals_shapes(env):
         reply = ask(env, tool, movie_id=number)
         assert {*reply} - {"id"} == {key} and all([*entry] == keys for entry in reply[key])
         assert 1 <= len(reply[key]) <= 10
-    for entry in ask(env, "get_movie_production_companies", movie_id=number)[
-            "production_companies"]:        # a company is from one country, whatever it produced
-        others = [other for other in world()[0] if entry["name"] in other.companies]
-        assert all(entry in ask(env, "get_movie_production_companies", movie_id=str(other.id))[
-            "production_companies"] for other in others)
-    assert all(type(word) is str for word in ask(env, "get_movie_keywords",
-                                                 movie_id=number)["keywords"])
+    assert ask(env, "get_movie_keywords", movie_id=number)["keywords"] == film.keywords
     texts = ask(env, "get_movie_translation", movie_id=number)["translations"]
     assert len({text["data"]["overview"] for text in texts}) == 3
 
@@ -79,18 +72,13 @@ def test_a_person_is_told_in_the_originals_shapes(env):
     assert all([*entry] == ["id", "title", "job"] for entry in crew)
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "999999", "x", "", "2e5", "²", "9" * 5000])
-def test_an_id_that_nothing_has_is_answered_as_by_tmdb(env, number):
-    for tool in FILMS:
-        assert ask(env, tool, movie_id=number) == ABSENT
-    for tool in PEOPLE:
-        assert ask(env, tool, person_id=number) == ABSENT
-
-
-def test_an_id_of_the_other_kind_is_absent(env):
-    film, person = (things[0] for things in world())
-    assert all(ask(env, tool, movie_id=str(person.id)) == ABSENT for tool in FILMS)
-    assert all(ask(env, tool, person_id=str(film.id)) == ABSENT for tool in PEOPLE)
+def test_an_id_that_nothing_has_is_answered_as_by_tmdb(env):
+    film, person = (str(things[0].id) for things in world())
+    for number in ("-1", "999999", "x", "", "2e5", "²", "9" * 5000):
+        assert all(ask(env, tool, movie_id=number) == ABSENT for tool in FILMS)
+        assert all(ask(env, tool, person_id=number) == ABSENT for tool in PEOPLE)
+    assert all(ask(env, tool, movie_id=person) == ABSENT for tool in FILMS)     # the other kind's
+    assert all(ask(env, tool, person_id=film) == ABSENT for tool in PEOPLE)
 
 
 def test_search_takes_the_nearest_name(env):
@@ -99,10 +87,7 @@ def test_search_takes_the_nearest_name(env):
     assert search(0, f"  {film.title.lower()} ") is film
     assert search(1, f"{last} {first}") is person           # both words, in another order
     assert last in search(1, last).name
-    assert {*search(0, f"{film.title} 2").title.split()} >= {*film.title.split()} - {"The", "of"}
     assert ask(env, "get_search_movie", movie_name="Xyzzy") == \
-        "ERROR | IndexError(list index out of range)"
-    assert ask(env, "get_search_movie", movie_name="the") == \
         "ERROR | IndexError(list index out of range)"
     assert ask(env, "get_search_person", person_name="") == []
     assert search(0, "harbour " * 9000) is not None         # and soon
@@ -112,38 +97,17 @@ def test_world_agrees_with_itself():
     films, people = world()
     assert len({film.title for film in films}) == len({film.id for film in films}) == 320
     assert len({person.name for person in people}) == 400
-    assert not {film.id for film in films} & {person.id for person in people}
     for film in films:
         assert [job for _, job in film.crew] == [*JOBS] and 4 <= len(film.cast) <= 8
-        assert len({person.name for person, _ in film.cast}) == len(film.cast)
-        assert len({part for _, part in film.cast}) == len(film.cast)
+        assert len({*film.cast}) == len({part for _, part in film.cast}) == len(film.cast)
         assert {*film.countries} | {*film.titles} <= {*COUNTRIES}
         assert int(film.date[:4]) >= 18 + max(int(person.birthday[:4]) for person in people)
-        date.fromisoformat(film.date)
-    for person, (cast, crew) in credits().items():
-        assert [film for film, _ in cast] == sorted(
-            (film for film in films if person in [each for each, _ in film.cast]),
-            key=lambda film: film.date)
-        assert all((person, job) in film.crew for film, job in crew)
-
-
-def test_test_starts_from_films_and_people_that_train_does_not():
-    def subjects(ids):
-        tasks = [movie.task(task_id) for task_id in ids]
-        return {task.film.title for task in tasks}, {task.person.name for task in tasks}
-    for train, test in zip(subjects(movie.TRAIN[:300]), subjects(movie.TEST)):
-        assert not train & test and len(test) > 30
 
 
 # ---- the goals, read again: what a person would work out from their words and the database ----
 
 JOB = {"directed": "Director", "produced": "Producer", "wrote": "Writer", "edited": "Editor",
        "photography": "Director of Photography", "music": "Original Music Composer"}
-
-
-def first_of(table, text):
-    """What a table of {regular expression: value} has for a text."""
-    return next((value for words, value in table.items() if re.search(words, text)), None)
 
 
 def about_film(film, asked):

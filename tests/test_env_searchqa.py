@@ -5,20 +5,15 @@ passages say against what the questions ask, the remote retriever against a serv
 """
 import http.server
 import json
-import math
 import random
 import re
-import subprocess
-import sys
 import threading
 import zlib
 from collections import Counter
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from env_server import Service, respond
 from envs import open_env
 from envs import searchqa
 from envs.parts import knowledge, retrieval
@@ -26,28 +21,12 @@ from envs.parts.knowledge import Passage, Thing, encyclopedia, relations, said
 from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
 from envs.parts.suites import COMPOSITION, suite_tasks
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
-
-ROOT = Path(__file__).parent.parent
+from players import bm25, play, printed, solved, wire
 
 
 def some(name, split, count=20):
     """The first ids of a family."""
     return [task for task in split if family(task) == name][:count]
-
-
-def play(env, task_id, most=10):
-    """The expert's episode: [(action, observation, reward, done, info), ...]."""
-    env.reset(task_id)
-    return play_on(env, most)
-
-
-def play_on(env, most=10):
-    episode, done = [], False
-    while not done and len(episode) < most:
-        action = env.expert()[1]
-        episode.append((action, *env.step(action)))
-        done = episode[-1][3]
-    return episode
 
 
 # ---- the world ----------------------------------------------------------------------------------
@@ -69,33 +48,15 @@ def test_facts_fit_together():
         return int(thing.facts[name])
     for thing in encyclopedia().things:
         facts = thing.facts
-        if thing.kind == "country":
-            assert facts["capital"].facts["country"] is thing
-        if thing.kind == "album":
-            assert year(thing, "year") > year(facts["performer"], "formed")
         if "father" in facts:
             assert 24 <= year(thing, "birth") - year(facts["father"], "birth") <= 45
             assert facts["father"].name.split()[1] == thing.name.split()[1]
-            assert facts["father"].name.split()[0] in knowledge.MEN
         if "spouse" in facts:
-            spouse = facts["spouse"]
-            assert spouse.facts["spouse"] is thing
-            assert (thing.name.split()[0] in knowledge.MEN) \
-                != (spouse.name.split()[0] in knowledge.MEN)
-            assert thing is not spouse.facts.get("father") and spouse is not facts.get("father")
-        if thing.kind == "film":
-            births = [year(facts[role], "birth") for role in ("director", "star", "composer")
-                      if role in facts]
-            assert all(abs(birth - births[0]) < 25 for birth in births)
-        if thing.noun in ("director", "actor"):
-            assert year(thing, "birth") >= 1875
-        if "university" in facts:
-            assert year(facts["university"], "founded") <= year(thing, "birth") + 22
+            assert facts["spouse"].facts["spouse"] is thing
         for maker, made in dict(author="year", director="year", painter="year", architect="opened",
                                 captain="launched", singer="formed", founder="founded").items():
             if maker in facts and made in facts:
-                age = year(thing, made) - year(facts[maker], "birth")
-                assert 24 <= age < 70
+                assert 24 <= year(thing, made) - year(facts[maker], "birth") < 70
                 assert year(thing, made) < int(facts[maker].facts.get("death", 2020))
 
 
@@ -196,21 +157,6 @@ def test_ask_triviaqa_describes_one_thing_only():
 
 # ---- the search ---------------------------------------------------------------------------------
 
-def bm25(passages, words):
-    """Okapi BM25 as SQLite computes it (k1 1.2, b 0.75), the title counted twice."""
-    texts = [[re.findall(r"\w+", part.lower()) for part in passage[:2]] for passage in passages]
-    sizes = [len(title) + len(text) for title, text in texts]
-    mean, scores = sum(sizes) / len(sizes), [0.0] * len(texts)
-    for word in words:
-        counts = [2 * title.count(word) + text.count(word) for title, text in texts]
-        n = sum(count > 0 for count in counts)
-        idf = max(math.log((len(texts) - n + 0.5) / (n + 0.5)), 1e-6)
-        for i, count in enumerate(counts):
-            scores[i] += idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * sizes[i] / mean))
-    best = sorted((i for i in range(len(texts)) if scores[i]), key=lambda i: (-scores[i], i))
-    return [passages[i] for i in best[:3]]
-
-
 def test_index_finds_what_bm25_ranks_first():
     rng, letters = random.Random(0), [a + b for a in "bcdfg" for b in "aeiou"]
     passages = [Passage(" ".join(rng.choices(letters, k=2)),
@@ -218,17 +164,17 @@ def test_index_finds_what_bm25_ranks_first():
                 for _ in range(60)]
     index = Index(passages)
     index.common = set()
+    docs = [(Counter(f"{page.title} {page.title} {page.text}".split()),     # a title counts twice,
+             len(f"{page.title} {page.text}".split())) for page in passages]    # its size once
     for _ in range(50):
         words = rng.sample(letters, rng.randrange(1, 4))
-        assert index.find(" ".join(words)) == bm25(passages, words)
+        assert index.find(" ".join(words)) == [passages[i] for i in bm25(docs, words)[:3]]
 
 
 SYNTAX = {      # a query -> the words that it is searched for
     'NEAR("silent orchard", 2)': "near silent orchard 2", '"silent orchard': "silent orchard",
-    "orchard*": "orchard", "title:orchard": "title orchard", "- orchard": "orchard",
-    "{title text}: orchard": "title text orchard", "orchard -silent": "orchard silent",
-    "((orchard": "orchard", "orchard)": "orchard", "orchard AND": "orchard and",
-    "NOT orchard": "not orchard", "orchard OR OR": "orchard or", "^orchard + silent":
+    "orchard*": "orchard", "{title text}: orchard": "title text orchard", "- orchard": "orchard",
+    "((orchard": "orchard", "NOT orchard AND": "not orchard and", "^orchard + silent":
     "orchard silent", "orchard'; DROP TABLE pages; --": "orchard drop table pages",
     "orchard\x00silent": "orchard silent", "orchard \ud800": "orchard",
     "orchard_silent": "orchard silent", "%orchard% _": "orchard", "ORCHARD": "orchard"}
@@ -256,9 +202,8 @@ def test_find_of_a_huge_query_looks_for_its_first_words_only():
 # ---- the game -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, plain", [
-    ("The  Silent Orchard", "silent orchard"), ("silent, orchard!", "silent orchard"),
-    ("An apple a day", "apple day"), ("412,305", "412305"), ("Theatre", "theatre"),
-    ("a", ""), ("O'Neill-Smith\n", "oneillsmith"), ("612 km", "612 km")])
+    ("The  Silent, Orchard!", "silent orchard"), ("An apple a day", "apple day"),
+    ("412,305 km", "412305 km"), ("Theatre", "theatre"), ("O'Neill-Smith\n", "oneillsmith")])
 def test_normalised_as_squad_does(text, plain):
     assert normalised(text) == plain
 
@@ -319,47 +264,32 @@ def test_act_ends_at_the_first_answer_unless_it_may_try_again(monkeypatch):
         assert env.step(wrong)[2] is not again
 
 
-def test_head_of_the_file_tells_a_game_as_it_is_played():
-    env, head = searchqa.Env(), " ".join(searchqa.__doc__.partition("The deep-search")[0].split())
-    said = [env.reset(49432)]
-    for action, observation, *_ in play(env, 49432):
-        said += [action, *observation.split("\n")]
-    parts = [part.strip() for part in re.split(
-        r"(?: env: | agent: | reward [01],?(?: done)?|\.\.\.|Doc 2|Doc 3)", head)[1:]]
-    played = " ".join(" ".join(said).split())
-    assert len(parts) > 12 and all(part in played for part in parts)
-
-
 # ---- the expert ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_expert_uses_the_question_and_what_it_has_read_only(name):
-    """Names in its queries and answers stand in the question or in a passage shown before."""
-    for task in some(name, TEST):
-        shown, episode = draw(task).text.lower(), play(searchqa.Env(), task)
-        for action, observation, *_ in episode:
-            kind, content = first_tag(action)
-            content *= name != "bamboogle" or kind == "search"      # a difference stands nowhere
-            for word in re.findall(r"\b[A-Z][a-z]+|[0-9]+", content):
-                assert word.lower() in shown, (task, action)
-            shown += observation.lower()
-        assert episode[-1][-1]["success"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_expert_thinks_of_what_it_has_read_and_comes_to_the_answer(name):
+def test_expert_thinks_and_says_only_what_it_has_read(name):
+    """Names in its thoughts, queries and answers stand in the question or in a passage before."""
     env = searchqa.Env()
+
+    def names(text):
+        return {word.lower() for word in re.findall(r"\b[A-Z][a-z]+|[0-9]+", text)}
     for task in some(name, TEST):
         shown, done = env.reset(task).lower(), False
         while not done:
             thought, action = env.expert()
             facts, _, result = thought.partition(" So it is ")
-            for word in re.findall(r"\b[A-Z][a-z]+|[0-9]+", re.sub(r"(^|\. )\w+", "", facts)):
-                assert word.lower() in shown, (task, thought)
-            observation, _, done, _ = env.step(action)
+            kind, content = first_tag(action)
+            if name == "bamboogle" and kind == "answer":            # a difference stands nowhere
+                content = ""
+            said = names(re.sub(r"(^|\. )\w+", "", facts)) | names(content)
+            assert all(word in shown for word in said), (task, thought, action)
+            observation, _, done, info = env.step(action)
             shown += observation.lower()
-        assert draw(task).golds[0] in thought
+        assert info["success"] and draw(task).golds[0] in thought
         assert bool(result) == (name == "bamboogle") or len(draw(task).chains) == 2
+
+
+
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -368,24 +298,16 @@ def test_expert_succeeds_after_detours_and_wrong_answers(name):
     for task in some(name, TEST, 12):
         env.reset(task)
         for _ in range(rng.randrange(1, 8)):
-            done = env.step(rng.choice([env.random_action(rng), "<search>", env.expert()[1]]))[2]
-            if done:
-                break
-        else:
-            assert play_on(env)[-1][-1]["success"], task
+            if not env.done:
+                env.step(rng.choice([env.random_action(rng), "<search>", env.expert()[1]]))
+        assert env.done or solved(env, most=10), task
 
 
 # ---- the wire -----------------------------------------------------------------------------------
 
 def test_server_speaks_as_the_original_does():
     """GET /observation gives the question with the task's words, at any time."""
-    services = {"searchqa": Service("searchqa")}
-
-    def ask(path, body=None):
-        status, text = respond(services, "GET" if body is None else "POST", path,
-                               json.dumps(body).encode() if body is not None else b"")
-        assert status == 200, text
-        return json.loads(text)
+    ask = wire("searchqa")
     assert ask("/create", {"id": 0}) == 0 and ask("/") == "ok"
     prompted = ask("/reset", {"env_idx": 0, "id": 29190})
     assert prompted.startswith("You must reason inside <think>...</think> first. If you do not")
@@ -456,38 +378,29 @@ def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, 
 
 def test_use_reaches_the_processes_started_from_here(tmp_path):
     write(tmp_path, corpus=CORPUS, **QUESTIONS)
-    program = f"""
+    assert printed(f"""
 from env_server import local_server
 from envs import open_env
 from client import EnvClient
 open_env("searchqa", {str(tmp_path)!r})
 with local_server("searchqa") as urls:
-    client = EnvClient(urls, "searchqa")
-    print(client.answer([(None, "reset", 2)])[0].observation)
-"""
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
-                            text=True)
-    assert answer.stdout == "Question: who was an engineer?\n", answer.stderr
+    print(EnvClient(urls, "searchqa").answer([(None, "reset", 2)])[0].observation)
+""") == "Question: who was an engineer?\n"
 
 
 @pytest.mark.parametrize("read, line, words", [
-    (read_corpus, "{", r"line 2: no JSON"), (read_corpus, "[1]", "line 2: .*expected an object"),
-    (read_corpus, '{"text": "a"}', "line 2: contents is 'None'; expected a text"),
-    (read_corpus, '{"contents": 3}', "line 2: contents is '3'"),
+    (read_corpus, "[1]", "line 2: .*expected an object"),
     (read_corpus, r'{"contents": "half of \ud83d"}', "line 2: contents is 'half of"),
     (read_questions, '{"question": " ", "golden_answers": ["a"]}', "line 2: question is ' '"),
-    (read_questions, '{"question": "q"}', "line 2: golden_answers is 'None'; expected a list"),
-    (read_questions, '{"question": "q", "golden_answers": []}', "golden_answers is .*a list"),
-    (read_questions, '{"question": "q", "golden_answers": "a"}', "golden_answers is 'a'"),
-    (read_questions, '{"question": "q", "golden_answers": [1]}', "golden_answers is"),
+    (read_questions, '{"question": "q", "golden_answers": []}', "line 2: golden_answers is .*list"),
+    (read_questions, '{"question": "q", "golden_answers": [1]}', "line 2: golden_answers is"),
     (read_questions, '{"question": "q", "golden_answers": ["a"], "data_source": 1}',
      "line 2: data_source is '1'"),
     (read_questions, "[" * 100_000, "line 2: no JSON")])
 def test_read_names_file_line_and_field(tmp_path, read, line, words):
     good = CORPUS[0] if read is read_corpus else QUESTIONS["test"][0]
     write(tmp_path, file=[good, line])
-    with pytest.raises(ValueError, match=f"^searchqa: .*file.jsonl, {words}" if "line" in words
-                       else words) as refusal:
+    with pytest.raises(ValueError, match=f"^searchqa: .*file.jsonl, {words}") as refusal:
         read(tmp_path / "file.jsonl")
     assert "\n" not in str(refusal.value)
 
@@ -545,9 +458,8 @@ def test_remote_speaks_as_search_r1s_clients_do():
 
 
 @pytest.mark.parametrize("answer", [
-    (500, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"result": []}'), (200, b'{"result": 3}'),
-    (200, b'{"result": [[{"document": {}}]]}'), (200, b'{"result": [[{"document": '
-                                                     b'{"contents": null}}]]}')])
+    (500, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"result": []}'),
+    (200, b'{"result": [[{"document": {"contents": null}}]]}')])
 def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, own,
                                                                     monkeypatch, capfd):
     with retriever(answer) as (url, _):
@@ -555,12 +467,11 @@ def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp
             Remote(url).find("x")
         monkeypatch.setenv("NANO_SEARCHQA_URL", url)
         searchqa.use(write(tmp_path, **QUESTIONS))          # needs no corpus of its own then
-        services = {"searchqa": Service("searchqa")}
-        respond(services, "POST", "/resets", b'{"items": [{"task": 0}, {"task": 1}]}')
-        items = [dict(id=0, action="<search>x</search>"),
-                 dict(id=1, action="<answer>Thames</answer>")]
-        _, text = respond(services, "POST", "/steps", json.dumps({"items": items}).encode())
-    broken, good = json.loads(text)["items"]
+        ask = wire("searchqa")
+        ask("/resets", {"items": [{"task": 0}, {"task": 1}]})
+        broken, good = ask("/steps", {"items": [
+            dict(id=0, action="<search>x</search>"),
+            dict(id=1, action="<answer>Thames</answer>")]})["items"]
     assert broken["status"] == 500 and "reward" not in broken and url in broken["error"]
     assert good["reward"] == 1
 

@@ -58,8 +58,8 @@ def test_moves_to_go_is_the_shortest_solution_from_everywhere(task_id):
     assert table[player, boxes] == shortest
     rng, cells = random.Random(0), sorted(floor)
     for _ in range(40):                                 # solvable states and dead ones alike
-        places = rng.sample(cells, len(targets) + 1)
-        state = places[0], frozenset(places[1:])
+        player, *boxes = rng.sample(cells, len(targets) + 1)
+        state = player, frozenset(boxes)
         if state[1] != targets:
             assert table.get(state) == moves_by_search(size, floor, targets, state)
     near = sokoban.moves_to_go(size, floor, targets, most=3)
@@ -123,8 +123,6 @@ def test_step_plays_several_actions_until_the_budget_or_the_solution(monkeypatch
 
 def test_step_charges_a_malformed_turn_once(monkeypatch):
     env, text = play_in(monkeypatch, ["######", "#P_XO#", *["######"] * 4])
-    observation, reward, done, info = env.step("jump || fly")
-    assert reward == -0.1 and not done and not info["valid"] and text in observation
     observation, reward, _, info = env.step("jump || right || fly")
     assert reward == pytest.approx(-0.2) and not info["valid"]
     assert "#_PXO#" in observation and "9 actions left" in observation
@@ -166,22 +164,6 @@ def test_exact_success_of_a_corridor(monkeypatch):
     play_in(monkeypatch, ["######", "#PX_O#", *["######"] * 4], shortest=2)
     assert sokoban.exact_success(0, "random", 2) == pytest.approx(1 / 16, abs=1e-12)
     assert [sokoban.exact_success(0, "expert", turns) for turns in (1, 2)] == [0.0, 1.0]
-
-
-def test_exact_success_agrees_with_play():
-    env, rng, tasks, episodes = sokoban.Env(), random.Random(0), range(8000, 8030), 40
-    exact = [sokoban.exact_success(task_id, "random") for task_id in tasks]
-    wins = []
-    for task_id in tasks:
-        env.reset(task_id)
-        start = env.player, env.boxes
-        for _ in range(episodes):
-            (env.player, env.boxes), env.actions_left, env.done = start, 10, False
-            while not env.done:
-                _, _, _, info = env.step(env.random_action(rng))
-            wins.append(info["success"])
-    error = sum(p * (1 - p) * episodes for p in exact) ** 0.5 / len(wins)
-    assert fmean(wins) == pytest.approx(fmean(exact), abs=3 * error) and error < 0.01
 
 
 def test_exact_success_is_near_the_published_baseline_on_levels_as_short():

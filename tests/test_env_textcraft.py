@@ -1,12 +1,7 @@
 """pytest tests/test_env_textcraft.py: a world made by hand, a recorded game, generated worlds."""
 import json
-import math
 import random
 import re
-import subprocess
-import sys
-import zlib
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +10,8 @@ from env_server import local_server
 from envs import open_env
 from envs import textcraft, textcraft_small
 from envs.textcraft import Recipe, World, family, make_world, unseen_goal
+from players import play
 
-ROOT = Path(__file__).parent.parent
 GENERATED = [0, "small", "deep", 7]
 HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}
 
@@ -41,25 +36,15 @@ def in_world(world, goal, **inventory):
     return env
 
 
-def says(env, action):
-    return env.step(action)[0]
-
-
 def held(env):
     return {item: n for item, n in env.inventory.items() if n}
 
 
-def expert_actions(env, most=100):
+def expert_actions(env, task_id=None, most=100):
     """The expert's actions from here to the end."""
-    actions, done = [], False
-    while not done and len(actions) < most:
-        thought, action = env.expert()
-        assert thought[0].isupper() and thought.endswith(".")
-        _, _, done, info = env.step(action)
-        assert info["valid"], action
-        actions.append(action)
-    assert info["success"]
-    return actions
+    turns = play(env, task_id, most)
+    assert turns[-1][-1]["success"] and all(info["valid"] for *_, info in turns), turns
+    return [action for action, *_ in turns]
 
 
 def read_page(observation):
@@ -108,8 +93,7 @@ def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
     goals = set()
     for task_id in env.world.test[:len(env.world.goals)]:
         commands, goal = read_page(env.reset(task_id))
-        actions = expert_actions(env, most=HORIZONS[world])
-        bag = replay(commands, actions)
+        bag = replay(commands, expert_actions(env, most=HORIZONS[world]))
         assert bag[goal] > 0 and {i: n for i, n in bag.items() if n} == held(env)
         goals.add(goal)
     assert goals == set(env.world.recipes)
@@ -163,19 +147,17 @@ def test_worlds_have_their_depth_profile(world, profile):
 
 
 @pytest.mark.parametrize("world, numbers, makes, ingredients", [
-    (0, 9, 8, 3), (7, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
+    (0, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
 def test_recipes_keep_to_their_limits(world, numbers, makes, ingredients):
     world = make_world(world)
     recipes = [recipe for ways in world.recipes.values() for recipe in ways]
     assert {n for recipe in recipes for _, n in recipe.needs} <= set(range(1, numbers + 1))
     assert {recipe.count for recipe in recipes} <= set(range(1, makes + 1))
     assert {len(recipe.needs) for recipe in recipes} == set(range(1, ingredients + 1))
-    two_ways = sum(len(ways) == 2 for ways in world.recipes.values())
-    assert 0.02 <= two_ways / len(world.recipes) <= 0.1 or two_ways <= 5
     names = [*world.raw, *world.recipes, *world.classes]
-    assert len(set(names)) == len(names)
     # AgentGym's client drops every other character of an action
     assert all(re.fullmatch("[a-z]+( [a-z]+)*", name) for name in names)
+    assert len(set(names)) == len(names)
 
 
 def test_small_world_has_a_closed_vocabulary_and_short_pages():
@@ -210,23 +192,6 @@ def test_train_and_test_are_disjoint_and_some_goals_are_unseen(module, share):
                for recipe in env.world.recipes[goal])
 
 
-@pytest.mark.parametrize("module", [textcraft, textcraft_small])
-def test_test_has_the_fifth_of_the_pages_and_all_pages_of_unseen_goals(module):
-    env = module.Env()
-
-    def shares(split):
-        """{unseen goal?: share of the pages whose checksum is divisible by five}"""
-        fifth = {False: [], True: []}
-        for task_id in split:
-            page = env.reset(task_id).removeprefix("Crafting commands:\n").split("\n\nGoal")[0]
-            fifth[module.unseen_goal(task_id)].append(zlib.crc32(page.encode()) % 5 == 0)
-        return {unseen: sum(hits) / len(hits) for unseen, hits in fifth.items() if hits}
-    assert shares(module.TRAIN[:500]) == {False: 0}
-    test = shares(module.TEST)
-    assert test[False] == 1
-    assert 0.05 < test[True] < 0.45     # some 30 to 110 pages as they come, 0.2 expected
-
-
 def test_distractors_use_the_ingredients_of_the_task():
     env, places = textcraft.Env(), set()
     for task_id in textcraft.TEST[:50]:
@@ -236,34 +201,13 @@ def test_distractors_use_the_ingredients_of_the_task():
             related |= {i for item in related for r in env.world.recipes.get(item, ())
                         for i, _ in r.needs}
             related |= {m for item in related for m in env.world.classes.get(item, ())}
-        needed = [str(r) for item in related for r in env.world.recipes.get(item, ())]
-        lines = [str(recipe) for recipe in env.shown]
+        needed = {r for item in related for r in env.world.recipes.get(item, ())}
+        users = {r for ways in env.world.recipes.values() for r in ways
+                 if related & {i for i, _ in r.needs}} - needed
+        assert needed <= {*env.shown} and len({*env.shown}) == len(env.shown) == len(needed) + 10
+        assert len({*env.shown} - needed - users) == 10 - min(9, len(users))
         places.add([recipe.item for recipe in env.shown].index(goal))
-        assert set(needed) <= set(lines) and len(lines) == len(needed) + 10 == len(set(lines))
-        strangers = [recipe for recipe in env.shown if str(recipe) not in needed
-                     and not related & {i for i, _ in recipe.needs}]
-        users = {str(r) for ways in env.world.recipes.values() for r in ways
-                 if related & {i for i, _ in r.needs}} - set(needed)
-        assert len(strangers) == 10 - min(9, len(users))
     assert places >= set(range(11))      # the goal's own command may stand on any line
-
-
-def test_tasks_do_not_depend_on_the_hash_seed(tmp_path):
-    minecraft(tmp_path)
-    program = f"""
-import zlib
-from envs import textcraft
-for world in (0, "small", {str(tmp_path / "recipes")!r}):
-    env = textcraft.Env(world)
-    text = []
-    for task_id in env.world.test[:60]:
-        text += [env.reset(task_id), *env.expert()]
-    print(zlib.crc32("".join(text).encode()), sorted(env.world.unseen)[:9])
-"""
-    answers = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
-                              text=True, check=True, env={"PYTHONHASHSEED": seed}).stdout
-               for seed in ("1", "2")}
-    assert len(answers) == 1 and answers.pop().count("\n") == 3
 
 
 def test_exchange_recorded_from_the_original_server(tmp_path):
@@ -281,29 +225,23 @@ def test_exchange_recorded_from_the_original_server(tmp_path):
 
 @pytest.mark.parametrize("action, answer", [
     ("inventory", "Inventory: [elm log] (2) [elm plank] (4)"),
-    ("get 3 elm log", "Got 3 elm log"),
     ("get 500 coal", "Got 500 coal"),
     ("  GET 3   elm\tlog ", "Got 3 elm log"),
     ("get 3 elm plank", "Could not find elm plank"),            # it is crafted
     ("get 3 plank", "Could not find plank"),                    # a class
-    ("get 3 unicorn", "Could not find unicorn"),
     ("craft 4 elm plank using 1 elm log", "Crafted 4 minecraft:elm_plank"),
     ("craft 4 stick using 2 elm plank", "Crafted 4 minecraft:stick"),
     ("craft 4 stick using 2 ash plank", "Could not find enough items to craft minecraft:stick"),
     ("craft 1 ladder using 3 stick", "Could not find enough items to craft minecraft:ladder"),
     ("craft 4 elm plank using 2 elm log", "Could not find a valid recipe for elm plank"),
-    ("craft 4 stick using 3 elm plank", "Could not find a valid recipe for stick"),
     ("craft 4 stick using 1 elm plank, 1 elm plank", "Could not find a valid recipe for stick"),
     ("craft 4 stick using 2 elm plank, 1 elm log", "Could not find a valid recipe for stick"),
-    ("craft 4 stick using 2 elm log", "Could not find a valid recipe for stick"),
     ("craft 1 unicorn using 1 elm log", "Could not find a valid recipe for unicorn"),
     ("craft 4 stick", "Could not execute craft 4 stick"),
     ("craft 4 stick using plank", "Could not execute craft 4 stick using plank"),
-    ("get elm log", "Could not execute get elm log"),
     ("get 0 elm log", "Could not execute get 0 elm log"),
     ("get -1 elm log", "Could not execute get -1 elm log"),
     ("dance", "Could not execute dance"),
-    ("", "Could not execute "),
 ])
 def test_step_answers_every_kind_of_action(action, answer):
     env = in_world(WOOD, "ladder", elm_log=2, elm_plank=4)
@@ -319,10 +257,10 @@ def test_step_answers_every_kind_of_action(action, answer):
 def test_step_reckons_with_what_the_recipe_makes_not_with_the_number_typed():
     for typed in ("1 ", "4 ", "99 ", ""):
         env = in_world(WOOD, "ladder", elm_log=2, stick=3)
-        assert says(env, f"craft {typed}elm plank using 1 elm log") == (
+        assert env.step(f"craft {typed}elm plank using 1 elm log")[0] == (
             "Crafted 4 minecraft:elm_plank")
         assert held(env) == {"elm log": 1, "elm plank": 4, "stick": 3}     # 2 - 1, 0 + 4
-        assert says(env, "craft 4 stick using 2 elm plank") == "Crafted 4 minecraft:stick"
+        assert env.step("craft 4 stick using 2 elm plank")[0] == "Crafted 4 minecraft:stick"
         assert held(env) == {"elm log": 1, "elm plank": 2, "stick": 7}     # 4 - 2, 3 + 4
         _, reward, done, info = env.step("craft 1 ladder using 7 stick")
         assert (reward, done, info["success"]) == (1, True, True)
@@ -339,38 +277,6 @@ def test_step_fills_a_class_with_one_member_whatever_the_order():
         assert env.step(f"craft 1 box using {needs}")[3]["valid"] == fits
     assert expert_actions(in_world(WOOD, "box", ash_plank=9, elm_plank=9)) == [
         "craft 1 box using 2 ash plank, 3 elm plank"]
-
-
-@pytest.mark.parametrize("module", [textcraft, textcraft_small])
-def test_transcript_in_the_docstring_is_real(module):
-    page, play = module.__doc__.split("Goal: craft ", 1)
-    goal, play = play.split(".", 1)
-    env = module.Env()
-    env.reset(next(i for i in module.TRAIN if env.world.goal(i) == goal))
-    lines = re.findall(r"^ +(?:env:    Crafting commands:\n +)?(craft .+)$", page, re.M)
-    assert len(lines) >= 3 and all(
-        line in [str(r) for ways in env.world.recipes.values() for r in ways] for line in lines)
-    turns = re.findall(r"agent:  (.+?)\s+-> +(.+)", play)
-    assert len(turns) >= 3
-    for action, answer in turns:
-        observation, reward, done, _ = env.step(action)
-        assert answer.startswith(observation)
-    assert done and reward == 1
-
-
-@pytest.mark.parametrize("module, published", [(textcraft, 0.05), (textcraft_small, 0.12)])
-def test_random_player_succeeds_as_often_as_the_docstring_says(module, published):
-    env, rng, n = module.Env(), random.Random(1), 800
-    wins = 0
-    for task_id in rng.choices(module.TEST, k=n):
-        env.reset(task_id)
-        for _ in range(module.HORIZON):
-            if env.step(env.random_action(rng))[2]:
-                wins += 1
-                break
-    error = math.sqrt(published * (1 - published) / n)
-    assert abs(wins / n - published) < 3 * error + 0.005     # 0.005: the docstring rounds
-    assert f"{round(100 * published)}% of TEST" in module.__doc__
 
 
 def write(folder, **files):
@@ -401,14 +307,11 @@ def minecraft(folder):
           acacia_planks={**shapeless("acacia_planks", count=4), "group": "planks",
                          "ingredients": [logs]},
           acacia_wood=shapeless("acacia_wood", *["acacia_log"] * 4, count=3),
-          bare_wood=shapeless("bare_wood", *["bare_acacia_log"] * 4, count=3),
           dark_oak_wood=shapeless("dark_oak_wood", *["dark_oak_log"] * 4, count=3),
           birch_planks={**shapeless("birch_planks", "birch_log", count=4), "group": "planks"},
           stick=shaped("stick", ["#", "#"], {"#": planks}, count=4),
           torch=shaped("torch", ["X", "#"], {"X": coal, "#": {"item": "minecraft:stick"}}, count=4),
           chest=shaped("chest", ["###", "# #", "###"], {"#": planks}),
-          stone_pickaxe=shaped("stone_pickaxe", ["XXX", " # ", " # "], {
-              "X": {"item": "minecraft:cobblestone"}, "#": {"item": "minecraft:stick"}}),
           blue_dye=shapeless("blue_dye", "lapis_lazuli"),
           light_blue_dye_from_blue_orchid=shapeless("light_blue_dye", "blue_orchid"),
           light_blue_dye_from_blue_white_dye=shapeless(
@@ -435,14 +338,12 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
         "oak planks": ["craft 4 oak planks using 1 oak logs"],
         "acacia planks": ["craft 4 acacia planks using 1 acacia logs"],
         "acacia wood": ["craft 3 acacia wood using 4 acacia log"],
-        "bare wood": ["craft 3 bare wood using 4 bare acacia log"],
         "dark oak wood": ["craft 3 dark oak wood using 4 dark oak log"],
         "birch planks": ["craft 4 birch planks using 1 birch log"],
         "stick": ["craft 4 stick using 2 planks"],
         "torch": ["craft 4 torch using 1 coal, 1 stick",              # a list leaves the choice
                   "craft 4 torch using 1 charcoal, 1 stick"],
         "chest": ["craft 1 chest using 8 planks"],
-        "stone pickaxe": ["craft 1 stone pickaxe using 3 cobblestone, 2 stick"],
         "blue dye": ["craft 1 blue dye using 1 lapis lazuli"],
         "light blue dye": ["craft 1 light blue dye using 1 blue orchid",
                            "craft 2 light blue dye using 1 blue dye, 1 white dye"],
@@ -463,22 +364,22 @@ def test_read_world_takes_a_class_without_members_for_a_raw_item_as_textcraft_do
     """Not for a class of what its name sounds like: acacia log, and oak logs also dark oak log."""
     env = textcraft.Env(recipes=minecraft(tmp_path))
     env.reset(next(i for i in env.world.test if env.world.goal(i) == "acacia planks"))
-    assert says(env, "get 4 acacia log") == "Got 4 acacia log"
-    assert says(env, "craft 4 acacia planks using 1 acacia log").startswith("Could not find a val")
-    assert says(env, "get 1 acacia logs") == "Got 1 acacia logs"
+    assert env.step("get 4 acacia log")[0] == "Got 4 acacia log"
+    assert env.step("craft 4 acacia planks using 1 acacia log")[0].startswith("Could not find a v")
+    assert env.step("get 1 acacia logs")[0] == "Got 1 acacia logs"
     assert env.step("craft 4 acacia planks using 1 acacia logs")[1] == 1
     env.reset(next(i for i in env.world.test if env.world.goal(i) == "oak planks"))
-    says(env, "get 9 dark oak log"), says(env, "get 1 oak log")
-    assert says(env, "get 1 oak logs") == "Could not find oak logs"         # it has a tag file
-    assert says(env, "craft 4 oak planks using 1 dark oak log").startswith("Could not find a val")
+    env.step("get 9 dark oak log")
+    env.step("get 1 oak log")
+    assert env.step("get 1 oak logs")[0] == "Could not find oak logs"         # it has a tag file
+    assert env.step("craft 4 oak planks using 1 dark oak log")[0].startswith("Could not find a v")
     assert env.step("craft 4 oak planks using 1 oak log")[1] == 1
 
 
 def test_expert_wins_in_a_folder_of_recipes(tmp_path):
     env = textcraft.Env(recipes=minecraft(tmp_path))
     for task_id in [*env.world.train, *env.world.test]:
-        env.reset(task_id)
-        expert_actions(env, most=20)
+        expert_actions(env, task_id, 20)
     with pytest.raises(ValueError, match=rf"textcraft: no task -1; tasks are 0\.\.{task_id}"):
         env.reset(-1)
     families = {family(i, tmp_path / "recipes") for i in env.world.test}
@@ -491,8 +392,6 @@ def test_expert_wins_in_a_folder_of_recipes(tmp_path):
     ([], r"bad\.json is no Minecraft file: it has no 'type'"),
     ({"type": "minecraft:crafting_shaped", "pattern": ["#"], "key": {}},
      r"bad\.json is no Minecraft recipe: KeyError\('#'\)"),
-    ({"type": "minecraft:crafting_shapeless", "ingredients": ["x"], "result": {"item": "y"}},
-     r"bad\.json is no Minecraft recipe: TypeError"),
     (shapeless("air"), r"bad\.json is no Minecraft recipe: ValueError\('no ingredients'\)"),
 ])
 def test_read_world_names_the_bad_file(tmp_path, content, problem):

@@ -3,14 +3,14 @@ the rules of dates and places in the original's words, the climate they tell of,
 that goals ask in words for their answers."""
 import re
 from datetime import date, datetime, timedelta
-from math import acos, cos, radians, sin
+from math import pi
 
 import pytest
 
 from envs import weather
 from envs.parts import tools
 from envs.weather import Env, cities, kilometres, weather_at
-from tool_calls import ask
+from players import ask
 
 OSLO = {"latitude": 59.91, "longitude": 10.75}
 
@@ -32,46 +32,36 @@ def test_get_latitude_longitude_replies_as_in_the_clients_example(env):
     assert ask(env, "get_latitude_longitude", name="Atlantis") == "ERROR | KeyError('results')"
 
 
-@pytest.mark.parametrize("kind, tools", [
-    ("temp", ("get_historical_temp", "get_current_temp", "get_temp_forecast")),
-    ("rain", ("get_historical_rain", "get_current_rain", "get_rain_forecast")),
-    ("snow", ("get_historical_snow", "get_current_snow", "get_snow_forecast")),
-    ("air_quality_index", ("get_historical_air_quality_index", "get_current_air_quality_index")),
-])
-def test_series_reply_as_in_the_clients_example(env, kind, tools):
-    fields = {"temp": {"temperature_2m_max": "°C", "temperature_2m_min": "°C",
-                       "temperature_2m_mean": "°C"}, "rain": {"rain_sum": "mm"},
-              "snow": {"snowfall_sum": "cm"}, "air_quality_index": {"european_aqi_pm2_5": "EAQI"}}
-    today, hour = env.task.today, "T12:00" if kind == "air_quality_index" else ""
-    for tool, first, last in zip(tools, (-3, 0, 2), (-1, 0, 2)):
-        days = [(today + timedelta(n)).isoformat() for n in range(first, last + 1)]
-        when = {"current_date": days[0]} if "current" in tool else \
-            {"start_date": days[0], "end_date": days[-1]}
-        reply = ask(env, tool, **OSLO, **when)
-        assert [*reply] == ["latitude", "longitude", "daily_units", "daily"]
-        assert (reply["latitude"], reply["longitude"]) == (59.9, 10.8)
-        assert [*reply["daily_units"].items()] == [("time", "iso8601"), *fields[kind].items()]
-        assert [*reply["daily"]] == [*reply["daily_units"]]
-        assert reply["daily"]["time"] == [day + hour for day in days]
-        for field in fields[kind]:
-            assert reply["daily"][field] == [
-                weather_at(59.91, 10.75, date.fromisoformat(day))[field] for day in days]
+@pytest.mark.parametrize("kind, fields", [
+    ("temp", {f"temperature_2m_{how}": "°C" for how in ("max", "min", "mean")}),
+    ("rain", {"rain_sum": "mm"}), ("snow", {"snowfall_sum": "cm"}),
+    ("air_quality_index", {"european_aqi_pm2_5": "EAQI"})])
+def test_series_reply_as_in_the_clients_example(env, kind, fields):
+    hour = "T12:00" if kind == "air_quality_index" else ""
+    for tool, first, last in ((f"get_historical_{kind}", -3, -1), (f"get_current_{kind}", 0, 0),
+                              (f"get_{kind}_forecast", 2, 2))[:2 if hour else 3]:
+        days = [env.task.today + timedelta(n) for n in range(first, last + 1)]
+        when = {"current_date": str(days[0])} if "current" in tool else \
+            {"start_date": str(days[0]), "end_date": str(days[-1])}
+        assert str(ask(env, tool, **OSLO, **when)) == str({        # str: in this order
+            "latitude": 59.9, "longitude": 10.8, "daily_units": {"time": "iso8601", **fields},
+            "daily": {"time": [f"{day}{hour}" for day in days], **{
+                key: [weather_at(59.91, 10.75, day)[key] for day in days] for key in fields}}})
 
 
 def test_date_location_elevation_and_distance(env):
     assert ask(env, "get_user_current_date") == "2023-06-15"
     assert ask(env, "get_user_current_location") == env.task.home.name
     assert ask(env, "get_elevation", **OSLO) == {"elevation": [26.0]}
+    assert ask(env, "get_distance", latitude1=0, longitude1=0, latitude2=0, longitude2=180) == \
+        pytest.approx(6371 * pi, rel=1e-4)
     places = {(round(city.latitude, 1), round(city.longitude, 1)) for city in cities().values()}
     assert len(places) == len(cities()) == 54       # no two share their weather
-    assert ask(env, "get_distance", latitude1=59.91, longitude1=10.75, latitude2=59.91,
-               longitude2=10.75) == 0.0
 
 
 @pytest.mark.parametrize("index, level", [
-    (0, "good"), (20, "good"), (20.5, "fair"), (21, "fair"), (40, "fair"), (41, "moderate"),
-    (60, "moderate"), (61, "poor"), (80, "poor"), (81, "very poor"), (100, "very poor"),
-    (101, "extremely poor"), ("35", "fair")])
+    (20, "good"), (20.5, "fair"), ("40", "fair"), (60, "moderate"), (80, "poor"),
+    (100, "very poor"), (101, "extremely poor")])
 def test_get_air_quality_level_has_no_gaps(env, index, level):
     assert ask(env, "get_air_quality_level", air_quality_index=index) == level
 
@@ -90,8 +80,6 @@ def test_get_air_quality_level_has_no_gaps(env, index, level):
      'larger or equals than start-date."}'),
     ("get_historical_temp", "June 1", "2023-06-01", "ERROR | ValueError(time data 'June 1' does "
      "not match format '%Y-%m-%d')"),
-    ("get_historical_temp", "2023-02-30", "2023-06-01",
-     "ERROR | ValueError(day is out of range for month)"),
 ])
 def test_dates_are_refused_in_the_originals_words(env, tool, start, end, refusal):
     assert ask(env, tool, **OSLO, start_date=start, end_date=end) == refusal
@@ -118,24 +106,21 @@ def test_places_off_the_globe_are_refused(env, place):
 # ---- the climate ----
 
 def test_weather_at_is_a_climate():
-    """Means between the extremes; snow where it is cold and rain where it is not; colder towards
-    the poles and on mountains; seasons opposite in the south."""
-    def mean(name, months, field="temperature_2m_mean"):
+    """Snow where it is cold and rain where it is not; seasons opposite in the south; colder on
+    mountains."""
+    def mean(name, months):
         city = cities()[name]
         rows = [weather_at(city.latitude, city.longitude, date(2023, month, day))
                 for month in months for day in range(1, 29)]
         for row in rows:
-            high, low = row["temperature_2m_max"], row["temperature_2m_min"]
+            kind = "rain_sum" if row["temperature_2m_mean"] <= 1 else "snowfall_sum"
+            assert row[kind] == 0 <= row["european_aqi_pm2_5"] < 150
+            low, high = row["temperature_2m_min"], row["temperature_2m_max"]
             assert low < row["temperature_2m_mean"] < high
-            assert not (row["snowfall_sum"] and row["temperature_2m_mean"] > 1)
-            assert not (row["rain_sum"] and row["temperature_2m_mean"] <= 1)
-            assert row["rain_sum"] >= 0 <= row["european_aqi_pm2_5"] < 150
-        return sum(row[field] for row in rows) / len(rows)
+        return sum(row["temperature_2m_mean"] for row in rows) / len(rows)
     assert mean("oslo", (7,)) > mean("oslo", (1,)) + 15
     assert mean("sydney", (1,)) > mean("sydney", (7,)) + 8
-    assert mean("singapore", (1,)) > mean("cairo", (1,)) > mean("oslo", (1,))
     assert mean("lima", (1, 7)) > mean("la paz", (1, 7)) + 10
-    assert mean("oslo", (1,), "snowfall_sum") > 0 == mean("singapore", (1,), "snowfall_sum")
 
 
 @pytest.mark.parametrize("one, two, distance", [     # of the cities, as atlases have it, in km
@@ -144,25 +129,9 @@ def test_kilometres_between_cities(one, two, distance):
     a, b = cities()[one], cities()[two]
     got = kilometres(a.latitude, a.longitude, b.latitude, b.longitude)
     assert got == pytest.approx(distance, rel=0.01)
-    lat_a, lat_b, turn = (radians(x) for x in (a.latitude, b.latitude, b.longitude - a.longitude))
-    assert got == pytest.approx(6371 * acos(      # the spherical law of cosines
-        sin(lat_a) * sin(lat_b) + cos(lat_a) * cos(lat_b) * cos(turn)), rel=1e-6)
-    assert kilometres(0, 0, 0, 180) == pytest.approx(6371 * 3.14159265, rel=1e-6)
 
 
 # ---- the questions ----
-
-def test_test_names_no_city_of_train():
-    def named(ids):
-        found = set()
-        for task_id in ids:
-            task = weather.task(task_id)
-            found |= {city.name for city in cities().values() if city.name in task.goal}
-            found.add(task.home.name)
-        return found
-    train, test = named(weather.TRAIN[:300]), named(weather.TEST)
-    assert not train & test and len(train) == 45 and len(test) == 9
-
 
 FIELDS = {"average temperature": "temperature_2m_mean", "maximum temperature": "temperature_2m_max",
           "minimum temperature": "temperature_2m_min", "rainfall": "rain_sum",
@@ -186,17 +155,6 @@ def days_meant(goal, today):
                         rf"\d+, \d{{4}})|{'|'.join(NEAR)}", goal)
     return [date_of(each["date"]) if each["date"] else today + timedelta(
         int(each["hence"] or 0) - int(each["ago"] or 0) + NEAR.get(each[0], 0)) for each in found]
-
-
-def test_days_are_told_from_today():
-    seen = set()
-    for task_id in range(200):
-        t = weather.Task(task_id, 0)
-        for days in (t.day(), t.span(), t.day(air=True), t.span(air=True)):
-            assert days_meant(days.phrase, t.today) == days.dates(t.today), days.phrase
-            seen.add(re.sub(r"\d+|[A-Z][a-z]+", "", days.phrase))
-        assert t.day(air=True).last <= 0 and t.span(air=True).last < 0
-    assert len(seen) == 14
 
 
 def work_out(kind, goal, today, home):

@@ -1,24 +1,18 @@
 """pytest tests/test_env_webshop.py: pages, their HTML, the reward, search, our catalogue, files."""
 import functools
 import json
-import math
-import os
 import random
 import re
-import subprocess
-import sys
+from collections import Counter
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-from env_server import Service, respond
 from envs import tools_of, webshop, webshop_small
 from envs.parts.products import CATEGORIES, Goal, Product, Shop, make_shop
 from envs.parts.shop_rules import alike, likeness, read_shop, reward_of, type_factor
 from chat import make_tokenizer
-
-ROOT = Path(__file__).parent.parent
+from players import bm25, play, printed, wire
 
 
 # ---- WebShop as it was recorded -----------------------------------------------------------------
@@ -83,45 +77,28 @@ def test_step_shows_the_recorded_pages(recorded):
     assert answers[-1][3] == dict(success=True, valid=True, score=1.0)
 
 
-def test_available_actions_lists_buttons_then_links_then_options(recorded):
-    assert recorded.available_actions() == dict(has_search_bar=True, clickables=["search"])
-    recorded.step("search[issey]")
-    assert recorded.available_actions() == dict(
-        has_search_bar=False, clickables=["back to search", "b000vohh8i"])
-    recorded.step("click[B000VOHH8I]")
-    assert recorded.available_actions()["clickables"] == [
-        "back to search", "< prev", "description", "features", "reviews", "buy now", "2.5 fl oz",
-        "6.76 fl oz (pack of 1)"]
-
-
 def test_server_speaks_webshops_wire():
-    services = {"webshop": Service("webshop")}
-
-    def ask(path, body=None):
-        status, text = respond(services, "GET" if body is None else "POST", f"/webshop/{path}",
-                               b"" if body is None else json.dumps(body).encode())
-        assert status == 200, text
-        return json.loads(text)
-    assert ask("create", {}) == 0
+    ask = wire("webshop")
+    assert ask("/create", {}) == 0
     player = webshop.Env()
     seen = player.reset(7)
-    assert ask("reset", dict(env_idx=0, session_id=7)) == [seen, None]
+    assert ask("/reset", dict(env_idx=0, session_id=7)) == [seen, None]
     wish = player.goal.instruction
-    assert ask("instruction_text?env_idx=0") == f"Instruction: {wish}"
-    assert ask("available_actions?env_idx=0") == dict(has_search_bar=True, clickables=["search"])
+    assert ask("/instruction_text?env_idx=0") == f"Instruction: {wish}"
+    assert ask("/available_actions?env_idx=0") == dict(has_search_bar=True, clickables=["search"])
     done = False
     while not done:
         action = player.expert()[1]
         seen, reward, done, info = player.step(action)
-        assert ask("step", dict(env_idx=0, action=action)) == dict(
+        assert ask("/step", dict(env_idx=0, action=action)) == dict(
             state=seen, reward=reward, done=done, info=info)
-        assert ask("observation?env_idx=0") == seen
-        state = ask("state?env_idx=0")
+        assert ask("/observation?env_idx=0") == seen
+        state = ask("/state?env_idx=0")
         assert list(state) == ["url", "html", "instruction_text"]
         assert state["instruction_text"] == f"Instruction: {wish}"
         assert read_html(state["html"])[0] == seen
     assert reward == 1 and state["url"].startswith("http://127.0.0.1:3000/done/7/B0")
-    assert ask("reset", dict(env_idx=0))[0].startswith("WebShop [SEP] Instruction: [SEP] ")
+    assert ask("/reset", dict(env_idx=0))[0].startswith("WebShop [SEP] Instruction: [SEP] ")
 
 
 def test_tools_of_webshop_are_agentgyms_functions():
@@ -131,8 +108,7 @@ def test_tools_of_webshop_are_agentgyms_functions():
 
 
 @pytest.mark.parametrize("actions, path", [
-    ([], "7"), (["search[oat bars]"], "search_results/7/oat+bars/1"),
-    (["search[oat bars]", "click[Next >]"], "search_results/7/oat+bars/2"),
+    ([], "7"), (["search[oat bars]", "click[Next >]"], "search_results/7/oat+bars/2"),
     (["search[oat/../bars?]"], "search_results/7/oat%2F..%2Fbars%3F/1")])
 def test_url_names_the_page(actions, path):
     env = webshop.Env()
@@ -156,20 +132,17 @@ def at(page, task=3):
 
 
 @pytest.mark.parametrize("page, action, effect", [
-    ("search", "search[tea]", "done"), ("results", "search[tea]", "done"),
+    ("search", "search[tea]", "done"), ("results", "click[NEXT >]", "done"),
     ("item", "search[tea]", "done"),                    # without a search bar, as in the original
-    ("results", "click[Next >]", "done"), ("results", "click[NEXT >]", "done"),
-    ("item", "click[Features]", "done"), ("item", "  click[ Features ]\n", "done"),
+    ("item", "  click[ Features ]\n", "done"),
     ("item", "click[Features]. It may say so.", "done"),        # the original allows it
-    ("item", "click[buy now", "not understood"), ("item", "buy now", "not understood"),
-    ("item", "Click[Features]", "not understood"), ("item", "press[Features]", "not understood"),
-    ("item", "click Features", "not understood"), ("item", "", "not understood"),
+    ("item", "click[buy now", "not understood"), ("item", "Click[Features]", "not understood"),
+    ("item", "press[Features]", "not understood"), ("item", "I click[Features]", "not understood"),
     ("item", "click[Features] click[Reviews]", "not understood"),
     ("item", "click[Features]\nclick[Reviews]", "not understood"),
-    ("item", "I click[Features]", "not understood"),
     ("item", "click[Next >]", "wrong argument"), ("item", "click[B0NOWHERE]", "wrong argument"),
     ("item", "click[]", "wrong argument"), ("search", "search[ ]", "wrong argument"),
-    ("search", "click[search]", "wrong argument"), ("results", "click[Buy Now]", "wrong argument"),
+    ("search", "click[search]", "wrong argument"),
     ("results", "click[< Prev]", "wrong argument"),         # there is none on the first page
 ])
 def test_act_tells_done_wrong_argument_and_not_understood_apart(page, action, effect):
@@ -245,11 +218,10 @@ def test_html_gives_the_observation_and_the_clickables():
     env, rng = webshop.Env(), random.Random(0)
     for task in (0, 600, 5000):
         observation, done = env.reset(task), False
-        for _ in range(40):
+        while not done:
             assert read_html(env.html()) == (observation, env.available_actions())
-            if done:
-                break
             observation, _, done, _ = env.step(env.random_action(rng))
+        assert read_html(env.html()) == (observation, env.available_actions())
 
 
 NASTY = ITEM | dict(
@@ -295,20 +267,17 @@ def wanted(like=None, attributes=(), options=(), limit=40.0):
 
 
 OILS = ["tea tree", "essential oils", "natural ingredients"]
+SHAMPOO = dict(bullets=["This shampoo has essential oils and smells like lemons"],
+               description="Best shampoo on the market, made with natural ingredients")
 
 
 @pytest.mark.parametrize("bought, chosen, goal, reward", [      # figures of WebShop's own tests
     (dict(attributes=["tea tree", "essential oil", "natural ingredients"]), ["grey", "XL"],
      wanted(attributes=OILS, options=["grey", "XL"]), 1),
-    (dict(bullets=["This shampoo has essential oils and smells like lemons"],
-          description="Best shampoo on the market, made with natural ingredients"), ["grey", "XL"],
-     wanted(attributes=OILS, options=["grey", "XL"]), (2 + 2 + 1) / 6),
-    (dict(bullets=["This shampoo has essential oils and smells like lemons"],
-          description="Best shampoo on the market, made with natural ingredients"), ["grey", "XL"],
-     wanted(attributes=OILS, options=["grey", "XL", "pack of 12"]), (2 + 2 + 1) / 7),
+    (SHAMPOO, ["grey", "XL"], wanted(attributes=OILS, options=["grey", "XL", "pack of 12"]),
+     (2 + 2 + 1) / 7),
     ({}, ["pack of 12", "powder snow"], wanted(options=["cool powder snow", "XL", "pack of 12"]),
      (2 + 1) / 4),
-    ({}, [], wanted(options=["grey", "XL", "pack of 12"]), 1 / 4),
     ({}, ["one", "two"], wanted(), 1),
     (dict(price=40.01), [], wanted(attributes=["x"]), 0), (dict(price=40.0), [], wanted(), 1),
 ])
@@ -317,22 +286,17 @@ def test_reward_of_counts_attributes_options_and_price(bought, chosen, goal, rew
 
 
 CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead Panasonic DVD Combo Home Theater System"
+KNOB = "Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"    # one word of eight is CORD's
 
 
 @pytest.mark.parametrize("bought, goal, factor", [
     ({}, {}, 1),
     (dict(query="query 2", product_category="d › e › f"), {}, 1),       # all title words
-    # one title word of eight: between a tenth and a fifth
-    (dict(title=CORD, query="2", product_category="a › d › e"),
-     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 0.5),
-    (dict(title=CORD, query="2", product_category="c › b › x"),         # two levels, in any order
-     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 1),
-    (dict(title=CORD, query="2", product_category="a › a › x"),         # one level twice
-     dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 0.5),
-    (dict(title=CORD), dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed"), 1),
-    # one of eleven: the query does not help
-    (dict(title=CORD), dict(title="Saireed Power Kitchen Bath Cabinet Knob Soundbar Listed Tall "
-                                  "Brown Wide"), 0.1),
+    # two levels of the category, in any order; one level twice
+    (dict(title=CORD, query="2", product_category="c › b › x"), dict(title=KNOB), 1),
+    (dict(title=CORD, query="2", product_category="a › a › x"), dict(title=KNOB), 0.5),
+    (dict(title=CORD), dict(title=KNOB), 1),
+    (dict(title=CORD), dict(title=f"{KNOB} Tall Brown Wide"), 0.1),     # the query does not help
     (dict(title="Eyebrow Tweezers"), dict(title="Kitchen Cabinet Knob"), 0),
     (dict(title="Eyebrow Tweezers"), dict(title="the 4 x 6"), 1),       # no word: taken for 0.2
 ])
@@ -352,33 +316,11 @@ def test_alike_by_hand(a, b, fits):
     assert alike(a, b) == alike(b, a) == fits
 
 
-def slow_likeness(a, b):
-    """By the table of longest common subsequences."""
-    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1],
-                                                                     table[i + 1][j])
-    return 200 * table[-1][-1] / (len(a) + len(b))
-
-
-def some_texts(n):
-    rng = random.Random(0)
-    words = "a tea tree oil oils 6 12 pack of large x- small navy blue free".split()
-    return [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(n)]
-
-
-def test_likeness_is_that_of_the_slow_table():
-    texts = some_texts(200)
-    for a, b in zip(texts[:100], texts[100:]):
-        assert likeness(a, b) == pytest.approx(slow_likeness(a, b))
-
-
-def test_alike_agrees_with_thefuzz():
-    fuzz = pytest.importorskip("thefuzz.fuzz")
-    texts = some_texts(2000)
-    for a, b in zip(texts[:1000], texts[1000:]):
-        assert alike(a, b) == (fuzz.token_set_ratio(a, b) > 85), (a, b)
+@pytest.mark.parametrize("a, b, common", [       # the longest common subsequence
+    ("abcde", "xaxcxe", 3), ("abcdef", "fedcba", 1), ("pack of 6", "6 pack of", 7), ("", "a", 0),
+    ("ab" * 40, "ba" * 40, 79), ("tea tree oil", "oil tea tree", 8)])
+def test_likeness_counts_the_longest_common_subsequence(a, b, common):
+    assert likeness(a, b) == pytest.approx(200 * common / (len(a) + len(b)))
 
 
 # ---- search -------------------------------------------------------------------------------------
@@ -387,27 +329,11 @@ DOCS = ["red red lamp", "lamp", "red cup cup cup and a very long text about it",
         "blue blue lamp shade"]
 
 
-def small_shop():
-    return Shop([product(asin=str(i), title=text) for i, text in enumerate(DOCS)], [], [], [])
-
-
-def slow_bm25(query):
-    """Okapi's formula as FTS5 has it, over whole words; ids, best first."""
-    docs, scores = [text.split() for text in DOCS], []
-    mean = sum(map(len, docs)) / len(docs)
-    for i, doc in enumerate(docs):
-        score = 0
-        for word in query.split():
-            n, f = sum(word in other for other in docs), doc.count(word)
-            idf = max(1e-6, math.log((len(docs) - n + 0.5) / (n + 0.5)))
-            score += idf * f * 2.2 / (f + 1.2 * (0.25 + 0.75 * len(doc) / mean))
-        scores.append((-score, i))
-    return [str(i) for score, i in sorted(scores) if score < 0]
-
-
 @pytest.mark.parametrize("query", ["red", "blue lamp", "shade cup", "red blue", "text", "nothing"])
 def test_search_ranks_by_bm25(query):
-    assert [found.asin for found in small_shop().search(query)] == slow_bm25(query)
+    shop = Shop([product(asin=i, title=text) for i, text in enumerate(DOCS)], [], [], [])
+    words = [(Counter(text.split()), len(text.split())) for text in DOCS]
+    assert [found.asin for found in shop.search(query)] == bm25(words, query.split())
 
 
 def test_search_reads_the_first_feature_and_forty_letters_of_a_word():
@@ -456,40 +382,11 @@ def test_make_goal_joins_its_parts_as_one_says_them():
 
 # ---- players ------------------------------------------------------------------------------------
 
-def finish(env, most):
-    """Score and turns of the expert from here."""
-    for turn in range(1, most + 1):
-        _, action = env.expert()
-        _, _, done, info = env.step(action)
-        assert info["valid"], action
-        if done:
-            return info["score"], turn
-    return 0, most
-
-
 def test_expert_buys_what_every_test_task_asks_for():
-    env, turns = webshop.Env(), []
-    for task in webshop.TEST:
-        env.reset(task)
-        score, n = finish(env, webshop.HORIZON)
-        assert score == 1, task
-        turns.append(n)
-    assert 5 < sum(turns) / len(turns) < 6.5 and max(turns) <= 8
-
-
-def test_expert_looks_at_the_features_for_what_the_title_does_not_say():
     env = webshop.Env()
-    looked = {True: set(), False: set()}
-    for task in range(100):
-        env.reset(task)
-        done, actions = False, []
-        while not done and len(actions) < webshop.HORIZON:
-            actions.append(env.expert()[1])
-            _, _, done, _ = env.step(actions[-1])
-        title = env.browser.product.title.lower()
-        said = all(attribute in title for attribute in env.goal.attributes)
-        looked[said].add("click[Features]" in actions)
-    assert looked == {True: {False}, False: {True}}
+    games = [play(env, task, webshop.HORIZON) for task in webshop.TEST]
+    assert all(info["score"] == 1 for *_, (*_, info) in games)
+    assert 5 < sum(map(len, games)) / len(games) < 6.5 and max(map(len, games)) <= 8
 
 
 def test_choices_takes_the_option_in_the_wishs_own_words():
@@ -500,35 +397,6 @@ def test_choices_takes_the_option_in_the_wishs_own_words():
     assert env.choices(product(options={"size": ["x-large", "large"]})) == ["large"]
     assert env.choices(product(options={"size": ["x-large", "small"]})) == ["x-large"]
     assert env.choices(product(options={"size": ["small"]})) is None
-
-
-def test_head_of_the_file_tells_a_game_as_it_is_played():
-    env, said = webshop.Env(), []
-    observation, done = env.reset(279), False
-    said.append(observation)
-    while not done and len(said) < 20:
-        action = env.expert()[1]
-        observation, _, done, _ = env.step(action)
-        said += [action, observation]
-    head = " ".join(webshop.__doc__.partition("After WebShop")[0].split())
-    parts = re.split(r" ?(?:env: |agent: |-> |\.\.\.|\(ten on a page\)|\(reward 1, done\)|"
-                     r"the product's page|the same page: what is chosen is not shown) ?", head)[1:]
-    played = " ".join(said)
-    assert len(parts) > 15 and all(part.strip() in played for part in parts)
-
-
-def test_random_action_is_legal_and_earns_little():
-    env, rng, scores = webshop.Env(), random.Random(0), []
-    for task in webshop.TEST[::2]:
-        env.reset(task)
-        for _ in range(webshop.HORIZON):
-            _, _, done, info = env.step(env.random_action(rng))
-            assert info["valid"]
-            if done:
-                break
-        scores.append(info["score"])
-    assert sum(score == 1 for score in scores) / len(scores) < 0.04
-    assert 0.05 < sum(scores) / len(scores) < 0.2
 
 
 # ---- WebShop's files ----------------------------------------------------------------------------
@@ -590,28 +458,19 @@ def test_read_shop_reads_prices_options_and_texts(tmp_path):
 
 @pytest.mark.parametrize("file, change, sentence", [
     ("items_shuffle_1000.json", "{}", "items_shuffle_1000.json is '{}'; expected a list"),
-    ("items_shuffle_1000.json", "[", "items_shuffle_1000.json is no JSON"),
     ("items_shuffle_1000.json", "[" * 100_000, "items_shuffle_1000.json is no JSON"),
     ("items_ins_v2_1000.json", None, r"needs one file items_ins_v2\*.json; there is none"),
     ("items_ins_v2.json", "{}", "there is items_ins_v2.json, items_ins_v2_1000.json"),
     ("items_ins_v2_1000.json", {}, "2 products and 0 goals"),
-    ("items_ins_v2_1000.json", {"B000VOHH8I": 5}, "B000VOHH8I, is '5'; expected a dict"),
-    ("items_ins_v2_1000.json", {"B000VOHH8I": dict(instruction=5)},
-     "B000VOHH8I, instruction, is '5'; expected a str"),
     ("items_ins_v2_1000.json", {"B000VOHH8I": dict(instruction="x", instruction_attributes=[5])},
      "B000VOHH8I, instruction_attributes, is '.5.'; expected a list of str"),
     ("items_human_ins.json", {"B000VOHH8I": [HUMAN | dict(instruction_options="red")]},
      "items_human_ins.json, B000VOHH8I, instruction_options, is 'red'; expected a list of str"),
-    ("items_shuffle_1000.json", [5], "item 0 is '5'; expected a dict"),
     *(("items_shuffle_1000.json", [ITEM, ITEM | {field: wrong}], f"item 1, {name}.* is .*; expect")
       for field, wrong, name in [
-          ("asin", None, "asin"), ("name", 5, "name"), ("category", "toys", "category"),
-          ("pricing", "free", "pricing"), ("pricing", "$1.2.3", "pricing"),
-          ("pricing", 5, "pricing"),
-          ("small_description", [None], "small_description"), ("full_description", 5, "full_desc"),
-          ("customization_options", [5], "customization_options"),
-          ("customization_options", {"size": [{"value": 5}]}, "size, value"),
-          ("customization_options", {"size": "x"}, "size")]),
+          ("asin", None, "asin"), ("category", "toys", "category"), ("pricing", "free", "pricing"),
+          ("pricing", 5, "pricing"), ("small_description", [None], "small_description"),
+          ("customization_options", {"size": [{"value": 5}]}, "size, value")]),
 ])
 def test_read_shop_names_the_file_the_item_and_the_field(tmp_path, file, change, sentence):
     write_files(tmp_path)
@@ -627,12 +486,11 @@ def test_read_shop_names_the_file_the_item_and_the_field(tmp_path, file, change,
 def test_use_plays_a_folder_here_and_in_processes_started_from_here(tmp_path):
     items, known = many_items(60)
     write_files(tmp_path, items, known)
-    program = "from envs import webshop; env = webshop.Env(); print(webshop.TRAIN, webshop.TEST, " \
-        "webshop.family(0), env.last_task(), env.reset(0))"
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
-                            text=True, env={**os.environ, "NANO_WEBSHOP_DATA": str(tmp_path)})
+    answer = printed("from envs import webshop; env = webshop.Env(); print(webshop.TRAIN, "
+                     "webshop.TEST, webshop.family(0), env.last_task(), env.reset(0))",
+                     NANO_WEBSHOP_DATA=str(tmp_path))
     expected = webshop.Env(tmp_path).reset(0)
-    assert answer.stdout.strip() == f"range(6, 60) range(0, 6) beauty 59 {expected}", answer.stderr
+    assert answer == f"range(6, 60) range(0, 6) beauty 59 {expected}\n"
 
 
 # ---- webshop_small ------------------------------------------------------------------------------
@@ -653,15 +511,11 @@ def test_small_shop_asks_for_no_wish_in_both_splits_and_only_for_what_titles_say
 
 
 def test_small_shop_finds_three_and_its_expert_buys_at_once():
-    env, turns = webshop_small.Env(), []
-    for task in webshop_small.TEST:
-        env.reset(task)
-        observation = env.step(env.expert()[1])[0]
-        assert "(Total results: 3)" in observation and "Next >" not in observation
-        score, n = finish(env, webshop_small.HORIZON)
-        assert score == 1, task
-        turns.append(1 + n)
-    assert 4 <= sum(turns) / len(turns) < 4.2 and max(turns) <= 6
+    env = webshop_small.Env()
+    games = [play(env, task, webshop_small.HORIZON) for task in webshop_small.TEST]
+    for (_, results, *_), *_, (*_, info) in games:
+        assert "(Total results: 3)" in results and "Next >" not in results and info["score"] == 1
+    assert 4 <= sum(map(len, games)) / len(games) < 4.2 and max(map(len, games)) <= 6
 
 
 @pytest.mark.parametrize("module, tasks, number", [
@@ -669,18 +523,14 @@ def test_small_shop_finds_three_and_its_expert_buys_at_once():
     (webshop_small, [*range(500), *webshop_small.TEST], 1)], ids=["webshop", "webshop_small"])
 def test_names_are_one_and_the_same_token_wherever_they_are_copied(module, tasks, number):
     """And a product's number is so many tokens, on the page and in click[...]."""
-    env, results = module.Env(), []
-    for task in tasks[:500]:
-        env.reset(task)
-        results.append(env.step(env.expert()[1])[0])
+    env = module.Env()
+    results = [play(env, task, 1)[0][1] for task in tasks[:500]]
     tokenizer = make_tokenizer(["search[]", "click[]", *results], 600, module.ONE_WORD)
     for task in tasks[-300:]:
         seen, goal = tokenizer.tokenize(env.reset(task)), env.goal
         names = [goal.product.query, *goal.attributes, *goal.options]
         tokens = [name.replace(" ", "Ġ") for name in names]
-        assert {*tokens} <= {*seen}
-        assert tokenizer.tokenize(f"search[{' '.join(names)}]") == \
-            ["search[", *"|Ġ|".join(tokens).split("|"), "]"]
+        assert {*tokens} <= {*seen} & {*tokenizer.tokenize(f"search[{' '.join(names)}]")}
         asin = goal.product.asin
         page, click = (tokenizer.tokenize(text) for text in (
             f"Page 1 (Total results: 50) [SEP] {asin} [SEP] ", f"click[{asin}]"))

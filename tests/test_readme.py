@@ -10,24 +10,12 @@ from pathlib import Path
 import pytest
 
 import agentevol
+import envs
 import eval as evaluation
 import train
 from recipes import icepop, unexplored
 
 ROOT = Path(__file__).parent.parent
-
-# The server, one reset and one step, then the end.
-VISIT = """
-from client import EnvClient
-from env_server import local_server
-with local_server("corridor") as urls:
-    client = EnvClient(urls, "corridor")
-    (first,) = client.answer([(None, "reset", 2)])
-    (second,) = client.answer([(first.session, "step", "west")])
-print(first.observation, second.observation, second.reward, second.done, second.info, sep="|")
-"""
-
-
 ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment.md").read_text(),
                         re.DOTALL)[1]
 
@@ -62,16 +50,11 @@ def test_own_environment_passes_the_contract(checkout):
     assert " passed" in report and "SKIPPED" not in report
 
 
-def test_own_environment_is_served(checkout):
-    answers = run(checkout, "-c", VISIT).strip().split("|")
-    assert answers == ["Room 100 lies 6 west.", "Room 100 lies 5 west.", "0.0", "False",
-                       "{'success': False, 'valid': True, 'score': 0.0}"]
-
-
-def test_own_environment_is_played_by_random_and_expert(checkout):
-    table = run(checkout, "eval.py", "--env", "corridor", "--policy", "random")
+def test_own_environment_is_played_by_random_and_expert(checkout, monkeypatch, capsys):
+    monkeypatch.setattr(envs, "__path__", [str(checkout / "envs")])
+    evaluation.run(evaluation.Config(env="corridor", policy="random"))
     rate = {who: float(percent) for who, percent in re.findall(
-        r"^ *(\w+) player +\d+ +([\d.]+)%", table, re.MULTILINE)}
+        r"^ *(\w+) player +\d+ +([\d.]+)%", capsys.readouterr().out, re.MULTILINE)}
     assert rate["random"] < 20 and rate["expert"] == 100
 
 

@@ -2,7 +2,6 @@
 
     python -m tests.bench.envs                        every environment; a few minutes
     python -m tests.bench.envs babyai textcraft --quick
-    python -m tests.bench.envs --dropped              memory after sessions that nobody closed
 
 A random player's actions on tasks of TEST are recorded first (an id decides its episode), so that
 the timed parts only replay them and no time of choosing an action is counted.
@@ -29,7 +28,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import engine  # noqa: F401  before torch, which client's neighbours load: see there
-import requests
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from env_server import local_server
@@ -42,23 +40,23 @@ SESSIONS = dict(sciworld=16)                                                    
 
 def record(module, tasks, turns):
     """-> [(task, actions)], and the seconds of each create, reset and step."""
-    create, reset, step, episodes = [], [], [], []
+    episodes, seconds = [], ([], [], [])
+
+    def timed(which, call, *argument):
+        began = time.perf_counter()
+        answer = call(*argument)
+        seconds[which].append(time.perf_counter() - began)
+        return answer
     for task in tasks:
-        began = time.perf_counter()
-        env = module.Env()
-        create.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        env.reset(task)
-        reset.append(time.perf_counter() - began)
+        env = timed(0, module.Env)
+        timed(1, env.reset, task)
         rng, actions, done = random.Random(task), [], False
         while not done and len(actions) < turns:
             actions.append(env.random_action(rng))
-            began = time.perf_counter()
-            *_, done, _ = env.step(actions[-1])
-            step.append(time.perf_counter() - began)
+            *_, done, _ = timed(2, env.step, actions[-1])
         env.close()
         episodes.append((task, actions))
-    return episodes, create[1:] or create, reset, step
+    return episodes, seconds[0][1:], *seconds[1:]
 
 
 def answered(client, items):
@@ -149,47 +147,18 @@ def bench(name, quick, rounds):
           + " below" * (rates[3] < target), flush=True)
 
 
-def dropped(name, rounds, sessions=100):
-    """Sessions opened, played a step and never closed, until they have expired; over and over."""
-    module, idle = load_env(name), 60 if name == "sciworld" else 2      # its games load slowly
-    tasks, after = choose_tasks(module, "test", sessions), []
-    with local_server(name, idle_seconds=idle) as urls:
-        for _ in range(rounds):
-            client = EnvClient(urls, name)
-            for start in range(0, sessions, 20):
-                some = [tasks[i % len(tasks)] for i in range(start, start + 20)]
-                replies = answered(client, [(None, "reset", task) for task in some])
-                answered(client, [(reply.session, "step", "look around") for reply in replies])
-            held = requests.get(f"{urls[0]}/health", timeout=10).json()["sessions"]
-            while requests.get(f"{urls[0]}/health", timeout=10).json()["sessions"]:
-                time.sleep(0.2)
-            after.append(megabytes_of_children())
-    print(f"{name:16} {held} sessions dropped; MB after each expiry: "
-          + " ".join(f"{megabytes:.1f}" for megabytes in after), flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known_envs()))
+    parser.add_argument("names", nargs="*", default=known_envs())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dropped", action="store_true",
-                        help="instead: memory after 100 sessions that nobody closed have expired")
     parser.add_argument("--quick", action="store_true", help="16 episodes, one round")
     args = parser.parse_args()
-    unknown = set(args.names) - set(known_envs())
-    if unknown:
-        parser.error(f"no environment {', '.join(sorted(unknown))}; known: "
-                     f"{', '.join(known_envs())}")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    if args.dropped:
-        for name in args.names or known_envs():
-            dropped(name, 2 if args.quick else 4)
-        return
     print(f"{'':16}{'create':>9}{'reset':>9}{'step ms':>9}{'in process':>11}{'1 client':>11}"
           f"{'16 clients':>11}{'batched':>11}{'2 workers':>11}{'start s':>8}{'MB':>6}{'target':>8}"
           f"{'original':>9}")
-    for name in args.names or known_envs():
+    for name in args.names:
         bench(name, args.quick, 1 if args.quick else args.rounds)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 

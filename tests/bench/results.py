@@ -1,8 +1,7 @@
 """Tables of results, made from run folders: what is missing is run, what is there is not.
 
     python -m tests.bench.results worlds --seeds 7            each world by its own settings
-    python -m tests.bench.results main --seeds 10,11,12 --jobs 1
-    python -m tests.bench.results main --only GRPO ppo --picture main.png
+    python -m tests.bench.results tries --seeds 10,11,12 --jobs 2 --only "K = 1"
 
 A table is a dict of rows: title -> commands, of which the last is a run of train.py or agentevol.py
 and those before it make what it needs. {seed} is the seed, {run} the row's folder and {at} the
@@ -29,10 +28,6 @@ EVOLVE = ("agentevol.py evolve --resume --out runs/{run} --seed {seed} --explore
 CLONE = "agentevol.py clone --out {at}/clone-{seed} --seed {seed} "
 FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
 TABLES = {
-    "main": {
-        "GRPO": [TRAIN + "--control"],
-        **{algo: [TRAIN + f"--algo {algo}"] for algo in ("ppo", "rloo", "reinforce_pp")},
-    },
     "worlds": {
         **{name: [TRAIN + f"--env {name}"] for name in (
             "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
