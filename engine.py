@@ -70,9 +70,11 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
 
 
 def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied; two query heads share keys if they are even.
+    """A Llama with random weights, embeddings tied. Of an even number of heads two share keys and values.
     (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
-    the saved one.) ValueError: the width is no even number times the heads."""
+    the saved one.) ValueError."""
+    if width % (2 * heads):
+        raise ValueError(f"width={width}, heads={heads}: expected an even width for each head")
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
