@@ -70,7 +70,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
 
 
 def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied. Of an even number of heads two share keys and values.
+    """A Llama with random weights, embeddings tied; two heads share keys, if their number is even.
     (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
     the saved one.) ValueError."""
     if width % (2 * heads):
