@@ -375,8 +375,6 @@ def check(cfg):
     families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
-    if not (cfg.demos or cfg.n or cfg.model):
-        raise ValueError("n=0: a tiny policy learns from demonstrations; give --n 1")
     if cfg.format == "tool" or \
             cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
         raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"

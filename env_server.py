@@ -119,9 +119,13 @@ class Service:
         self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
         self.module, self.wire = open_env(name), wires.wire_of(name)
         self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
-        self.env_class = getattr(self.module, "Served", self.module.Env)   # see parts/original.py
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
+
+    @property
+    def env_class(self):
+        """What sessions are made of: see envs/parts/original.py."""
+        return getattr(self.module, "Served", self.module.Env)
 
     def find(self, session_id):
         """The session of this id, or the sentence why there is none."""

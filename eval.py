@@ -4,7 +4,7 @@
     python eval.py --env textcraft_small,maze --model runs/NAME/step_80    any checkpoint, hub model
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
     python eval.py --env wordle --api-base https://api.openai.com/v1 --model NAME    any API's
-    python recipes/suites.py --env agenteval --model runs/NAME/step_80    AgentGym's 1,160 tasks
+    python eval.py --suite agenteval --model runs/NAME/step_80        AgentGym's 1,160 tasks
 
 prints success and score with n and standard error, by environment and family of tasks, beside the
 random player and the expert on the very same tasks. Success: the final score reaches the
@@ -31,6 +31,7 @@ from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
+from envs.parts.suites import SUITES, open_suite, suite_tasks
 from lora import load_policy
 from metrics import with_nulls
 from parallel import device_of
@@ -51,6 +52,7 @@ class Config(Plays, Speaks, Worlds):
     seed: Natural = 0             # of the policy's samples and the random player
 
     # which tasks, and where they are kept
+    suite: Literal[("", *SUITES)] = ""  # AgentGym's worlds, tasks and turns: envs/parts/suites.py
     split: Literal["train", "test"] = "test"  # which tasks
     n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
     k: Count = 1                  # samples of each task
@@ -65,7 +67,7 @@ class Config(Plays, Speaks, Worlds):
     @property
     def path(self):
         name = "-".join(os.path.normpath(self.player).split(os.sep)[-2:])
-        return self.out or os.path.join("runs", f"{self.env}-{name}")
+        return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
 
 
 def tasks_asked(cfg, worlds, families):
@@ -75,6 +77,9 @@ def tasks_asked(cfg, worlds, families):
         turns = cfg.horizon or world.module.HORIZON
         world.most_turns = turns if len(worlds) == 1 else min(turns, world.module.HORIZON)
         ids = choose_tasks(world.module, cfg.split, cfg.n, own)
+        if cfg.suite:
+            n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
+            ids = suite_tasks(world.module, n)
         tasks += [(world, task) for task in sorted(ids)]
     return tasks
 
@@ -236,7 +241,8 @@ def run(cfg):
         raise ValueError("give --model FOLDER_OR_ID (with --api-base URL: its name there), or "
                          "--policy random or expert")
     began = time.perf_counter()
-    modules = sorted(open_envs(cfg.env, cfg.data), key=lambda module: module.NAME)
+    modules = open_suite(cfg.suite, cfg.data) if cfg.suite else open_envs(cfg.env, cfg.data)
+    modules.sort(key=lambda module: module.NAME)
     families, policy = families_of(modules, cfg.families), load(cfg)
     with nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg) if clients else \
@@ -247,10 +253,10 @@ def run(cfg):
         groups = kept_groups(path)
         play(cfg, policy, tasks, groups, path)
     if not groups:
-        raise EnvError(f"{cfg.env}: no task could be played")
+        raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
     groups.sort(key=lambda group: (group[0]["env"], group[0]["task_id"]))
     rows, notes = rows_of(cfg, worlds, groups), notes_on(cfg, tasks, groups)
-    print(f"{cfg.env}, {cfg.split} split, {cfg.player}, temperature "
+    print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.player}, temperature "
           f"{cfg.temperature:g}, seed {cfg.seed}\nsuccess: the final score reaches the "
           "environment's threshold; score: the environment's own, at the end", *notes,
           table(rows, cfg.k), sep="\n")

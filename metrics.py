@@ -4,7 +4,6 @@ train.py calls `record` after each step, agentevol.py `record_iteration`, both `
 nothing here changes what is learned. docs/metrics.md says of each figure what it is and when it is
 healthy.
 """
-import functools
 import json
 import math
 import os
@@ -16,45 +15,21 @@ import torch
 
 import algos
 import parallel
-from curriculum import choose_tasks
-from envs.parts.players import builtin_rate, mean_and_error
+from envs.parts.players import mean_and_error, player_rate
 from run import write_json
 
 MOST_PARTS = 6                # environments or families that are told one by one
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
 
-# ---- players to compare with --------------------------------------------------------------------
-
-@functools.cache
-def random_rate(world, tasks, horizon):
-    """The random player's success on 200 of these training tasks, a frozenset, at this horizon:
-    without it no success curve means anything."""
-    some = choose_tasks(world.module, "train", 200, only=tasks)
-    return builtin_rate(world.module, "random", some, min(horizon, world.most_turns))[0]
-
-
-@functools.cache
-def player_rate(player, tasks, horizon):
-    """`builtin_rate` on the tasks ((World, id), ...) of several environments -> {"success",
-    "stderr", "n"}, as `held_out` has them."""
-    ids = defaultdict(list)
-    for world, task in tasks:
-        ids[world].append(task)
-    rates = [(len(own) / len(tasks), *builtin_rate(world.module, player, own,
-                                                   min(horizon, world.most_turns)))
-             for world, own in ids.items()]
-    return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
-                stderr=math.hypot(*(share * error for share, _, error in rates)))
-
+# ---- held-out tasks -----------------------------------------------------------------------------
 
 def players(run):
-    """{"random", "expert": `player_rate` on the held-out tasks}."""
+    """{"random", "expert": the success of each on the held-out tasks}: without them no curve means
+    anything."""
     return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
             for who in ("random", "expert")}
 
-
-# ---- held-out tasks -----------------------------------------------------------------------------
 
 def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
@@ -102,7 +77,9 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
         write_samples(run, line["step"], played)
     if run.step == 0:
-        parallel.say(f"the whole run takes about {minutes(run, played, stats, seconds):.0f} min")
+        left = (run.cfg.steps - 1) * seconds        # an evaluation's two rollouts take less
+        total = time.perf_counter() - run.began + 1.1 * left
+        parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
             run.warnings.append((run.step, signal, sentence))
@@ -161,8 +138,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
         step=run.step, horizon=horizon,
-        random=statistics.fmean(random_rate(world, frozenset(tasks), horizon)
-                                for world, tasks in run.tasks.items()),
+        random=players(run)["random"]["success"],
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=spread.mean().item(), constant_groups=(spread <= 1e-6).float().mean().item(),
         valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
@@ -193,15 +169,6 @@ def speeds(played, batch, stats, seconds, passes):
         trained = passes * int((batch.token_ids >= 0).sum())
         figures["update_tokens_per_second"] = trained / updating
     return figures
-
-
-def minutes(run, played, stats, seconds):
-    """Minutes from the beginning of the process to the end of all steps, as after the first step:
-    every step takes as long, an evaluation as long as playing its episodes took there."""
-    cfg, so_far = run.cfg, time.perf_counter() - run.began
-    evaluation = stats.seconds["rollout"] * len(run.eval_tasks) / len(played)
-    evaluations = 2 + 2 * ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
-    return (so_far + (cfg.steps - 1) * seconds + evaluations * evaluation) / 60
 
 
 def describe(run):

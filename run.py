@@ -165,16 +165,12 @@ def model_settings(model):
 
 def tiny_settings(env):
     """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
-    first one's, but turns and texts as long as any of them needs, and the families of all."""
-    common = dict(max_turn_tokens=Speaks.max_turn_tokens, max_context=Speaks.max_context)
-    asked = [common | getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    settings = asked[0] | dict(
-        max_turn_tokens=max(tiny["max_turn_tokens"] for tiny in asked),
-        max_context=max(tiny["max_context"] for tiny in asked),
+    first one's, with texts as long as any of them needs and the families that they name."""
+    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    longest = {name: max(tiny.get(name, getattr(Speaks, name)) for tiny in asked)
+               for name in ("max_turn_tokens", "max_context")}
+    return asked[0] | longest | dict(
         families=",".join(tiny["families"] for tiny in asked if "families" in tiny))
-    if horizons := [tiny["horizons"] for tiny in asked if "horizons" in tiny]:
-        settings["horizons"] = max(horizons, key=lambda turns: turns[-1])
-    return settings
 
 
 def part_of(settings, *kinds):

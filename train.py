@@ -63,7 +63,7 @@ def train(run):
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
         else:                                          #    nothing is learned in this step
-            batch, figures = None, means_of(Counter(entropy=sampled_entropy(played)), [])
+            batch, figures = None, means_of(Counter(entropy=math.nan), [])
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, batch, stats, figures, seconds)
         run.step += 1
@@ -238,13 +238,6 @@ def optimizer_step(run, loss):
             optimizer.step()
         optimizer.zero_grad()
     return norms[0].item() if finite else math.nan
-
-
-def sampled_entropy(trajectories):
-    """The policy's entropy estimated from its samples: the mean of -log pi, in nats."""
-    logprobs = [p for t in trajectories for p, sampled in zip(t.old_logprobs, t.response_mask)
-                if sampled]
-    return -sum(logprobs) / max(len(logprobs), 1)
 
 
 # ---- evaluation and checkpoints -----------------------------------------------------------------

@@ -824,7 +824,6 @@ def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
     ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("evolve --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
-    ("clone --n 0", "n=0: a tiny policy learns from demonstrations; give --n 1"),
     ("evolve --model ./absent", "./absent: no folder or hub id"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),

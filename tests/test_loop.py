@@ -23,6 +23,7 @@ import algos
 import metrics
 import parallel
 import train
+from envs.parts import players
 from fakes import command, config, started, trained
 from chat import FORMATS, Agent
 from rollout import Stats, Trajectory, Turn, World
@@ -163,7 +164,7 @@ def test_the_curve_and_the_table_hold_what_was_measured(ppo):
         for name, odd in (("even", 0), ("odd", 1))}
     for who in ("random", "expert"):        # on the same tasks, at the same horizon
         (world,), tasks = ppo.run.worlds, [task for _, task in ppo.run.eval_tasks]
-        rate, error = metrics.builtin_rate(world.module, who, tasks, 3)
+        rate, error = players.builtin_rate(world.module, who, tasks, 3)
         assert result["players"][who] == dict(success=rate, stderr=error, n=8)
     assert result["rl_seconds"] == pytest.approx(
         sum(line["seconds"] for line in ppo.run.history), abs=0.06)
@@ -258,10 +259,10 @@ def test_player_rate_by_hand(monkeypatch):
     def builtin_rate(module, player, tasks, horizon):
         asked.append((module.NAME, player, tasks, horizon))
         return {"toy": (0.5, 0.1), "sums": (1.0, 0.2)}[module.NAME]
-    monkeypatch.setattr(metrics, "builtin_rate", builtin_rate)
+    monkeypatch.setattr(players, "builtin_rate", builtin_rate)
     toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
                    for name, most in (("toy", math.inf), ("sums", 2)))
-    rate = metrics.player_rate("random", ((toys, 4), (others, 4), (toys, 2), (toys, 9)), 5)
+    rate = players.player_rate("random", ((toys, 4), (others, 4), (toys, 2), (toys, 9)), 5)
     assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
     assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4)
 
@@ -625,13 +626,6 @@ def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted,
     loss, sums = train.part_loss(run, batch)
     assert asked == [dict(entropy=wanted)] and sums["entropy"] > 0
     loss.backward()
-
-
-def test_sampled_entropy_is_the_mean_surprise_of_the_policys_own_tokens():
-    first, second = fakes([0, 0])
-    first.add_observation([7, 7])
-    first.add_action([4, 5], [-2.0, -3.0])
-    assert train.sampled_entropy([first, second]) == pytest.approx((1 + 2 + 3 + 1) / 4)
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):

@@ -3,8 +3,10 @@
     play_builtin(maze, "expert", 7, 15)                -> one episode: success, score, turns, ...
     builtin_rate(maze, "random", maze.TEST[:200], 15)  -> (success rate, standard error)
 """
+import functools
 import math
 import random
+from collections import defaultdict
 from contextlib import suppress
 
 
@@ -46,3 +48,17 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
         with suppress(RuntimeError):        # of the engine: a task that it refuses is left out
             successes.append(play_builtin(module, player, task, horizon, seed)["success"])
     return mean_and_error(successes)
+
+
+@functools.cache
+def player_rate(player, tasks, horizon):
+    """`builtin_rate` on the tasks ((rollout.World, id), ...) of several environments -> {"success",
+    "stderr", "n"}."""
+    ids = defaultdict(list)
+    for world, task in tasks:
+        ids[world].append(task)
+    rates = [(len(own) / len(tasks), *builtin_rate(world.module, player, own,
+                                                   min(horizon, world.most_turns)))
+             for world, own in ids.items()]
+    return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
+                stderr=math.hypot(*(share * error for share, _, error in rates)))

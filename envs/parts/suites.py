@@ -13,6 +13,7 @@ of the second one tell, a group of families shared out evenly where it counts th
     searchqa    50 of each question set, 100 of MuSiQue
 """
 from curriculum import choose_tasks
+from envs import folders_of, open_env
 
 SUITES = {      # name -> {environment: (tasks, most turns)}
     "agenteval": {
@@ -41,6 +42,17 @@ COMPOSITION = {     # environment -> {family: tasks}; any other: a sample of all
     "searchqa": {"nq": 50, "triviaqa": 50, "popqa": 50, "hotpotqa": 50, "2wikimultihopqa": 50,
                  "musique": 100, "bamboogle": 50},
 }
+
+
+def open_suite(name, data):
+    """The modules of a suite's environments that are here; of each other a sentence is printed."""
+    modules, folders = [], folders_of([*SUITES[name]], data)
+    for env in SUITES[name]:
+        try:
+            modules.append(open_env(env, folders.get(env, "")))
+        except (ValueError, ImportError) as error:
+            print(f"{env} is left out: {str(error).partition(';')[0]}")
+    return modules
 
 
 def suite_tasks(module, n):
