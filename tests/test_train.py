@@ -319,7 +319,7 @@ def test_every_preset_takes_two_steps(algo, url, model):
     run = trained(url, config(model, algo))
     assert len(run.history) == 2 and os.path.exists(f"{run.folder}/step_2/model.safetensors")
     for line in run.history:
-        assert all(math.isfinite(v) for v in line.values()), line
+        assert all(math.isfinite(v) for name, v in line.items() if name != "entropy"), line
         assert line["skipped"] == 0 and line["grad_norm"] > 0 and line["trained"] > 0
     after = run.policy.state_dict()
     assert not same({k: after[k] for k in weights_of(model)}, weights_of(model))
@@ -437,7 +437,7 @@ def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
     for line in run.history:
         assert (line["trained"], line["grad_norm"], line["constant_groups"]) == (0, 0, 1)
         assert math.isnan(line["entropy"])
-        assert all(math.isfinite(v) for v in line.values())
+        assert all(math.isfinite(v) for name, v in line.items() if name != "entropy")
 
 
 # ---- what is not finite -------------------------------------------------------------------------
