@@ -37,16 +37,12 @@ from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,    
                     equip)
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
+
+from tests.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
-MODELS = {      # width, width inside the MLP, layers, heads, key-value heads, tied, vocabulary
-    "0.5B": (896, 4864, 24, 14, 2, True, 151936),
-    "1.5B": (1536, 8960, 28, 12, 2, True, 151936),
-    "3B": (2048, 11008, 36, 16, 2, True, 151936),
-    "7B": (3584, 18944, 28, 28, 4, False, 152064),
-    "14B": (5120, 13824, 48, 40, 8, False, 152064),
-}
+MODELS = "0.5B", "1.5B", "3B", "7B", "14B"       # of Qwen2.5
 TOKENS = 8192           # of a prefill and of an update's micro-batch
 STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
@@ -82,13 +78,9 @@ def seconds_of(function, repeats):
 # ---- the model ----------------------------------------------------------------------------------
 
 def make_model(name, device):
-    width, inner, layers, heads, kv_heads, tied, vocabulary = MODELS[name]
-    config = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied, max_position_embeddings=32768)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        return AutoModelForCausalLM.from_config(config_of(f"Qwen2.5-{name}"),
+                                                dtype=torch.bfloat16).eval()
 
 
 def save_model(name, folder, device):
