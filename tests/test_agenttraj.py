@@ -198,12 +198,10 @@ TURNS = '"(human|gpt)": human and gpt speak by turns'
 
 @pytest.mark.parametrize("items, sentence", [
     ([ITEM, "maze_3"], "item 1: it is 'maze_3'; expected an object with item_id and conversations"),
-    (changed(lambda item, c: item.pop("item_id")),
-     'item 1: item_id is None; expected "<environment>_<number>"'),
-    (changed(lambda item, c: item.update(item_id="maze_x")), "item_id is 'maze_x'; expected"),
+    (changed(lambda item, c: item.update(item_id="maze_x")),
+     'item 1: item_id is .maze_x.; expected "<environment>_<number>"'),
     (changed(lambda item, c: item.update(conversations=None)),
      r"item 1 \(maze_3\): conversations is None; expected a list of two messages or more"),
-    (changed(lambda item, c: c.clear()), r"conversations is \[\]; expected a list of two"),
     (changed(lambda item, c: c.insert(2, "hi")),
      r"item 1 \(maze_3\): conversations\[2\] is 'hi'; expected an object with from, value, loss"),
     (changed(lambda item, c: c.pop(3)),
@@ -217,7 +215,6 @@ TURNS = '"(human|gpt)": human and gpt speak by turns'
     (changed(lambda item, c: [m.update(loss=False) for m in c]),
      r"item 1 \(maze_3\): loss of gpt's is \[False, False, False\]; expected a true"),
     (ITEM, r"f.json: {'item_id': 'maze_3', .*; expected a list of one item or more"),
-    ([], r"f.json: \[\]; expected a list of one item or more"),
     ('[{"item_id": "maze_3"', "f.json: no JSON file: .*; expected a list of trajectories"),
     ("[" * 100_000, "f.json: no JSON file: .*recursion"),
 ])

@@ -187,14 +187,13 @@ def rising(steps, noise, seed):
     return [0.1 + 0.02 * s + rng.gauss(0, noise) for s in range(steps)]
 
 
-def test_stopped_rising_not_while_success_rises():
+def test_stopped_rising_when_success_is_flat_or_falls():
     for seed in range(20):    # a rise of 0.2 between windows, its standard error about 0.03
         assert not stopped_rising(rising(40, 0.02, seed))
-
-
-def test_stopped_rising_when_success_is_flat_or_falls():
     for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
-        assert stopped_rising(curve)
+        assert stopped_rising(curve) and not stopped_rising(curve[:29])    # its minimum stay
+    assert stopped_rising([0.5] * 29, min_steps=20)
+    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
 
 
 def test_stopped_rising_margin_is_one_standard_error():
@@ -203,12 +202,6 @@ def test_stopped_rising_margin_is_one_standard_error():
     for rise, stopped in ((0.046, True), (0.048, False)):
         curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
         assert stopped_rising(curve) is stopped
-
-
-def test_stopped_rising_needs_its_minimum_stay():
-    assert not stopped_rising([0.5] * 29)
-    assert stopped_rising([0.5] * 29, min_steps=20)
-    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
 
 
 def test_stage_after_replays_the_stages():

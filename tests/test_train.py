@@ -553,15 +553,6 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
     assert os.listdir(tmp_path) == ["empty"]
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
-    ("--env wordle --env-url URL", "serves toy, sums, not wordle"),
-    ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd")])
-def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
-    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
-        train.main(flags.replace("URL", url).replace("MODEL", model).split())
-
-
 def test_a_control_needs_a_policy_that_was_cloned(url, model):
     with pytest.raises(SystemExit, match="--control goes on with the cloning .* leave it out"):
         train.main(["--env", "toy", "--control", "--model", model])

@@ -14,7 +14,6 @@ decode     Engine.decode; the limit: (weights + keys and values read) over the m
 prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
            the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
-attention  (by --parts only) one layer's attention of a decode step, without the rest
 
 Targets on an H200: decode at batch 256, context 1k, 3B: 60% of the limit; prefill and update: 40%;
 graphs: 2 times eager at batch 64.
@@ -33,9 +32,7 @@ import time
 import timeit
 from pathlib import Path
 
-from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,     # before torch
-                    equip)
-import numpy as np
+from engine import PAGE_SIZES, Engine, choose_kernel, equip, kv_shape       # before torch
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -192,28 +189,7 @@ def bench_update(name, model, limits, B, context):
                  flop / limits["matmul"] / seconds)
 
 
-def bench_attention(name, model, limits, B, context):
-    """The first layer's attention of a decode step."""
-    engine = decoding(model, B, context)
-    if engine is None:
-        return
-    config, (_, KH, D) = model.config, kv_shape(model.config)
-    query, key = (torch.randn(B, heads, D, device=model.device, dtype=torch.bfloat16)
-                  for heads in (config.num_attention_heads, KH))
-    table, starts = engine._cached(engine.active)
-    layout = layout_for(model, np.ones(B, int), engine.memory, table, starts - 1)   # the last token
-    attend = layout.view(None, config.num_attention_heads // KH)    # made once for all layers
-
-    def attention():
-        engine.memory.write(0, layout.slots, key, key)
-        return attend(0, query, key, key, D**-0.5)
-    seconds = seconds_of(attention, 20)
-    least = B * context * kv_bytes(model) / config.num_hidden_layers / limits["bandwidth"]
-    yield row_of("attention, one layer", name, model, B, context, B, seconds, least / seconds)
-
-
-PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update,
-             attention=bench_attention)
+PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update)
 
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
@@ -291,7 +267,7 @@ def works(args):
     """(model, kernel, part, batch, context), in the order in which they are measured."""
     for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
                                                          args.contexts):
-        for B in args.batches if part in ("decode", "attention") else (0,):     # 0: as TOKENS has
+        for B in args.batches if part == "decode" else (0,):     # 0: as TOKENS has
             yield name, kernel, part, B, context
 
 
@@ -326,7 +302,7 @@ def main(argv=None):
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=("3B", "7B", "0.5B"))
     parser.add_argument("--parts", nargs="+", choices=("tests", "step", *PARTS),
-                        default=("tests", "step", "decode", "prefill", "update"))
+                        default=("tests", "step", *PARTS))
     parser.add_argument("--attention", nargs="+", default=("auto",),
                         choices=("auto", "flash2", "varlen", "torch"))
     parser.add_argument("--batches", nargs="+", type=int, default=(64, 256))
