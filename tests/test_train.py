@@ -313,10 +313,7 @@ def test_defaults_follow_the_model(model, tmp_path):
     assert (own.format, own.context, own.max_turn_tokens, own.max_context, own.lr, own.horizons) \
         == ("think", "window", 99, 700, 6e-4, (3, 4))
     assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
-
-
-def test_settings_of_a_tiny_policy_follow_the_environment_too(tmp_path):
-    """One that was cloned in two of them is trained in one of them, as this one asks."""
+    # a tiny one that was cloned in two environments is trained in one of them, as this one asks
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
     own = flags_chosen(f"--model {tmp_path} --env frozenlake")
     asked = flags_chosen("--env frozenlake --max-turn-tokens 99")
