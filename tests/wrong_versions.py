@@ -610,7 +610,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "run.py": [
         ('every = choose_tasks(world.module, "train", 0, own)',
          'every = choose_tasks(world.module, "test", 0, own)',
-         "test_train_plays_training_tasks_alone_and_each_once_an_epoch"),
+         "test_both_splits_keeps_to_what_a_server_knows"),
         ("**preset(given) | given)", "**given | preset(given))",
          "test_parse_flags_takes_a_preset_between_defaults_and_flags"),
         ("optimizer.state.get(weights, {}).items()", "optimizer.state[weights].items()",
