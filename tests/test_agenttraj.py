@@ -136,20 +136,16 @@ def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
 
 
 def test_write_trajectories_leaves_failures_out(tmp_path):
-    demos = demonstrations("textcraft_small", range(40), 40, 0.4, 0)
+    demos, path = demonstrations("textcraft_small", range(40), 40, 0.4, 0), tmp_path / "f.json"
     won = [demo["task_id"] for demo in demos if demo["success"]]
     assert 0 < len(won) < 40
-    assert write_trajectories(str(tmp_path / "f.json"), demos, 0) == len(won)
-    items = json.load(open(tmp_path / "f.json"))
-    assert [item["item_id"] for item in items] == [f"textcraft_small_{task}" for task in won]
-
-
-def test_write_trajectories_refuses_to_write_none(tmp_path):
-    lost = [demo | dict(success=False) for demo in demonstrations("maze", [18], 1, 1.0, 0)]
-    for demos in ([], lost):
+    for lost in ([], [demo for demo in demos if not demo["success"]]):
         with pytest.raises(ValueError, match="no demonstration to write: .* had no success"):
-            write_trajectories(str(tmp_path / "f.json"), demos, 0)
-    assert not [*tmp_path.iterdir()]
+            write_trajectories(str(path), lost, 0)
+        assert not path.exists()
+    assert write_trajectories(str(path), demos, 0) == len(won)
+    items = json.loads(path.read_text())
+    assert [item["item_id"] for item in items] == [f"textcraft_small_{task}" for task in won]
 
 
 def test_a_file_read_and_written_again_says_the_same(tmp_path):
@@ -186,8 +182,7 @@ def test_read_trajectories_takes_the_names_of_agentgyms_files(tmp_path):
 def test_read_trajectories_leaves_other_environments_out(tmp_path):
     items = [ITEM | dict(item_id=name) for name in ("bird_1", "maze_3", "webshop_2")]
     assert [d["task_id"] for d in read(items, tmp_path)] == [3]
-    with pytest.raises(ValueError, match="^[^\n]*f.json: only bird, maze, webshop, nothing of wordl"
-                                         "e, sciworld; give --env$"):
+    with pytest.raises(ValueError, match="f.json: only bird, maze, webshop, nothing of wordle"):
         read(items, tmp_path, "wordle", "sciworld")
 
 
@@ -203,12 +198,10 @@ TURNS = '"(human|gpt)": human and gpt speak by turns'
 
 @pytest.mark.parametrize("items, sentence", [
     ([ITEM, "maze_3"], "item 1: it is 'maze_3'; expected an object with item_id and conversations"),
-    (changed(lambda item, c: item.pop("item_id")),
-     'item 1: item_id is None; expected "<environment>_<number>"'),
-    (changed(lambda item, c: item.update(item_id="maze_x")), "item_id is 'maze_x'; expected"),
+    (changed(lambda item, c: item.update(item_id="maze_x")),
+     'item 1: item_id is .maze_x.; expected "<environment>_<number>"'),
     (changed(lambda item, c: item.update(conversations=None)),
      r"item 1 \(maze_3\): conversations is None; expected a list of two messages or more"),
-    (changed(lambda item, c: c.clear()), r"conversations is \[\]; expected a list of two"),
     (changed(lambda item, c: c.insert(2, "hi")),
      r"item 1 \(maze_3\): conversations\[2\] is 'hi'; expected an object with from, value, loss"),
     (changed(lambda item, c: c.pop(3)),
@@ -222,7 +215,6 @@ TURNS = '"(human|gpt)": human and gpt speak by turns'
     (changed(lambda item, c: [m.update(loss=False) for m in c]),
      r"item 1 \(maze_3\): loss of gpt's is \[False, False, False\]; expected a true"),
     (ITEM, r"f.json: {'item_id': 'maze_3', .*; expected a list of one item or more"),
-    ([], r"f.json: \[\]; expected a list of one item or more"),
     ('[{"item_id": "maze_3"', "f.json: no JSON file: .*; expected a list of trajectories"),
     ("[" * 100_000, "f.json: no JSON file: .*recursion"),
 ])
@@ -238,12 +230,6 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
         with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
             agentevol.main()
     assert {path.name for path in tmp_path.rglob("*")} - {"runs", "evolve.lock"} == {"f.json"}
-
-
-def test_read_trajectories_takes_no_folder_for_a_file(tmp_path):
-    for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(ValueError, match="^[^\n]*: no JSON file: [^\n]*; expected a list of t"):
-            read_trajectories(str(path), ("maze",))
 
 
 # ---- what is trained on -------------------------------------------------------------------------
@@ -280,23 +266,15 @@ def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
     assert trained(trajectories[1], tokenizer) == ["Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
 
 
-def test_imitated_of_a_file_in_react_states_the_formats_own_rules(tmp_path):
-    item = ITEM | dict(item_id="textcraft_3")
-    (trajectory,), tokenizer = imitate([item], tmp_path, "textcraft", format="react")
-    assert tokenizer.decode(trajectory.token_ids).startswith(
-        f"<|im_start|>system\n{textcraft.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
-        "<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\nAction:\na<|im_end|>\n")
-
-
-def test_imitated_of_a_file_in_react_takes_each_reply_as_it_is(tmp_path):
+def test_imitated_of_a_file_in_react_states_its_own_rules_and_takes_each_reply_as_it_is(tmp_path):
     """Also one without an action, of which react's own reader would complain to the policy."""
     words = "rules", "Yes.", "first", "I only think.", "second", "Action: a\nAction: b", "third"
     item = dict(item_id="textcraft_3", conversations=conversation(*words))
     (trajectory,), tokenizer = imitate([item], tmp_path, "textcraft", format="react")
     said = "".join(f"<|im_start|>user\n{seen}<|im_end|>\n<|im_start|>assistant\n{reply}<|im_end|>\n"
                    for seen, reply in zip(words[2:6:2], words[3:7:2]))
-    assert said.startswith(tokenizer.decode(trajectory.token_ids).partition(ASK_REACT)[2]
-                           .removeprefix("<|im_end|>\n"))
+    rules = f"<|im_start|>system\n{textcraft.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
+    assert (rules + said).startswith(tokenizer.decode(trajectory.token_ids))
     assert trained(trajectory, tokenizer) == [f"{words[i]}<|im_end|>" for i in (3, 5)]
     assert all(turn.valid for turn in trajectory.turns)
 

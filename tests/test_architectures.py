@@ -7,7 +7,6 @@ import copy
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import train
-from engine import Engine, attend, check_model, equip, forward, layout_for, load_policy
+from engine import Engine, check_model, equip, forward, layout_for, load_policy
 from fakes import token_logprobs
 from test_engine import (CONTEXTS, assert_same_gradients, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -228,16 +227,6 @@ def test_check_model_of_an_architecture_that_transformers_lacks(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="can load: .*model type `own`"):
         check_model(tmp_path)
-
-
-@pytest.mark.parametrize("asked, words", [
-    (dict(softcap=50.0), "softcap"), (dict(position_bias=torch.zeros(2)), "position_bias"),
-    (dict(attention_mask=torch.ones(1, 1, 3, 3)), "a mask")])
-def test_attend_refuses_what_it_would_have_to_ignore(asked, words):
-    x, layer = torch.zeros(1, 1, 3, 8), SimpleNamespace(layer_idx=0)
-    asked = dict(attention_mask=None, dropout=0.0, position_ids=torch.arange(3)) | asked
-    with pytest.raises(ValueError, match=f"asks for {words}"):
-        attend(layer, x, x, x, scaling=1.0, layout=SimpleNamespace(), **asked)
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 3 (text)"])

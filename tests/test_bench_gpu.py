@@ -59,17 +59,6 @@ def test_markdown_is_a_table_in_which_missing_cells_are_empty():
         "| update | 7B |  |  |  |  |  |  |"]
 
 
-def test_report_names_the_machine_the_failed_tests_and_what_was_left_out():
-    limits = dict(bandwidth=4.1e12, matmul=7.2e14)
-    tests = "1 failed, 9 passed", ["a::b"]
-    text = gpu.report("H200", ["torch 2.13"], limits, tests, [], ["x 7B"])
-    for words in ("H200; torch 2.13", "4.10 TB/s", "720 TFLOP/s",
-                  "1 failed, 9 passed. Failed: a::b.", "minutes were over: x 7B."):
-        assert words in text
-    text = gpu.report("H200", [], limits, ("9 passed", []), [], [])
-    assert "Failed" not in text and "minutes" not in text
-
-
 def test_measured_leaves_out_what_is_not_begun_in_time(monkeypatch):
     """The third of four works ends after the deadline; a kernel that is not installed costs one
     sentence, and memory that does not suffice a row."""
@@ -109,19 +98,6 @@ def test_main_says_that_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="no CUDA device here"):
         gpu.main([])
-
-
-def test_cuda_tests_give_the_last_line_and_the_names_of_what_failed(monkeypatch):
-    output = ("...\nFAILED tests/test_cuda.py::test_a - assert 1\n"
-              "ERROR tests/test_cuda.py::test_b\n==== 1 failed, 1 error in 3s ====\n")
-    monkeypatch.setattr(gpu.subprocess, "run", lambda *a, **b: SimpleNamespace(stdout=output))
-    assert gpu.cuda_tests(9) == ("1 failed, 1 error in 3s",
-                                 ["tests/test_cuda.py::test_a", "tests/test_cuda.py::test_b"])
-
-    def slow(*a, **b):
-        raise gpu.subprocess.TimeoutExpired("pytest", 9)
-    monkeypatch.setattr(gpu.subprocess, "run", slow)
-    assert gpu.cuda_tests(9) == ("not done after 9 s", [])
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
 import types
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +30,9 @@ from eval import Config, figures_of, rows_of, run, table
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from run import (CHAT_MODEL, Count, Natural, NonNegative, Positive, Share, model_settings,
                  parse_flags)
-from chat import Agent, make_tokenizer
+from chat import Agent
 from rollout import World, collect
+import fakes
 from fakes import serving
 from test_original import as_before, lmrl_gym
 
@@ -42,21 +42,8 @@ pytestmark = pytest.mark.usefixtures("here")
 
 @pytest.fixture(scope="module")
 def url():
-    with HttpServer(["maze", "textcraft_small"]) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """An untrained policy in a folder; its words are maze's actions and single bytes."""
-    folder = str(tmp_path_factory.mktemp("models") / "untrained")
-    tokenizer = make_tokenizer(["move up move down move left move right"], 259 + 5)
-    make_policy(len(tokenizer), 32, 1, 4, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    with serving(HttpServer(["maze", "textcraft_small"])) as address:
+        yield address
 
 
 # ---- arithmetic ----
@@ -146,18 +133,10 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
 def test_play_builtin_gives_each_task_and_each_seed_a_random_stream_of_its_own():
     drawn = []
 
-    class Env:
-        def reset(self, task_id, stream=None):
-            self.task_id = task_id
-
+    class Env(fakes.Env):
         def random_action(self, rng):
             drawn.append((self.task_id, rng.random()))
-
-        def step(self, action):
-            return "", 0.0, False, {"success": False, "score": 0.0}
-
-        def close(self):
-            pass
+            return "aa" if self.task_id % 2 else "a"            # which never wins
     module = types.SimpleNamespace(Env=Env, NAME="any")
     for seed in ((0, 0), (0, 1), (1, 0)):
         for task in range(5):
@@ -526,11 +505,9 @@ def test_the_command_prints_a_table():
     ("--env maze", "give --model FOLDER_OR_ID .*, or --policy random or expert"),
     ("--env maze --policy expert --families south", r"no families \['south'\]; known: maze: "),
     ("--env maze --policy expert --model MODEL", "give --model .* or --policy random or expert"),
-    ("--env maze,wordle --policy expert --families south", r"\['south'\]; known: maze: .*wordle"),
-    ("--env maze,nowhere --policy expert", "unknown environment 'nowhere'"),
     ("--env maze,wordle --policy expert --data EMPTY", "expected NAME=FOLDER, comma-separated, of"),
     ("--env maze --model MODEL --device foo", "device=foo: Expected one of cpu, cuda"),
-    ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 263"),
+    ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 264"),
     ("--env maze --model EMPTY", "no folder or hub id that transformers can load"),
     ("--env maze --model ./absent", "./absent: no folder or hub id"),
     ("--env maze --model MODEL --env-url http://127.0.0.1:9", "no environment server at .*:9"),
@@ -554,7 +531,13 @@ class Flags:
     steps: int = 10               # of the loop, 100% of them
     rate: float = 0.5
     fast: bool = True             # or slow
-    long_name: str = "x"
+    way: Literal["up", "down"] = "up"
+    turns: tuple = (6, 10)                  # of each stage
+    count: Count = 1
+    natural: Natural = 0
+    positive: Positive = 1.0
+    non_negative: NonNegative = 0.0
+    share: Share = 0.5
 
 
 def test_parse_flags_takes_a_preset_between_defaults_and_flags():
@@ -563,48 +546,22 @@ def test_parse_flags_takes_a_preset_between_defaults_and_flags():
     def preset(given):
         seen.append(given)
         return dict(steps=77, rate=0.25)
-    assert parse_flags(Flags, ["--rate", "2"], preset=preset) == Flags(77, 2.0)
-    assert seen == [{"rate": 2.0}]
+    given = "--rate 2 --way down --turns 3,4,5".split()
+    assert parse_flags(Flags, given, preset=preset) == Flags(77, 2.0, True, "down", (3, 4, 5))
+    assert seen == [dict(rate=2.0, way="down", turns=(3, 4, 5))]
 
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--stepz 3", "unrecognized arguments: --stepz 3"),
     ("--step 3", "unrecognized arguments: --step 3"),       # an abbreviation is a typo as well
     ("--steps three", "argument --steps: invalid int value: 'three'"),
-    ("--steps", "expected one argument")])
+    ("--steps", "expected one argument"),
+    ("--way left", "invalid choice: 'left' (choose from"),
+    ("--turns 3,x", "argument --turns: invalid integers value: '3,x'")])
 def test_parse_flags_refuses(flags, sentence, capsys):
     with pytest.raises(SystemExit) as error:
         parse_flags(Flags, flags.split())
     assert error.value.code == 2 and sentence in capsys.readouterr().err
-
-
-@dataclass
-class Choices:
-    way: Literal["up", "down"] = "up"
-    turns: tuple = (6, 10)                  # of each stage
-
-
-def test_parse_flags_reads_choices_and_whole_numbers(capsys):
-    assert parse_flags(Choices, []) == Choices("up", (6, 10))
-    assert parse_flags(Choices, "--way down --turns 3,4,5".split()) == Choices("down", (3, 4, 5))
-    for flags, words in (("--way left", "invalid choice: 'left' (choose from"),
-                         ("--turns 3,x", "argument --turns: invalid integers value: '3,x'")):
-        with pytest.raises(SystemExit):
-            parse_flags(Choices, flags.split())
-        assert words in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        parse_flags(Choices, ["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--turns INT,INT,... of each stage (6,10)" in text
-
-
-@dataclass
-class Ranges:
-    count: Count = 1
-    natural: Natural = 0
-    positive: Positive = 1.0
-    non_negative: NonNegative = 0.0
-    share: Share = 0.5
 
 
 @pytest.mark.parametrize("name, taken, refused, words", [
@@ -616,14 +573,20 @@ class Ranges:
 def test_parse_flags_checks_ranges(name, taken, refused, words, capsys):
     flag = f"--{name.replace('_', '-')}"
     for value in taken:
-        assert getattr(parse_flags(Ranges, [f"{flag}={value!r}"]), name) == value
+        assert getattr(parse_flags(Flags, [f"{flag}={value!r}"]), name) == value
     for value in refused:
         with pytest.raises(SystemExit):
-            parse_flags(Ranges, [f"{flag}={value!r}"])
+            parse_flags(Flags, [f"{flag}={value!r}"])
         assert f"argument {flag}: {value!r}: expected {words}\n" in capsys.readouterr().err
+
+
+def test_parse_flags_explains_itself(capsys):
     with pytest.raises(SystemExit):
-        parse_flags(Ranges, ["--help"])
-    assert words in " ".join(capsys.readouterr().out.split())
+        parse_flags(Flags, ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("of the loop, 100% of them (10)", "--fast, --no-fast", "from 0 to 1",
+                  "--turns INT,INT,... of each stage (6,10)"):
+        assert words in text
 
 
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path, monkeypatch):
@@ -637,10 +600,3 @@ def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path
         evaluation.main()
     assert [(c.format, c.max_turn_tokens, c.max_context) for c in seen] == [
         ("react", 512, 8192), ("think", 30, 600), ("act", 30, 600)]
-
-
-def test_parse_flags_explains_itself(capsys):
-    with pytest.raises(SystemExit):
-        parse_flags(Flags, ["--help"])
-    text = capsys.readouterr().out
-    assert "of the loop, 100% of them (10)" in text and "--fast, --no-fast" in text

@@ -560,29 +560,18 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
 
 
 def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
-    cfg = config(model, name="twice", steps=4, save_every=2)
-    run = started(url, cfg)
-    run.cfg = replace(cfg, steps=2)
-    train.train(run)
-    first = sum(line["seconds"] for line in run.history)
-    with open("runs/twice/step_2/trainer.json") as file:
-        seconds = json.load(file)["seconds"]            # with those of the setting up
-    resumed = started(url, replace(cfg, resume=True))
-    assert time.perf_counter() - resumed.began > seconds > first
-    train.train(resumed)
-    assert len(resumed.history) == 4
-    assert resumed.rl_seconds == pytest.approx(
-        first + sum(line["seconds"] for line in resumed.history[2:]))
-
-
-def test_a_resumed_run_remembers_and_is_not_measured_before_rl_again(url, model):
+    """It remembers its evaluations, too, and is not measured before RL again."""
     first = recorded_main(url, model, steps=2, name="once", eval_every=1).run
+    with open("runs/once/step_2/trainer.json") as file:
+        seconds = json.load(file)["seconds"]            # with those of the setting up
     again = recorded_main(url, model, "--resume", steps=3, name="once")
+    run = again.run
+    assert time.perf_counter() - run.began > seconds > first.rl_seconds
+    assert run.rl_seconds == pytest.approx(first.rl_seconds + run.history[2]["seconds"])
     assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
-    assert [step for step, _ in again.run.evaluations] == [0, 1, 2, 3]
-    assert [rates for _, rates in again.run.evaluations[:3]] == [
-        rates for _, rates in first.evaluations]
+    assert [step for step, _ in run.evaluations] == [0, 1, 2, 3]
+    assert [rates for _, rates in run.evaluations[:3]] == [rates for _, rates in first.evaluations]
 
 
 # ---- figures ------------------------------------------------------------------------------------

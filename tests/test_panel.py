@@ -3,6 +3,7 @@ import math
 import random
 from collections import defaultdict
 
+import pytest
 import torch
 
 import algos
@@ -27,21 +28,20 @@ def decay(start, rate, floor=0.0):
     return lambda s: floor + (start - floor) * math.exp(-rate * s)
 
 
-def test_collapse_warnings_are_silent_when_a_run_solves_its_task():
-    # reward std, entropy, distinct 3-grams and length all fall, because success goes to 1; the last
-    # gradients, of a rare failure among solved tasks, are many times the usual ones
-    history = run_of(120, success=lambda s: 1 - 0.6 * math.exp(-s / 15), valid=lambda s: 0.95,
-                     reward_std=decay(0.45, 1 / 15), entropy=decay(0.9, 1 / 20),
-                     grad_norm=lambda s: 3.0 if s > 100 and s % 9 == 0 else math.exp(-s / 20),
-                     distinct_3gram=decay(0.7, 1 / 15, 0.1), response_length=decay(300, 1 / 20, 90))
-    assert signals_at_any_time(history) == set()
+# Reward std, entropy, distinct 3-grams and length all fall, because success goes to 1; the last
+# gradients, of a rare failure among solved tasks, are many times the usual ones.
+SOLVES = run_of(120, success=lambda s: 1 - 0.6 * math.exp(-s / 15), valid=lambda s: 0.95,
+                reward_std=decay(0.45, 1 / 15), entropy=decay(0.9, 1 / 20),
+                grad_norm=lambda s: 3.0 if s > 100 and s % 9 == 0 else math.exp(-s / 20),
+                distinct_3gram=decay(0.7, 1 / 15, 0.1), response_length=decay(300, 1 / 20, 90))
+PLATEAU = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
+                 reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
+                 grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
+                 response_length=decay(300, 1 / 20, 120))
 
 
-def test_collapse_warnings_are_silent_on_a_plateau():
-    history = run_of(120, success=lambda s: 0.7 - 0.4 * math.exp(-s / 10), valid=lambda s: 0.9,
-                     reward_std=decay(0.45, 1 / 30, 0.25), entropy=decay(0.9, 1 / 50, 0.2),
-                     grad_norm=lambda s: 0.5, distinct_3gram=decay(0.7, 1 / 20, 0.45),
-                     response_length=decay(300, 1 / 20, 120))
+@pytest.mark.parametrize("history", [SOLVES, PLATEAU], ids=["solves", "plateau"])
+def test_collapse_warnings_are_silent_when_a_run_solves_its_task_or_stays(history):
     assert signals_at_any_time(history) == set()
 
 
@@ -56,12 +56,19 @@ def echo_trap(steps=60):
                   response_length=lambda s: 200 if s < 40 else 900)
 
 
+def first_warned(history):
+    return next((s for s in range(len(history)) if collapse_warnings(history[:s])), len(history))
+
+
 def test_collapse_warnings_name_the_echo_trap_before_success_has_halved():
     history = echo_trap()
     halved = next(s for s, row in enumerate(history) if s > 20 and row["success"] < 0.45 / 2)
-    first = next((stop for stop in range(60) if collapse_warnings(history[:stop])), 60)
+    first = first_warned(history)
     assert first < halved
     assert collapse_warnings(history[:first])[0][0] == "reward_std"
+    # one that dies from the start: success goes from 0.6 to 0.08, the spread almost to none
+    dies = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
+    assert first_warned(dies) < 40 and dies[first_warned(dies)]["success"] > 0.3
     assert signals_at_any_time(history) == {"reward_std", "entropy", "grad_norm", "valid",
                                             "distinct_3gram", "response_length"}
 
@@ -90,13 +97,6 @@ def test_collapse_warnings_judge_the_spread_by_what_this_success_allows():
         assert learned[-1]["reward_std"] < 0.2
         assert signals_at_any_time(learned) == set()
         assert signals_at_any_time(stuck) == {"reward_std"}
-
-
-def test_collapse_warnings_name_a_run_that_dies_from_the_start():
-    # success 0.6 -> 0.08 in 40 steps while the groups with any spread go from 3/4 to almost none
-    history = run_of(40, success=lambda s: 0.6 - 0.013 * s, reward_std=lambda s: 0.34 - 0.008 * s)
-    first = next((stop for stop in range(40) if collapse_warnings(history[:stop])), 39)
-    assert history[first]["success"] > 0.3
 
 
 def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():

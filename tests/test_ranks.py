@@ -17,8 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from fakes import config, started, trainer_of
 from torch.multiprocessing import start_processes
+from fakes import config, started, trainer_of
+from test_train import lines_of
 
 import run as runs
 import parallel
@@ -117,8 +118,7 @@ def distance(one, other):
 @pytest.mark.parametrize("kind, count, shard", [
     ("kl", 2, "none"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("memory", 2, "full"), ("critic", 2, "none"), ("critic", 4, "full"), ("kl", 8, "full"),
-        ("shared", 8, "none"), ("gspo", 4, "full"), ("memory", 8, "none"),
+        ("memory", 2, "full"), ("critic", 4, "full"), ("shared", 8, "none"), ("gspo", 4, "full"),
         ("lora", 4, "full")])])
 def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     one = learned(url, model, kind, 1)
@@ -129,14 +129,16 @@ def test_ranks_take_the_steps_of_one_process(kind, count, shard, url, model):
     assert max(x.abs().max() for x in moved) > 1e-3                         # five steps of 3e-4
     for key in one:
         torch.testing.assert_close(ranks[key], one[key], atol=1e-5, rtol=1e-3)
-    mine, its = (Path(f"runs/{kind}-{name}/step_5") for name in (1, f"{count}-{shard}"))
-    assert {path.name for path in mine.iterdir()} == {path.name for path in its.iterdir()}
+    mine, its = (f"runs/{kind}-{name}" for name in (1, f"{count}-{shard}"))
+    assert {*os.listdir(f"{mine}/step_5")} == {*os.listdir(f"{its}/step_5")}
+    for alone, together in zip(lines_of(mine), lines_of(its), strict=True):
+        assert together == pytest.approx(alone, abs=1e-5, rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, count, shard", [
-    ("kl", 2, "full"), ("kl", 1, "none"), ("critic", 4, "none"), ("gspo", 2, "none"),
-    ("shared", 8, "full"), ("lora", 1, "full"), ("lora", 2, "full")])
+    ("kl", 1, "none"), ("critic", 4, "none"), ("gspo", 2, "none"), ("shared", 8, "full"),
+    ("lora", 2, "full")])
 def test_ranks_in_bfloat16_are_as_far_from_one_as_its_micro_batches_bring_it(kind, count, shard,
                                                                             url, model):
     """Far: the mean distance of the weights. Where a gradient is all rounding, Adam makes a whole

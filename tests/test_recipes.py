@@ -16,7 +16,7 @@ import algos
 import parallel
 import train
 from chat import Agent
-from fakes import config, save_policy, served, started
+from fakes import config, started
 from recipes import echo, icepop, overlong, refill, unexplored
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
@@ -31,14 +31,8 @@ FLAGS = ("--env toy --steps 2 --tasks-per-step 4 --group-size 4 --mini-batches 2
          "--filter none --advantage reinforce_pp --device cpu --name run").split()
 
 
-@pytest.fixture(scope="module")
-def url():
-    with served() as address:
-        yield address
-
-
 @pytest.fixture
-def here(tmp_path, monkeypatch, url):
+def here(tmp_path, monkeypatch):
     """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
     monkeypatch.chdir(tmp_path)
     for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups"):
@@ -46,7 +40,6 @@ def here(tmp_path, monkeypatch, url):
     for table, name in ((train.ALGOS, "cispo"), (train.SURROGATES, "cispo"),
                         (train.ALGOS, "maxrl"), (train.ADVANTAGES, "maxrl")):
         monkeypatch.setitem(table, name, None)
-    save_policy(str(tmp_path / "model"))
     return tmp_path
 
 
@@ -55,9 +48,9 @@ def here(tmp_path, monkeypatch, url):
     ("icepop", ["--rule", "tis", "--importance-cap", "2", "--importance-low", "0"]),
     ("overlong", ["--overlong-buffer", "8"]), ("refill", []),
     ("train_on_observations", []), ("echo", []), ("maxrl", ["--weights", "sequence_sum"])])
-def test_recipe_runs_two_steps(here, url, monkeypatch, script, flags):
+def test_recipe_runs_two_steps(here, url, model, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
-    monkeypatch.setattr(sys, "argv", [path, *FLAGS, *flags, "--model", "model", "--env-url", url])
+    monkeypatch.setattr(sys, "argv", [path, *FLAGS, *flags, "--model", model, "--env-url", url])
     runpy.run_path(path, run_name="__main__")
     lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 and any(json.loads(line)["grad_norm"] > 0 for line in lines)
@@ -89,9 +82,9 @@ def test_overlong_penalty_by_hand():
     assert got.tolist() == [0, 0, -0.5, -0.75, -1, -1]
 
 
-def test_overlong_replies_are_charged_their_action_tokens(here, url):
+def test_overlong_replies_are_charged_their_action_tokens(here, url, model):
     run = started(url, overlong.Config(**vars(config(
-        "model", filter="none", horizons=(1, 3))), overlong_buffer=11))
+        model, filter="none", horizons=(1, 3))), overlong_buffer=11))
     batch = train.to_batch(train.play_step(run, 3)[0])
     raw = batch.rewards.clone()
     overlong.credit(run, batch)
@@ -101,9 +94,10 @@ def test_overlong_replies_are_charged_their_action_tokens(here, url):
     assert lengths.max() > 4
 
 
-def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here, url, monkeypatch):
+def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here, url, model,
+                                                                            monkeypatch):
     run = started(url, icepop.Config(rule="tis", importance_cap=1.5, **vars(config(
-        "model", filter="none", mini_batches=1, weights="sequence_sum"))))
+        model, filter="none", mini_batches=1, weights="sequence_sum"))))
     chosen, _ = train.play_step(run, 2)
     first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
     truth = list(chosen[0].old_logprobs)
@@ -123,14 +117,14 @@ def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here
     assert figures["mismatch"] > 1e-3 > abs(figures["kl"])      # pi_old is the trainer's
 
 
-def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, monkeypatch):
+def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monkeypatch):
     asked, waves = [], [fakes(GROUPS) for _ in range(9)]
 
     def play(run, policy, tasks, group_size, horizon, key):
         asked.append((tuple(tasks), key))
         return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
     monkeypatch.setattr(parallel, "play_tasks", play)
-    run = started(url, cfg := config("model", tasks_per_step=4, group_size=2, filter="varied"))
+    run = started(url, cfg := config(model, tasks_per_step=4, group_size=2, filter="varied"))
     played, stats = refill.play_step(run, 2)
     chosen = refill.keep_groups(played, run.cfg)
     assert len(asked) == 2 and len(chosen) == 8 and len(played) == 16 and run.cfg == cfg
@@ -169,8 +163,8 @@ def test_echo_learns_answers_of_failed_episodes_and_nothing_of_prompts():
     assert echo.answers(part).int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 0], [0] * 10]
 
 
-def test_echo_adds_the_answers_to_the_loss(here, url, monkeypatch):
-    run = started(url, config("model", filter="none"))
+def test_echo_adds_the_answers_to_the_loss(here, url, model, monkeypatch):
+    run = started(url, config(model, filter="none"))
     batch = train.to_batch(train.play_step(run, 3)[0])
     train.credit(run, batch)
     batch.rewards = torch.zeros(len(batch.rewards))         # all failed
@@ -193,14 +187,13 @@ def rising(steps, noise, seed):
     return [0.1 + 0.02 * s + rng.gauss(0, noise) for s in range(steps)]
 
 
-def test_stopped_rising_not_while_success_rises():
+def test_stopped_rising_when_success_is_flat_or_falls():
     for seed in range(20):    # a rise of 0.2 between windows, its standard error about 0.03
         assert not stopped_rising(rising(40, 0.02, seed))
-
-
-def test_stopped_rising_when_success_is_flat_or_falls():
     for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
-        assert stopped_rising(curve)
+        assert stopped_rising(curve) and not stopped_rising(curve[:29])    # its minimum stay
+    assert stopped_rising([0.5] * 29, min_steps=20)
+    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
 
 
 def test_stopped_rising_margin_is_one_standard_error():
@@ -209,12 +202,6 @@ def test_stopped_rising_margin_is_one_standard_error():
     for rise, stopped in ((0.046, True), (0.048, False)):
         curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
         assert stopped_rising(curve) is stopped
-
-
-def test_stopped_rising_needs_its_minimum_stay():
-    assert not stopped_rising([0.5] * 29)
-    assert stopped_rising([0.5] * 29, min_steps=20)
-    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
 
 
 def test_stage_after_replays_the_stages():

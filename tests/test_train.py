@@ -1,4 +1,4 @@
-"""pytest tests/test_train.py: the loop, one gradient however it is cut, resumed and shared runs.
+"""pytest tests/test_train.py: the loop, one gradient however it is cut, resumed runs.
 
 Beyond that every preset, the filters, the panel, what a user gets wrong.
 
@@ -29,9 +29,8 @@ import train
 from agentevol import Clone, Evolve
 from engine import load_policy
 from envs import load_env
-from fakes import Env, command, config, started, trained, trainer_of
+from fakes import Env, command, config, started, trained
 from rollout import Stats, Trajectory
-from test_ranks import on_ranks
 from train import ALGOS, Config
 
 ROOT = Path(__file__).parent.parent
@@ -276,42 +275,6 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
     assert "texts of up to 4096 tokens: --max-context is 4096" in capsys.readouterr().out
 
 
-# ---- two ranks ----------------------------------------------------------------------------------
-
-# A low rate: Adam makes a full step of a gradient that is nothing but the last digit of a sum.
-SHARED = dict(algo="ppo", kl_coef=0.05, entropy_coef=0.01, lr=3e-4, critic_lr=3e-4, eval_every=1,
-              tasks_per_step=3, env="toy,sums", micro_tokens=150)
-
-
-def inexact(run, batch, credit=train.credit):
-    """`credit`, after a sampler that is 0, 0.2, .. 0.8 nats off, row by row."""
-    rows = torch.arange(len(batch.rewards))[:, None] % 5
-    batch.old_logprobs = batch.old_logprobs + 0.2 * rows * batch.response_mask
-    credit(run, batch)
-
-
-def inexactly(url, cfg):
-    train.credit = inexact
-    trained(url, cfg)
-
-
-@pytest.mark.slow
-def test_two_ranks_are_one(url, model):
-    """FSDP2 over gloo: metrics and weights after two steps, the critic's too, to 1e-5."""
-    for ranks in (1, 2):
-        on_ranks(ranks, inexactly, url, config(model, name=f"x-{ranks}", **SHARED))
-    for alone, together in zip(lines_of("runs/x-1"), lines_of("runs/x-2"), strict=True):
-        assert alone["mismatch"] > 0.01
-        for key in alone.keys() - {"pages", "preempted", "rollout_tokens"}:         # by rank
-            assert together[key] == pytest.approx(alone[key], abs=1e-5, rel=1e-5), key
-    alone, together = (load_file(f"runs/x-{ranks}/step_2/model.safetensors") | trainer_of(
-        f"runs/x-{ranks}/step_2") for ranks in (1, 2))
-    assert alone.keys() == together.keys() and not any("lm_head" in key for key in alone)   # tied
-    for key in alone:
-        if "optimizer" not in key:
-            torch.testing.assert_close(together[key], alone[key], atol=1e-5, rtol=0)
-
-
 # ---- every preset -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -348,10 +311,7 @@ def test_defaults_follow_the_model(model, tmp_path):
     assert (own.format, own.context, own.max_turn_tokens, own.max_context, own.lr, own.horizons) \
         == ("think", "window", 99, 700, 6e-4, (3, 4))
     assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
-
-
-def test_settings_of_a_tiny_policy_follow_the_environment_too(tmp_path):
-    """One that was cloned in two of them is trained in one of them, as this one asks."""
+    # a tiny one that was cloned in two environments is trained in one of them, as this one asks
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
     own = flags_chosen(f"--model {tmp_path} --env frozenlake")
     asked = flags_chosen("--env frozenlake --max-turn-tokens 99")
@@ -575,15 +535,6 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_pat
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("EMPTY", "./empty").split())
     assert os.listdir(tmp_path) == ["empty"]
-
-
-@pytest.mark.parametrize("flags, sentence", [
-    ("--env-url http://127.0.0.1:9", "no environment server at http://127.0.0.1:9 .*start one"),
-    ("--env wordle --env-url URL", "serves toy, sums, not wordle"),
-    ("--env toy --families none --env-url URL", r"no families \['none'\]; known: toy: even, odd")])
-def test_a_wrong_server_is_told_in_one_sentence(flags, sentence, url, model):
-    with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
-        train.main(flags.replace("URL", url).replace("MODEL", model).split())
 
 
 def test_a_control_needs_a_policy_that_was_cloned(url, model):

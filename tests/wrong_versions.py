@@ -207,7 +207,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]", "run.cfg.samples[0]",
          "test_explore_follows_the_schedule_of_tries_and_repeats_its_last"),
         ("max(load_env(trajectory.env).SUCCESS, 1.0)", "load_env(trajectory.env).SUCCESS",
-         "test_reward_is_a_share_of_the_best_score"),
+         "test_successes_are_above_a_threshold_and_rewards_shares_of_the_best_score"),
         ("kept.setdefault((t.env, t.task_id) if", "kept.setdefault(t.task_id if",
          "test_successes_are_the_first_of_each_task_or_all"),
         ("min(done / 0.05 + 0.02, 1)", "min(done / 0.5 + 0.02, 1)",
@@ -607,7 +607,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "run.py": [
         ('every = choose_tasks(world.module, "train", 0, own)',
          'every = choose_tasks(world.module, "test", 0, own)',
-         "test_train_plays_training_tasks_alone_and_each_once_an_epoch"),
+         "test_both_splits_keeps_to_what_a_server_knows"),
         ("**preset(given) | given)", "**given | preset(given))",
          "test_parse_flags_takes_a_preset_between_defaults_and_flags"),
         ("optimizer.state.get(weights, {}).items()", "optimizer.state[weights].items()",

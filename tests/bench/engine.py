@@ -3,13 +3,11 @@
 The same weights on both sides. This file also holds what all benchmarks share.
 
     python -m tests.bench.rollout --parts decode
-    python -m tests.bench.engine --quick                      small, to try this file
 
 Prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and `sample`,
 against `generate` (left-padded, DynamicCache). tok/s are those of the decode.
 Targets: 1.4 x generate at batch 64, 2 x at 256.
 """
-import argparse
 import copy
 import statistics
 import time
@@ -139,10 +137,3 @@ def bench_decode(shape, args, B, target):
           f"{mine['attention'] / mine['seconds']:.0%}, pure matmul {pure / mine['seconds']:.0%}; "
           f"prefill {sum(map(len, prompts)) / mine['prefill']:.0f} tok/s = "
           f"{ratio(seen, 'theirs', figure='prefill'):.2f} x", flush=True)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
-    bench_decode("S", parser.parse_args(), 64, 1.4)

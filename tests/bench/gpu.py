@@ -14,7 +14,6 @@ decode     Engine.decode; the limit: (weights + keys and values read) over the m
 prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
            the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
-attention  (by --parts only) one layer's attention of a decode step, without the rest
 
 Targets on an H200: decode at batch 256, context 1k, 3B: 60% of the limit; prefill and update: 40%;
 graphs: 2 times eager at batch 64.
@@ -33,20 +32,14 @@ import time
 import timeit
 from pathlib import Path
 
-from engine import (PAGE_SIZES, Engine, choose_kernel, kv_shape, layout_for,     # before torch
-                    equip)
-import numpy as np
+from engine import PAGE_SIZES, Engine, choose_kernel, equip, kv_shape       # before torch
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
+
+from tests.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
-MODELS = {      # width, width inside the MLP, layers, heads, key-value heads, tied, vocabulary
-    "0.5B": (896, 4864, 24, 14, 2, True, 151936),
-    "1.5B": (1536, 8960, 28, 12, 2, True, 151936),
-    "3B": (2048, 11008, 36, 16, 2, True, 151936),
-    "7B": (3584, 18944, 28, 28, 4, False, 152064),
-    "14B": (5120, 13824, 48, 40, 8, False, 152064),
-}
+MODELS = "0.5B", "1.5B", "3B", "7B", "14B"       # of Qwen2.5
 TOKENS = 8192           # of a prefill and of an update's micro-batch
 STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
@@ -82,13 +75,9 @@ def seconds_of(function, repeats):
 # ---- the model ----------------------------------------------------------------------------------
 
 def make_model(name, device):
-    width, inner, layers, heads, kv_heads, tied, vocabulary = MODELS[name]
-    config = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied, max_position_embeddings=32768)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        return AutoModelForCausalLM.from_config(config_of(f"Qwen2.5-{name}"),
+                                                dtype=torch.bfloat16).eval()
 
 
 def save_model(name, folder, device):
@@ -200,28 +189,7 @@ def bench_update(name, model, limits, B, context):
                  flop / limits["matmul"] / seconds)
 
 
-def bench_attention(name, model, limits, B, context):
-    """The first layer's attention of a decode step."""
-    engine = decoding(model, B, context)
-    if engine is None:
-        return
-    config, (_, KH, D) = model.config, kv_shape(model.config)
-    query, key = (torch.randn(B, heads, D, device=model.device, dtype=torch.bfloat16)
-                  for heads in (config.num_attention_heads, KH))
-    table, starts = engine._cached(engine.active)
-    layout = layout_for(model, np.ones(B, int), engine.memory, table, starts - 1)   # the last token
-    attend = layout.view(None, config.num_attention_heads // KH)    # made once for all layers
-
-    def attention():
-        engine.memory.write(0, layout.slots, key, key)
-        return attend(0, query, key, key, D**-0.5)
-    seconds = seconds_of(attention, 20)
-    least = B * context * kv_bytes(model) / config.num_hidden_layers / limits["bandwidth"]
-    yield row_of("attention, one layer", name, model, B, context, B, seconds, least / seconds)
-
-
-PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update,
-             attention=bench_attention)
+PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update)
 
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
@@ -299,7 +267,7 @@ def works(args):
     """(model, kernel, part, batch, context), in the order in which they are measured."""
     for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
                                                          args.contexts):
-        for B in args.batches if part in ("decode", "attention") else (0,):     # 0: as TOKENS has
+        for B in args.batches if part == "decode" else (0,):     # 0: as TOKENS has
             yield name, kernel, part, B, context
 
 
@@ -334,7 +302,7 @@ def main(argv=None):
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=("3B", "7B", "0.5B"))
     parser.add_argument("--parts", nargs="+", choices=("tests", "step", *PARTS),
-                        default=("tests", "step", "decode", "prefill", "update"))
+                        default=("tests", "step", *PARTS))
     parser.add_argument("--attention", nargs="+", default=("auto",),
                         choices=("auto", "flash2", "varlen", "torch"))
     parser.add_argument("--batches", nargs="+", type=int, default=(64, 256))

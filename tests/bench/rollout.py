@@ -2,18 +2,16 @@
 
     python -m tests.bench.rollout                           shapes S and M; about 10 minutes
     python -m tests.bench.rollout --quick --parts turns --shapes S
-    python -m tests.bench.rollout --parts turns --shapes --model runs/X/clone    a real environment
 
 part      against                                                   target: ours faster by
 decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 64), 2 (batch 256)
 turns     generate, the whole history read anew each turn           6
           our own engine made to forget after each turn             3.5
-          generate, with --model on textcraft_small                 3, success rates equal
 latency   a loop in which every turn waits for the slowest episode  2
 
-Random weights, the same for all, and actions of a fixed length unless the environment is real. A
-round runs every way once, one after the other, so that a busy machine slows all alike: a ratio is
-the median of the rounds' ratios, other figures are medians over the rounds.
+Random weights, the same for all, and actions of a fixed length. A round runs every way once, one
+after the other, so that a busy machine slows all alike: a ratio is the median of the rounds'
+ratios, other figures are medians over the rounds.
 """
 import argparse
 import os
@@ -22,18 +20,14 @@ from collections import Counter
 from string import ascii_lowercase
 from types import SimpleNamespace
 
-from engine import load_policy      # before torch: see there
+from engine import Engine  # noqa: F401  before torch: see there
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client import EnvClient, EnvError, Reply
-from curriculum import choose_tasks
-from env_server import local_server
-from envs import load_env
+from client import EnvError, Reply
 from chat import Agent, make_tokenizer
 from rollout import Episode, Scheduler, Slots, World, collect, make_engine
-from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, clocked, generate,
+from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, generate,
                                 linear_seconds, make_models, medians, race, ratio)
 
 GROUP = 8       # episodes of a task
@@ -125,14 +119,13 @@ def forgetful(engine):
 
 
 def timed(way, *arguments, **more):
-    """Seconds, success, and if it is one of our engines where the time went."""
+    """Seconds, and if it is one of our engines where the time went."""
     IN_ATTENTION.clear()
     began = time.perf_counter()
     played = way(*arguments, **more)
     seconds = time.perf_counter() - began
     trajectories, stats = played if isinstance(played, tuple) else (played, None)
-    figures = dict(seconds=seconds, success=sum(t.success for t in trajectories),
-                   actions=sum(sum(t.response_mask) for t in trajectories))
+    figures = dict(seconds=seconds, actions=sum(sum(t.response_mask) for t in trajectories))
     if stats:
         figures |= dict(stats.seconds, decoded=stats.tokens["decode"],
                         read=stats.tokens["prefill"], attention=IN_ATTENTION["seconds"])
@@ -140,7 +133,7 @@ def timed(way, *arguments, **more):
 
 
 def show_turns(title, seen, model, B, targets):
-    mine, played = medians(seen["ours"]), B * len(seen["ours"]["seconds"])
+    mine = medians(seen["ours"])
     pure = mine["decoded"] * linear_seconds(model, B) / B + \
         mine["read"] * linear_seconds(model, 2048) / 2048
     shares = dict(prefill=mine["prefill"], decode=mine["decode"], sampling=mine["sampling"],
@@ -151,10 +144,6 @@ def show_turns(title, seen, model, B, targets):
     for name, target in targets.items():
         print(f"    {ratio(seen, name):.2f} x {name} ({medians(seen[name])['seconds']:.2f} s; "
               f"target {target})", flush=True)
-    if any(sum(figures["success"]) for figures in seen.values()):
-        print("    success: " + ", ".join(
-            f"{name} {(p := sum(figures['success']) / played):.3f} +- "
-            f"{(p * (1 - p) / played) ** 0.5:.3f}" for name, figures in seen.items()))
 
 
 def bench_turns(shape, args, prompt, observation, action):
@@ -172,25 +161,6 @@ def bench_turns(shape, args, prompt, observation, action):
                                            engine=forgetful(make_engine(ours, agent, B)))})
     show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x "
                f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
-
-
-def bench_real(args):
-    """The same on textcraft_small over HTTP with a policy that has learned to play it."""
-    module, horizon, B = load_env("textcraft_small"), 10, 64
-    ours, theirs = clocked(load_policy(args.model)), AutoModelForCausalLM.from_pretrained(
-        args.model, attn_implementation="sdpa").eval()
-    agent = Agent(AutoTokenizer.from_pretrained(args.model), module.PROMPT, max_turn_tokens=24,
-                  max_context=512)
-    tasks = choose_tasks(module, "test", args.rounds * B // GROUP)
-    with local_server(module.NAME) as urls:
-        client = EnvClient(urls, module.NAME)
-
-        def play(way, policy, number):
-            chosen = tasks[number * B // GROUP:(number + 1) * B // GROUP]
-            return timed(way, policy, agent, client, chosen, GROUP, horizon, (number,))
-        seen = race(args.rounds, {"ours": lambda n: play(ours_on, ours, n),
-                                  "generate": lambda n: play(plain, theirs, n)})
-    show_turns(f"turns on textcraft_small, {args.model}", seen, ours, B, {"generate": 3})
 
 
 # ---- slow environments --------------------------------------------------------------------------
@@ -228,7 +198,6 @@ def main():
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=("S", "M"))
-    parser.add_argument("--model", help="folder of a policy for textcraft_small (agentevol.py)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
     args = parser.parse_args()
@@ -244,8 +213,6 @@ def main():
                     bench_turns(shape, args, *size)
             else:
                 bench_latency(shape, args)
-    if args.model and "turns" in args.parts:
-        bench_real(args)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -15,24 +15,17 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast,
-                          Qwen2Config, Qwen3Config)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from chat import ASK_REACT
 from envs import textcraft
+from tests.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
 FLAGS = ("--env textcraft --steps 2 --tasks-per-step 2 --group-size 2 --horizons 2 "
          "--max-turn-tokens 16 --max-context 1024 --eval-tasks 4").split()
-SHAPES = {
-    "Qwen2.5-0.5B": ("qwen2_5", Qwen2Config, dict(
-        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2)),
-    "Qwen3-0.6B": ("qwen3", Qwen3Config, dict(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128)),
-}
+SHAPES = {"Qwen2.5-0.5B": "qwen2_5", "Qwen3-0.6B": "qwen3"}     # and its template, among trl's
 QUICK = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 WORDS = 151_643             # of the tokenizer, then come the added tokens
 ADDED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>",
@@ -66,16 +59,15 @@ def make_tokenizer(template, qwen3):
 
 def save_model(name, folder, smaller):
     """The folder of a model of this shape, as save_pretrained writes it."""
-    family, config, sizes = SHAPES[name]
+    family = SHAPES[name]
     logging.disable_progress_bar()
     package = importlib.util.find_spec("trl")
     if not package:
         sys.exit("pip install -r tests/requirements.txt: trl ships the chat templates")
     template = Path(package.submodule_search_locations[0], "chat_templates", f"{family}.jinja")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(
-        vocab_size=151_936, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=32768,
-        bos_token_id=WORDS, eos_token_id=WORDS + 2, **sizes | smaller), dtype=torch.bfloat16)
+    config = config_of(name, rope_theta=1e6, bos_token_id=WORDS, eos_token_id=WORDS + 2, **smaller)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(     # Qwen's: two tokens end a reply
         bos_token_id=WORDS, eos_token_id=[WORDS + 2, WORDS], pad_token_id=WORDS, do_sample=True,
         temperature=0.7, top_p=0.8, top_k=20)
