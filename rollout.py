@@ -1,4 +1,4 @@
-"""From one episode to many: trajectories, chat tokens, reply formats, `play`, `collect`, tensors.
+"""From one episode to many: trajectories, `play`, `collect`, tensors.
 
     task_id --reset--> observation --chat tokens--> add_observation --+
                                                                       v
@@ -525,7 +525,7 @@ class Scheduler:
             # its pages hold the context before; what begins both lists is not read again
             same = os.path.commonprefix([before, trajectory.context[:-1]])
             self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
-        if slot.group in self.slots.lost or slot.episode.over:
+        if slot.episode.over or slot.group in self.slots.lost:
             self.release(slot)
             self.slots.finish(slot)
         else:

@@ -350,6 +350,15 @@ def end(address):
     """Kill this server of local_server at once, as a crash would."""
     with urlopen(f"{address}/health") as answer:
         os.kill(json.load(answer)["pid"], signal.SIGKILL)
+    with pytest.raises(OSError):
+        while True:
+            urlopen(f"{address}/health").close()        # until its port is free
+
+
+@contextmanager
+def two_servers():
+    with local_server("maze") as one, local_server("maze") as other:
+        yield [one, other]
 
 
 def restarted(address):
@@ -408,7 +417,7 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again(post
 
 
 def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
-    with local_server("maze", workers=2) as urls:
+    with two_servers() as urls:
         client = Disturbed(urls, "maze",
                            before=lambda number: end(urls[0]) if number == 3 else None)
         got, stats = played(client, retries=0)
@@ -419,7 +428,7 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
 
 
 def test_a_server_that_is_back_is_used_again():
-    with local_server("maze", workers=2) as urls:
+    with two_servers() as urls:
         client = EnvClient(urls, "maze")
         end(urls[1])
         replies = client.answer([(None, "reset", task) for task in range(4)])
@@ -436,17 +445,17 @@ def test_a_server_that_is_back_is_used_again():
 
 
 def test_collect_outlives_the_absence_of_the_only_server():
-    with local_server("maze") as urls, ExitStack() as stack:
+    with local_server("maze") as url, ExitStack() as stack:
         def before(number):
             if number == 3:
-                end(urls[0])
-                threading.Timer(1.0, lambda: stack.enter_context(restarted(urls[0]))).start()
-        got, stats = played(Disturbed(urls, "maze", before=before), retries=0)
+                end(url)
+                threading.Timer(1.0, lambda: stack.enter_context(restarted(url))).start()
+        got, stats = played(Disturbed(url, "maze", before=before), retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
 
 
 def test_collect_raises_when_all_servers_are_gone():
-    with local_server("maze", workers=2) as urls:
+    with two_servers() as urls:
         client = Disturbed(urls, "maze", patience=0.5,
                            before=lambda n: [end(url) for url in urls] if n == 3 else None)
         engine = make_engine(*policy(), 8)

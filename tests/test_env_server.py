@@ -26,6 +26,7 @@ import requests
 import envs
 import env_server
 from env_server import HttpServer, Service, local_server, respond
+from envs.parts import wires
 from envs.parts.wires import WIRES, Wire
 
 ROOT = Path(__file__).parent.parent
@@ -99,8 +100,8 @@ def ask(services, target, body=None, status=200):
 
 
 @contextmanager
-def served(names=("toy",), **limits):
-    with HttpServer(names, **limits) as server:
+def served():
+    with HttpServer(["toy"]) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
@@ -341,7 +342,7 @@ def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
 
 @pytest.mark.parametrize("verb", ["resets", "steps"])
 def test_items_of_one_request_are_bounded(services, verb):
-    items = [{"task": 7}] * (env_server.MAX_ITEMS + 1)
+    items = [{"task": 7}] * (wires.MAX_ITEMS + 1)
     assert "256 are the most" in ask(services, f"/{verb}", {"items": items}, status=422)["error"]
     assert ask(services, "/health")["sessions"] == 0
     assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
@@ -388,7 +389,7 @@ def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, to
     ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})
     toy.closed.clear()
     reply = ask(services, "/step", {"id": 0, "action": action})
-    assert list(reply) == ["error"] and "broke and needs a reset" in reply["error"]
+    assert list(reply) == ["error"] and "broke (" in reply["error"] and "reset id 0 first" in reply["error"]
     assert ask(services, "/step", {"id": 0, "action": "1"}) == reply
     assert toy.closed == [7]
     assert ask(services, "/step", {"id": 1, "action": "1"})["observation"] == "1: 1"
@@ -425,8 +426,8 @@ def test_unknown_paths_are_404(services, target, body):
     assert "there is no" in ask(services, target, body, status=404)["error"]
 
 
-def test_session_limit_and_room_after_a_close():
-    services = {"toy": Service("toy", max_sessions=2)}
+def test_session_limit_and_room_after_a_close(services, monkeypatch):
+    monkeypatch.setattr(env_server, "MAX_SESSIONS", 2)
     ask(services, "/create", {})
     reply = ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})["items"]
     assert reply[0]["id"] == 1 and reply[1]["status"] == 503 and "2 sessions" in reply[1]["error"]
@@ -435,8 +436,9 @@ def test_session_limit_and_room_after_a_close():
     assert ask(services, "/create", {}) == {"id": 2}
 
 
-def test_idle_sessions_expire_and_busy_ones_do_not(toy):
-    with served(idle_seconds=0.2) as server:
+def test_idle_sessions_expire_and_busy_ones_do_not(toy, monkeypatch):
+    monkeypatch.setattr(env_server, "IDLE_SECONDS", 0.2)
+    with served() as server:
         services = server.services
         ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}, {"task": 9}]})
         with services["toy"].hold(1):       # its step takes long
@@ -636,38 +638,27 @@ def is_open(url):
     return True
 
 
-def test_local_server_starts_workers_and_ends_them(toy_path):
-    with pytest.raises(KeyError), local_server("toy", workers=2, max_sessions=1) as urls:
-        connections = [http.client.HTTPConnection(url.removeprefix("http://")) for url in urls]
-        pids = {exchange(connection, "/health", None, "GET")[1]["pid"]
-                for connection in connections}
-        assert len(pids) == 2 and os.getpid() not in pids
-        assert [exchange(connection, "/toy/create")[1] for connection in connections] == [A, A]
-        assert "1 sessions" in exchange(connections[0], "/create")[1]["error"]
+def test_local_server_starts_a_server_and_ends_it(toy_path):
+    with pytest.raises(KeyError), local_server("toy") as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        assert exchange(connection, "/health", None, "GET")[1]["pid"] != os.getpid()
+        assert exchange(connection, "/toy/create")[1] == A
         raise KeyError("the caller fails")
-    assert not any(is_open(url) for url in urls)
+    assert not is_open(url)
 
 
-def test_local_server_tells_why_it_cannot_start(toy_path, capfd):
-    with pytest.raises(ValueError, match="unknown environment 'nowhere'; there are: .*textcraft"):
-        local_server("nowhere", workers=2).__enter__()
-    (toy_path / "toy.py").write_text("class Env:\n    def __init__(self):\n"
-                                     "        raise RuntimeError('toy: its engine needs Java')")
-    with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text("import os; os._exit(9)")
-    with pytest.raises(ValueError, match="ended with code 9"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text("import no_such_library")
-    with pytest.raises(ValueError, match="No module named 'no_such_library'"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text(TOY)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]       # the second worker's
-        # (a stranger may hold the first worker's: told in the same words)
-        with pytest.raises(ValueError, match=f"127.0.0.1:({port}|{port - 1}) .*in use"):
-            local_server("toy", workers=2, port=port - 1).__enter__()
-    assert capfd.readouterr().err == ""
+@pytest.mark.parametrize("name, file, words, code", [
+    ("nowhere", "", "unknown environment 'nowhere'; there are: ", 1),
+    ("toy", "class Env:\n    def __init__(self):\n        raise RuntimeError('toy: needs Java')",
+     "toy: needs Java", 1),
+    ("toy", "import os; os._exit(9)", "", 9),
+    ("toy", "import no_such_library", "No module named 'no_such_library'", 1)])
+def test_local_server_tells_why_it_cannot_start(toy_path, capfd, name, file, words, code):
+    (toy_path / "toy.py").write_text(file)
+    with pytest.raises(ValueError, match=f"the server of {name} ended at once, with code {code}"):
+        local_server(name).__enter__()
+    said = capfd.readouterr().err
+    assert said.startswith(words) and said.count("\n") == bool(words)
 
 
 def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
@@ -724,17 +715,16 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
 
 def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with running("env_server.py", "toy", f"--port={port}") as process:
+        with running("env_server.py", "toy", f"--port={taken.getsockname()[1]}") as process:
             out, errors = process.communicate(timeout=5)
-    assert process.returncode == 2 and out == "" and errors.count("\n") == 1
-    assert f"127.0.0.1:{port}" in errors and "in use" in errors
+    assert process.returncode == 1 and out == ""
+    assert "in use" in errors and errors.count("\n") == 1
 
 
 def test_server_ends_when_its_parent_is_killed(toy_path):
     script = ("import time, env_server\n"
-              "with env_server.local_server('toy') as urls:\n"
-              "    print(urls[0], flush=True)\n"
+              "with env_server.local_server('toy') as url:\n"
+              "    print(url, flush=True)\n"
               "    time.sleep(60)\n")
     with running("-c", script) as parent:
         url = parent.stdout.readline().strip()

@@ -8,6 +8,7 @@ import json
 import random
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -125,7 +126,7 @@ def status_of(pid, key):
 
 def test_good_clients_see_their_own_episodes_only(modules, episodes):
     """32 threads, shuffled tasks, one step or many in a request."""
-    with local_server(list(modules)) as (url,), good_clients(url, episodes, threads=32):
+    with local_server(*modules) as url, good_clients(url, episodes, threads=32):
         with good_clients(url, episodes[::-1], threads=2):
             time.sleep(15)
         assert Good(url).health()["server"] == "nanoAgentGym"
@@ -166,7 +167,7 @@ def malformed(rng, names):
 
 def test_malformed_requests_are_answered_and_disturb_nobody(modules, episodes, capfd):
     """6,000 of them; each gets an answer or the end of its connection, none a trace or a 500."""
-    with local_server(list(modules)) as (url,), good_clients(url, episodes):
+    with local_server(*modules) as url, good_clients(url, episodes):
         address = url.removeprefix("http://").split(":")
 
         def abuse(seed):
@@ -193,7 +194,7 @@ def test_slow_and_silent_clients_do_not_hold_up_good_ones(modules, episodes, cap
         pytest.skip("too few open files are allowed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     head = b"POST /maze/step HTTP/1.1\r\nHost: localhost\r\n" + JSON.encode()
-    with local_server(list(modules)) as (url,), ExitStack() as opened:
+    with local_server(*modules) as url, ExitStack() as opened:
         address = url.removeprefix("http://").split(":")
 
         def connect():
@@ -217,7 +218,7 @@ def test_slow_and_silent_clients_do_not_hold_up_good_ones(modules, episodes, cap
 
 def test_clients_that_never_read_are_dropped():
     """10 clients that ask for megabytes each and take none of it: their threads end."""
-    with local_server("maze") as (url,), ExitStack() as opened, ThreadPoolExecutor(10) as pool:
+    with local_server("maze") as url, ExitStack() as opened, ThreadPoolExecutor(10) as pool:
         address, good = url.removeprefix("http://").split(":"), Good(url)
         pid = good.health()["pid"]
         good.post("/resets", {"items": [{"task": 0}]})
@@ -251,8 +252,10 @@ def test_clients_that_never_read_are_dropped():
 def test_sessions_closed_and_abandoned_leave_no_memory_behind(modules):
     """10,000 sessions closed, 10,000 abandoned; after a first thousand, memory stays as it is."""
     name = "textcraft_small"
-    with local_server(name, idle_seconds=1) as (url,):
-        good = Good(url)
+    impatient = "import env_server; env_server.IDLE_SECONDS = 1; env_server.main()"
+    with subprocess.Popen([sys.executable, "-c", impatient, name, "--port=0", "--child"], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        good = Good(server.stdout.readline().split()[-1].removesuffix(f"/{name}"))
         pid, sizes = good.health()["pid"], {True: [], False: []}
         for closing in (True, False):
             for number in range(44):            # 44 times 256
@@ -314,12 +317,12 @@ def test_code_and_paths_in_every_field_are_only_text(modules):
                     "stream": 0}
             post(services, f"/{name}/resets", {"items": [{"task": task}]})
             for payload in PAYLOADS:
-                reset = {"id": service.next_id - 1, "task": task, "stream": payload}
+                reset = {"id": max(service.sessions), "task": task, "stream": payload}
                 (reply,) = post(services, f"/{name}/resets", {"items": [reset]})["items"]
                 assert "observation" in reply
                 for key in good:
                     for verb in ("reset", "step", "resets", "steps", "close", "create"):
-                        last = service.next_id - 1
+                        last = max(service.sessions)
                         body = good | {wire.task_key: task, "id": last, wire.id_key: last,
                                        key: payload}
                         body = {"items": [body]} if verb in ("resets", "steps") else body

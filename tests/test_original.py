@@ -281,7 +281,7 @@ def test_a_whole_episode_goes_through_our_server(used):
     gym = lmrl_gym()
     with serving(gym) as address:
         used(maze, address)
-        with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as (other,):
+        with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
             for url in (ours, other):
                 client = EnvClient(url, "maze")
                 replies = client.answer([(None, "reset", (task, 5)) for task in range(5)])
