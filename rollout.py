@@ -525,7 +525,7 @@ class Scheduler:
             # its pages hold the context before; what begins both lists is not read again
             same = os.path.commonprefix([before, trajectory.context[:-1]])
             self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
-        if slot.episode.over or slot.group in self.slots.lost:
+        if slot.group in self.slots.lost or slot.episode.over:
             self.release(slot)
             self.slots.finish(slot)
         else:

@@ -255,11 +255,8 @@ def make_known():
 def served():
     """The address of a server of both, which runs in this process."""
     make_known()
-    with HttpServer(["toy", "sums"]) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with serving(HttpServer(["toy", "sums"])) as url:
+        yield url
     del sys.modules["envs.toy"], sys.modules["envs.sums"]
 
 

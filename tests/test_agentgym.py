@@ -259,7 +259,7 @@ def test_collect_equals_play_in_agentgyms_manner(context):
 def test_clone_reads_the_rules_and_the_first_observation():
     cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600,
                 max_turn_tokens=40, max_context=1024)
-    demos = lesson(cfg, lambda text: None)
+    demos = lesson(cfg)
     tokenizer = tokenizer_of(demos, cfg)
     assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
     for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):

@@ -16,7 +16,6 @@ import socketserver
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 from urllib.request import urlopen
 
@@ -32,6 +31,7 @@ from envs import maze, textcraft_small
 from fakes import LocalClient, canned, chat_tokenizer, collect, serving, twins
 from chat import Agent
 from rollout import make_engine
+from test_rollout import same
 
 STARTS = [maze.Env().reset(task) for task in range(25)]
 
@@ -107,15 +107,6 @@ def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task,
     assert len(posts) == 1
 
 
-def test_a_server_that_dies_in_mid_episode_is_never_a_reward():
-    with local_server("maze") as urls:
-        client = EnvClient(urls, "maze")
-        replies = opened(client, [1, 2, 3])
-    answers = client.answer([(r.session, "step", "move up") for r in replies])
-    assert all(isinstance(answer, EnvError) for answer in answers)
-    client.close()      # gone already; not an error
-
-
 def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
     arrived, respond = threading.Barrier(2, timeout=5), env_server.respond
 
@@ -134,28 +125,11 @@ def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
         assert [r.session[0] for r in replies] == [f"{urls[i]}/maze" for i in (0, 1, 0, 1, 0)]
 
 
-def test_a_slow_server_is_given_up_in_time(monkeypatch):
-    respond = env_server.respond
-
-    def slow(services, method, target, body):
-        if "steps" in target:
-            time.sleep(0.6)
-        return respond(services, method, target, body)
-    with serving(HttpServer(["maze"])) as url:
-        client = EnvClient(url, "maze", timeout=0.1)
-        (reply,) = opened(client, [0])
-        monkeypatch.setattr(env_server, "respond", slow)
-        began = time.perf_counter()
-        (error,) = client.answer([(reply.session, "step", "move up")])
-        assert isinstance(error, EnvError) and "Timeout" in str(error)
-        assert time.perf_counter() - began < 0.5
-
-
 # ---- who is there? ----
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "", "http://", "ftp://x", "http:///maze"])
-def test_an_address_that_is_none(address):
-    with pytest.raises(EnvError, match="is no address, such as .* the address it prints") as error:
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "", "http://", "ftp://x", "http://[::1"])
+def test_an_address_where_nobody_answers(address):
+    with pytest.raises(EnvError, match="no environment server at .*the address it prints") as error:
         EnvClient(address, "maze")
     one_sentence(error)
 
@@ -389,12 +363,6 @@ def played(client, tasks=range(4), group_size=2, horizon=4, **settings):
     return collect(*policy(), client, list(tasks), group_size, horizon, **settings)
 
 
-def same(a, b):
-    """Token for token, turn for turn; log-probabilities to rounding."""
-    return replace(a, old_logprobs=[]) == replace(b, old_logprobs=[]) and \
-        a.old_logprobs == pytest.approx(b.old_logprobs, abs=1e-4)
-
-
 @functools.cache
 def undisturbed():
     with serving(HttpServer(["maze"])) as address:
@@ -489,9 +457,11 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch)
     with serving(HttpServer(["maze"])) as address:
         client = EnvClient(address, "maze", timeout=0.1)
         a, b = opened(client, [1, 2])
+        began = time.perf_counter()
         (late,) = client.answer([(a.session, "step", "dream")])
+        assert time.perf_counter() - began < 0.35
         (fine,) = client.answer([(b.session, "step", "look")])
-    assert isinstance(late, EnvError) and not late.away
+    assert isinstance(late, EnvError) and "Timeout" in str(late) and not late.away
     assert fine.observation == STARTS[2] and client.silent == {}
 
 

@@ -216,37 +216,6 @@ def test_slow_and_silent_clients_do_not_hold_up_good_ones(modules, episodes, cap
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_clients_that_never_read_are_dropped():
-    """10 clients that ask for megabytes each and take none of it: their threads end."""
-    with local_server("maze") as url, ExitStack() as opened, ThreadPoolExecutor(10) as pool:
-        address, good = url.removeprefix("http://").split(":"), Good(url)
-        pid = good.health()["pid"]
-        good.post("/resets", {"items": [{"task": 0}]})
-        body = json.dumps({"items": [{"id": 99, "action": ""}] * 256})
-        request = (f"POST /steps HTTP/1.1\r\nHost: localhost\r\n{JSON}"
-                   f"Content-Length: {len(body)}\r\n\r\n{body}").encode()
-        before, threads = status_of(pid, "VmRSS"), status_of(pid, "Threads")
-
-        def ask():
-            raw = opened.enter_context(socket.socket())
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            raw.settimeout(60)
-            raw.connect((address[0], int(address[1])))
-            with pytest.raises(ConnectionError):
-                while True:
-                    raw.sendall(request * 80)
-        asked = [pool.submit(ask) for _ in range(10)]
-        while not all(future.done() for future in asked):
-            assert good.health()["sessions"] == 1
-            assert status_of(pid, "VmRSS") - before < 50_000
-            time.sleep(0.1)
-        assert [future.result() for future in asked] == [None] * 10
-        deadline = time.monotonic() + 60
-        while status_of(pid, "Threads") > threads:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-
 # ---- Memory ----
 
 def test_sessions_closed_and_abandoned_leave_no_memory_behind(modules):
