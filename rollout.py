@@ -518,13 +518,11 @@ class Scheduler:
             self.release(slot)
             self.slots.fail(slot, answer)
             return
-        slot.session, trajectory = answer.session, slot.episode.trajectory
-        before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
+        slot.session, before = answer.session, slot.episode.seen if slot.sequence else []
         slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if slot.sequence and len(trajectory.contexts) > contexts:
-            # its pages hold the context before; what begins both lists is not read again
-            same = os.path.commonprefix([before, trajectory.context[:-1]])
-            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
+        same = os.path.commonprefix([before, slot.episode.seen[:-1]])
+        if slot.sequence and len(same) < slot.sequence.length:          # a new context
+            self.engine.forget(slot.sequence, keep=len(same))
         if slot.group in self.slots.lost or slot.episode.over:
             self.release(slot)
             self.slots.finish(slot)
