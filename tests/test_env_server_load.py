@@ -119,7 +119,7 @@ def good_clients(url, episodes, threads=3):
 
 
 def status_of(pid, key):
-    """A number from a process's status: VmRSS, resident memory in kB; Threads."""
+    """A number from a process's status: VmRSS, resident memory in kB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition(f"{key}:")[2].split()[0])
 
 
