@@ -182,8 +182,8 @@ def bench_real(args):
     agent = Agent(AutoTokenizer.from_pretrained(args.model), module.PROMPT, max_turn_tokens=24,
                   max_context=512)
     tasks = choose_tasks(module, "test", args.rounds * B // GROUP)
-    with local_server(module.NAME) as urls:
-        client = EnvClient(urls, module.NAME)
+    with local_server(module.NAME) as url:
+        client = EnvClient(url, module.NAME)
 
         def play(way, policy, number):
             chosen = tasks[number * B // GROUP:(number + 1) * B // GROUP]
