@@ -256,12 +256,12 @@ def test_code_and_paths_in_every_field_are_only_text(modules):
                     "stream": 0}
             post(services, f"/{name}/resets", {"items": [{"task": task}]})
             for payload in PAYLOADS:
-                reset = {"id": max(service.sessions), "task": task, "stream": payload}
+                reset = {"id": max(service.sessions, default=0), "task": task, "stream": payload}
                 (reply,) = post(services, f"/{name}/resets", {"items": [reset]})["items"]
                 assert "observation" in reply
                 for key in good:
                     for verb in ("reset", "step", "resets", "steps", "close", "create"):
-                        last = max(service.sessions)
+                        last = max(service.sessions, default=0)
                         body = good | {wire.task_key: task, "id": last, wire.id_key: last,
                                        key: payload}
                         body = {"items": [body]} if verb in ("resets", "steps") else body
