@@ -7,6 +7,7 @@ that the policy is shown and for the action that a reply means.
 """
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal
@@ -109,17 +110,13 @@ class Chat:
     def _find_shape(self):
         """How this template takes messages: as they are, or with the rules in the first user
         message (Gemma has no system role)."""
-        everything = [ASK, REPLY, NEXT] if self.source == TINY_TEMPLATE else [
-            RULES, ASK, REPLY, NEXT]
-        refusal = "it leaves out or repeats some of it"
+        rules = [] if self.source == TINY_TEMPLATE else [RULES]
         for self.rules_in_user in (False, True):
-            try:
+            with suppress(ValueError):
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
-                if re.findall("S1S|Q1Q|R1R|Q2Q", text) == everything:
+                if re.findall("S1S|Q1Q|R1R|Q2Q", text) == [*rules, ASK, REPLY, NEXT]:
                     return
-            except ValueError as error:
-                refusal = error
-        self.refuse(f"refuses rules, then user and assistant in turn ({refusal}); use another")
+        self.refuse("does not show rules, then user and assistant in turn; use another")
 
     def _switch(self, thinking):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""

@@ -10,7 +10,6 @@ If it fails, its episodes get an EnvError, and whoever plays them plays them aga
 A server of the original AgentGym is played through one of ours: envs/parts/original.py.
 """
 import itertools
-import re
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 
 import urllib3
 
-from env_server import MAX_ITEMS, local_server
+from env_server import local_server
 from envs.parts.answers import NO_ANSWER, EnvError, brief, checked, connections, exchange, field
+from envs.parts.wires import MAX_ITEMS
 
 ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "info": dict}
 INFO = {"success": bool, "valid": bool | None, "score": float}
@@ -44,7 +44,7 @@ def connected(env_url, modules):
     """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
     that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
     with nullcontext(env_url.split(",")) if env_url else \
-            local_server([module.NAME for module in modules]) as urls:
+            local_server(*[module.NAME for module in modules]) as urls:
         yield [EnvClient(urls, module.NAME) for module in modules]
 
 
@@ -153,8 +153,6 @@ def find_server(http, url, name):
     """Where this environment plays on the server at `url`. EnvError: it does not."""
     root = url.rstrip("/").removesuffix(f"/{name}")
     how = f"start one, python env_server.py {name}, and give the address it prints"
-    if not re.match("https?://[^/]", root):
-        raise EnvError(f"{url!r} is no address, such as http://127.0.0.1:8000; {how}")
     try:
         _, health = exchange(http, "GET", f"{root}/health")
     except NO_ANSWER as error:

@@ -2,7 +2,7 @@
 
     python env_server.py textcraft                 answers at http://127.0.0.1:8000/textcraft and /
     python env_server.py maze wordle --port 9000   answers at .../maze and .../wordle
-    with local_server("textcraft", workers=2) as urls: ...     from a script: started, then ended
+    with local_server("textcraft") as url: ...     from a script: started, then ended
 
 A session is one Env object under an integer id. The verbs of the original, in textcraft's words
 (others have other words: envs/parts/wires.py; `info` and all below /close are ours):
@@ -35,6 +35,7 @@ both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403 to 415 
 """
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -47,15 +48,13 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import folders_of, known_envs, open_env
 from envs.parts import wires
-from envs.parts.wires import Refused, field_of
+from envs.parts.wires import Refused
 
-MAX_BODY = 2**23            # bytes of a request: MAX_ITEMS long actions
-MAX_ITEMS = 256             # of a request, and so the most sessions that it opens
+MAX_BODY = 2**23            # bytes of a request
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
 
@@ -67,9 +66,9 @@ class Session:
 
     def __init__(self, session_id):
         self.id, self.env, self.lock = session_id, None, threading.Lock()
-        self.started, self.broken = False, ""       # why it cannot step until its next reset
         self.used = time.monotonic()
         self.keep("")
+        self.end_episode()
 
     def keep(self, observation, reward=0, done=False, info=None):
         """The session's last answer; with the observation alone, that of an episode's beginning."""
@@ -78,29 +77,31 @@ class Session:
                        "done": bool(done), "info": info}
         return self.answer
 
+    def end_episode(self, status=409, why="Environment not initialized"):
+        """Until its next reset the session cannot step: `unready` is what it then answers."""
+        self.unready = status, f"{why}: reset id {self.id} first."
+
+    def check_ready(self):
+        if self.unready:
+            raise Refused(*self.unready)
+
     def reset(self, env_class, task_id, stream=None):
         """Begin an episode of this task -> its first answer."""
-        self.started = False            # even if this fails, the episode before it is over
+        self.end_episode()              # even if this fails, the episode before it is over
         self.env = self.env or env_class()
         observation = self.env.reset(task_id, stream)
-        self.started, self.broken = True, ""
+        self.unready = None
         return self.keep(observation)
 
     def step(self, action):
         """Execute the action -> the answer."""
-        self.check_started()
+        self.check_ready()
         if self.answer["done"]:
             raise Refused(409, f"The task with environment {self.id} has finished.")
         observation, reward, done, info = self.env.step(action)
         if not math.isfinite(reward) or not math.isfinite(info["score"]):
             raise ArithmeticError(f"reward {reward}, score {info['score']}")
         return self.keep(observation, reward, done, info)
-
-    def check_started(self):
-        if self.broken:
-            raise Refused(500, self.broken)
-        if not self.started:
-            raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
 
     def close_env(self):
         """Close the environment, if one was made; a failure of it is printed, not raised."""
@@ -115,10 +116,9 @@ class Session:
 class Service:
     """One environment and its sessions."""
 
-    def __init__(self, name, max_sessions=MAX_SESSIONS, idle_seconds=IDLE_SECONDS):
-        self.name, self.max_sessions, self.idle_seconds = name, max_sessions, idle_seconds
-        self.module, self.wire = open_env(name), wires.wire_of(name)
-        self.lock, self.next_id, self.sessions = threading.Lock(), 0, {}
+    def __init__(self, name):
+        self.name, self.module, self.wire = name, open_env(name), wires.wire_of(name)
+        self.ids, self.sessions = itertools.count(), {}
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
 
@@ -132,16 +132,13 @@ class Service:
         if session := self.sessions.get(session_id):
             return session
         raise Refused(404, f"The id {session_id} is not valid: it was never opened, or closed, or "
-                           f"expired after {self.idle_seconds:g} s without a request.")
+                           f"expired after {IDLE_SECONDS:g} s without a request.")
 
     def open(self):
-        with self.lock:
-            if len(self.sessions) >= self.max_sessions:
-                raise Refused(503, f"{self.name}: {self.max_sessions} sessions are open; close "
-                                   "some or raise --max-sessions")
-            session = self.sessions[self.next_id] = Session(self.next_id)
-            self.next_id += 1
-            return session
+        if len(self.sessions) >= MAX_SESSIONS:
+            raise Refused(503, f"{self.name}: {MAX_SESSIONS} sessions are open; close some")
+        session_id = next(self.ids)
+        return self.sessions.setdefault(session_id, Session(session_id))
 
     @contextlib.contextmanager
     def hold(self, session_id=None):
@@ -159,10 +156,10 @@ class Service:
                     raise Refused(400, str(refusal)) from refusal
                 except Exception as crash:
                     traceback.print_exc()
-                    session.broken = (f"The environment of id {session.id} broke and needs a reset:"
-                                      f" {type(crash).__name__}: {crash}")
                     session.close_env()
-                    raise Refused(500, session.broken) from crash
+                    session.end_episode(500, f"The environment of id {session.id} broke "
+                                             f"({type(crash).__name__}: {crash})")
+                    raise Refused(*session.unready) from crash
                 finally:
                     session.used = time.monotonic()
         except Refused:
@@ -179,50 +176,13 @@ class Service:
 
     def close_idle(self):
         for session in list(self.sessions.values()):
-            idle = time.monotonic() - session.used > self.idle_seconds
+            idle = time.monotonic() - session.used > IDLE_SECONDS
             if idle and not session.lock.locked():      # at work is not idle
                 self.close(session.id)
 
 
-# ---- Many episodes in a request: (service, body) -> JSON value ----
-
-def reset_item(service, item):
-    with service.hold(field_of(item, "id", int, required=False)) as session:
-        return session.reset(service.env_class, field_of(item, "task", int), item.get("stream"))
-
-
-def step_item(service, item):
-    action = field_of(item, "action", str)
-    with service.hold(field_of(item, "id", int)) as session:
-        return session.step(action)
-
-
-def for_each(act, service, body):
-    """Answers in the order of the items. They are executed in that order, too, or side by side in
-    threads where the engine frees Python's lock and no two are of one session."""
-    items = field_of(body, "items", list)
-    if len(items) > MAX_ITEMS:
-        raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
-
-    def answer_one(item):
-        try:
-            return act(service, item)
-        except Refused as refusal:
-            return {"error": str(refusal), "status": refusal.status}
-    ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
-    side_by_side = service.pool and len(ids) == len(set(ids))
-    return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}
-
-
-def closes(service, body):
-    return {"items": [type(session_id) is int and service.close(session_id)
-                      for session_id in field_of(body, "ids", list)]}
-
-
 # ---- HTTP ----
 
-VERBS = dict(wires.VERBS, closes=closes, resets=partial(for_each, reset_item),
-             steps=partial(for_each, step_item))
 encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
 
 
@@ -238,7 +198,7 @@ def respond(services, method, target, body):
             return 200, encode({
                 "server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
                 "sessions": sum(len(service.sessions) for service in services.values())})
-        if service is None or method == "POST" and verb not in VERBS:
+        if service is None or method == "POST" and verb not in wires.VERBS:
             raise Refused(404, f"there is no {method} {path}; the environments here: "
                                f"{', '.join(services)}", "Not Found")
         if method == "GET":
@@ -248,7 +208,7 @@ def respond(services, method, target, body):
         except (ValueError, RecursionError) as problem:
             raise Refused(422, f"the body is not JSON: {problem}", [
                 {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
-        return 200, encode(VERBS[verb](service, body))
+        return 200, encode(wires.VERBS[verb](service, body))
     except Refused as refusal:
         if refusal.detail:      # what FastAPI itself answers has its status in both dialects
             return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
@@ -305,19 +265,15 @@ class HttpRequest(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Listens once it is made; `with` it, serve_forever() answers. limits: those of Service."""
+    """Listens once it is made; `with` it, serve_forever() answers."""
     request_queue_size = 256
     server_bind = socketserver.TCPServer.server_bind    # HTTPServer's asks DNS for its own name
 
-    def __init__(self, names, host="127.0.0.1", port=0, **limits):
-        self.services = {name: Service(name, **limits) for name in names}
+    def __init__(self, names, host="127.0.0.1", port=0):
+        self.services = {name: Service(name) for name in names}
         self.names = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + (
             "[^.:]+" if host in ("", "0.0.0.0") else re.escape(host.lower()))   # no page has "gpu7"
-        try:
-            super().__init__((host, port), HttpRequest)
-        except (OSError, OverflowError) as problem:
-            raise ValueError(f"cannot listen on {host}:{port} ({problem}); choose another --port "
-                             "or --host") from problem
+        super().__init__((host, port), HttpRequest)
 
     def service_actions(self):
         """Called twice a second, and after each new connection."""
@@ -338,26 +294,20 @@ class HttpServer(ThreadingHTTPServer):
 # ---- Starting and ending ----
 
 @contextlib.contextmanager
-def local_server(names, workers=1, host="127.0.0.1", port=0, **limits):
-    """Start `workers` server processes, wait until they are ready, give the list of their base URLs
-    (an environment is at url + "/" + name) and end them, whatever happens here: each ends when its
-    pipe from this process closes. port 0: free ones; else port, port + 1, ... limits: of Service.
-    ValueError: the reason why they cannot start."""
-    names = [names] if isinstance(names, str) else list(names)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(subprocess.Popen(
-            [sys.executable, __file__, *names, "--child", f"--host={host}",
-             f"--port={port and port + worker}", *flags],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+def local_server(*names):
+    """Start a server process on a free port, wait until it is ready, give its base URL (an
+    environment is at url + "/" + name) and end it, whatever happens here: it ends when its pipe
+    from this process closes. ValueError: it did not start."""
+    with subprocess.Popen(
+            [sys.executable, __file__, *names, "--child", "--port=0"], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True))    # Ctrl-C is for this process, which then ends them
-            for worker in range(workers)]
-        lines = [process.stdout.readline().strip() for process in processes]
-        for process, line in zip(processes, lines):
-            if " on http://" not in line:       # then it is the reason, or the child just died
-                raise ValueError(line or f"the server ended with code {process.wait()} at once")
-        yield [re.search("http://[^/]+", line)[0] for line in lines]
+            start_new_session=True) as process:     # Ctrl-C is for this process, which then ends it
+        line = process.stdout.readline()
+        if not line:
+            raise ValueError(f"the server of {', '.join(names)} ended at once, with code "
+                             f"{process.wait()}; what it said stands above")
+        yield re.search("http://[^/]+", line)[0]
 
 
 def end_with_parent():
@@ -375,8 +325,6 @@ def main():
     parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(known_envs()))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one")
-    parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
     parser.add_argument("--data", default="", metavar="[NAME=]FOLDER", help="yours, to play with")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -389,16 +337,13 @@ def main():
     try:
         for name, folder in folders_of(args.names, args.data).items():
             open_env(name, folder)
-        server = HttpServer(args.names, args.host, args.port, max_sessions=args.max_sessions,
-                            idle_seconds=args.idle_seconds)
-    except (ValueError, ImportError) as reason:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is ending already
-        print(reason, file=stdout if args.child else sys.stderr, flush=True)
-        sys.exit(2)
+        server = HttpServer(args.names, args.host, args.port)
+    except (ValueError, ImportError, OSError, OverflowError) as reason:
+        sys.exit(str(reason))
     with server:
-        port = server.server_address[1]
-        addresses = [f"http://{args.host}:{port}/{name}" for name in args.names]
-        print(", ".join(args.names), "on", " ".join(addresses), file=stdout, flush=True)
+        root = f"http://{args.host}:{server.server_address[1]}"
+        print(", ".join(args.names), "on", *(f"{root}/{name}" for name in args.names),
+              file=stdout, flush=True)
         server.serve_forever()
 
 

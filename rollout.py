@@ -1,4 +1,4 @@
-"""From one episode to many: trajectories, chat tokens, reply formats, `play`, `collect`, tensors.
+"""From one episode to many: trajectories, `play`, `collect`, tensors.
 
     task_id --reset--> observation --chat tokens--> add_observation --+
                                                                       v
@@ -89,16 +89,16 @@ class Trajectory:
 
     def text(self, tokenizer):
         """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
-        end = len(self.token_ids)
-        marks = defaultdict(str, {0: "", end: ""})       # what is written before which token
+        marks = defaultdict(str)            # what is written before which token
         for turn in self.turns:
             marks[turn.start] += "⟦"
             understood = ", not understood" if turn.valid is False else ""
             marks[turn.end] += f"⟧ (reward {turn.reward:g}{understood})"
         for start in self.contexts[1:]:
             marks[start] += "\n--- a context of its own:\n"
-        text = "".join(marks[a] + tokenizer.decode(self.token_ids[a:b])
-                       for a, b in itertools.pairwise([*sorted(marks), end]))
+        cuts = sorted({0, *marks, len(self.token_ids)})
+        text = "".join(tokenizer.decode(self.token_ids[begin:end]) + marks[end]
+                       for begin, end in itertools.pairwise(cuts))
         how = "done" if self.done else f"truncated: {self.truncated}"
         return f"{text}\n[{self.env} {self.task_id}: return {self.reward:g}, " \
                f"score {self.score:g}, {how}]"
@@ -518,13 +518,11 @@ class Scheduler:
             self.release(slot)
             self.slots.fail(slot, answer)
             return
-        slot.session, trajectory = answer.session, slot.episode.trajectory
-        before, contexts = slot.sequence and slot.episode.seen, len(trajectory.contexts)
+        slot.session, before = answer.session, slot.episode.seen if slot.sequence else []
         slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if slot.sequence and len(trajectory.contexts) > contexts:
-            # its pages hold the context before; what begins both lists is not read again
-            same = os.path.commonprefix([before, trajectory.context[:-1]])
-            self.engine.forget(slot.sequence, min(len(same), slot.sequence.length))
+        same = os.path.commonprefix([before, slot.episode.seen[:-1]])
+        if slot.sequence and len(same) < slot.sequence.length:          # a new context
+            self.engine.forget(slot.sequence, keep=len(same))
         if slot.group in self.slots.lost or slot.episode.over:
             self.release(slot)
             self.slots.finish(slot)
@@ -661,8 +659,9 @@ class Batch:
         parts, room = [], 0
         for row in lengths.argsort(descending=True, stable=True).tolist():
             if lengths[row] > tokens and not whole_rows:
-                starts, begin = (self.position_ids[row, :lengths[row]] == 0).nonzero()[:, 0], 0
-                for start, end in zip(starts.tolist(), [*starts[1:].tolist(), int(lengths[row])]):
+                starts = (self.position_ids[row, :lengths[row]] == 0).nonzero()[:, 0].tolist()
+                begin = 0
+                for start, end in itertools.pairwise([*starts, int(lengths[row])]):
                     if begin < start and end - begin > tokens:
                         parts.append(([row], begin, start))
                         begin = start
@@ -688,7 +687,7 @@ def to_batch(trajectories, device="cpu"):
         token_ids[row, :n] = trajectory.token_ids
         mask[row, :n] = trajectory.response_mask
         old_logprobs[row, :n] = trajectory.old_logprobs
-        for start, end in zip(trajectory.contexts, [*trajectory.contexts[1:], n]):
+        for start, end in itertools.pairwise([*trajectory.contexts, n]):
             position_ids[row, start:end] = range(end - start)
         for index, turn in enumerate(trajectory.turns):
             turn_ids[row, turn.start:turn.end] = index

@@ -1,11 +1,10 @@
 """What several tests use: tiny random models and the same models under transformers' own attention,
-tokenizers with three kinds of template, a toy environment, a client without a network; at the end
+tokenizers with two kinds of template, a toy environment, a client without a network; at the end
 two other toys, with a server and a policy, in which whole runs are made."""
 import contextlib
 import copy
 import functools
 import hashlib
-import inspect
 import itertools
 import json
 import sys
@@ -74,15 +73,9 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-HEADED = """<|begin|>{% for m in messages %}<|head|>{{ m.role }}<|/head|>
-
-{{ m.content | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|/head|>
-
-{% endif %}"""
 TEMPLATES = {       # name -> template, special tokens (its end of a message first), eos_token
     "tiny": (TINY_TEMPLATE, ["<|end|>", "<|user|>", "<|assistant|>"], "<|end|>"),           # ours
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], "<|endoftext|>"),   # Qwen
-    "headed": (HEADED, ["<|eot|>", "<|begin|>", "<|head|>", "<|/head|>"], "<|eot|>"),       # Llama
 }
 MARKS = ["\nAction:", "\nPlan:", "\nNote:", "</think><answer>", "</answer>"]     # of the formats
 
@@ -134,7 +127,6 @@ class LocalClient:
         self.make_env, self.before = make_env, before
         self.numbers, self.lock = itertools.count(), threading.Lock()
         self.open, self.opened, self.asked = {}, 0, []
-        self.luck = "stream" in inspect.signature(make_env.reset).parameters
 
     def answer(self, items):
         with self.lock:
@@ -152,8 +144,7 @@ class LocalClient:
         if kind == "step":
             return Reply(session, *self.open[session].step(argument))
         task_id, stream = argument
-        more = {"stream": stream} if self.luck else {}
-        return Reply(session, self.open[session].reset(task_id, **more), 0.0, False, {})
+        return Reply(session, self.open[session].reset(task_id, stream), 0.0, False, {})
 
     def close(self):
         while self.open:
@@ -255,11 +246,8 @@ def make_known():
 def served():
     """The address of a server of both, which runs in this process."""
     make_known()
-    with HttpServer(["toy", "sums"]) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with serving(HttpServer(["toy", "sums"])) as url:
+        yield url
     del sys.modules["envs.toy"], sys.modules["envs.sums"]
 
 

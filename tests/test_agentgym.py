@@ -3,19 +3,15 @@ own clients (agentenv/agentenv in github.com/WooooDyy/AgentGym at 3ef9235)."""
 import hashlib
 import importlib
 import re
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from agentevol import Clone, lesson
-from envs import alfworld, babyai, maze, textcraft, wordle
+from agentevol import Clone, lesson, tokenizer_of, trajectories_of
+from envs import alfworld, maze, textcraft, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
 from envs.parts.tools import arguments_of
-from fakes import MARKS, LocalClient, Toy, chat_tokenizer, collect, play, twins
-from agentevol import tokenizer_of, trajectories_of
-from chat import ASK_NOTE, FORMATS, Agent
+from chat import FORMATS, Agent
 from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
@@ -235,31 +231,10 @@ def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
     assert "Your note: try 7" in last and last.endswith("You are not carrying anything.")
 
 
-@pytest.mark.parametrize("context", ["full", "window", "memory"])
-def test_collect_equals_play_in_agentgyms_manner(context):
-    """The context is the template's own rendering of the three messages: nothing before them."""
-    tokenizer = chat_tokenizer("chatml")
-    loud = [0, *tokenizer.convert_tokens_to_ids(MARKS)]
-    policy = twins(vocabulary=len(tokenizer), loud=loud, seed=4)[0]
-    who = speaker(babyai, tokenizer, context=context, window=1, max_turn_tokens=8, max_context=1700)
-    got, stats = collect(policy, who, LocalClient(), [3], 2, 3)
-    want = [play(policy, who, LocalClient(), 3, 3, (0, 0, member)) for member in range(2)]
-    for a, b in zip(got, want):
-        assert replace(a, old_logprobs=[]) == replace(b, old_logprobs=[])
-        assert np.allclose(a.old_logprobs, b.old_logprobs, atol=1e-4)
-    assert any(len(t.turns) > 1 for t in got) and stats.dropped == 0
-    rules = MANNERS["babyai"].rules + f"\n\n{ASK_NOTE}" * (context == "memory")
-    shown = tokenizer.apply_chat_template(
-        [dict(role="user", content=rules), dict(role="assistant", content=AGREED),
-         dict(role="user", content=Toy().reset(3))],
-        tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(got[0].token_ids[:got[0].turns[0].start]) == shown
-
-
 def test_clone_reads_the_rules_and_the_first_observation():
     cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600,
                 max_turn_tokens=40, max_context=1024)
-    demos = lesson(cfg, lambda text: None)
+    demos = lesson(cfg)
     tokenizer = tokenizer_of(demos, cfg)
     assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
     for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):

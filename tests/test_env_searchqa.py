@@ -383,8 +383,8 @@ from env_server import local_server
 from envs import open_env
 from client import EnvClient
 open_env("searchqa", {str(tmp_path)!r})
-with local_server("searchqa") as urls:
-    print(EnvClient(urls, "searchqa").answer([(None, "reset", 2)])[0].observation)
+with local_server("searchqa") as url:
+    print(EnvClient(url, "searchqa").answer([(None, "reset", 2)])[0].observation)
 """) == "Question: who was an engineer?\n"
 
 

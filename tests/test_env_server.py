@@ -26,7 +26,9 @@ import requests
 import envs
 import env_server
 from env_server import HttpServer, Service, local_server, respond
+from envs.parts import wires
 from envs.parts.wires import WIRES, Wire
+from fakes import serving
 
 ROOT = Path(__file__).parent.parent
 TOY = '''
@@ -99,23 +101,10 @@ def ask(services, target, body=None, status=200):
 
 
 @contextmanager
-def served(names=("toy",), **limits):
-    with HttpServer(names, **limits) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def until(condition, seconds=10):
-    """Wait until it holds; an assertion if it never does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def served():
+    server = HttpServer(["toy"])
+    with serving(server):
+        yield server
 
 
 def connect(server):
@@ -191,37 +180,26 @@ def test_wires_are_the_original_ones(speak, name):
     assert ask(services, "/close", session) is False
 
 
-@pytest.mark.parametrize("name, path, reply", [
-    ("maze", "available_actions", ["1", "2"]),              # no id
-    ("wordle", "filtered_vocab?id=0", ["words"]),
-    ("alfworld", "available_actions?id=0", ["1", "2"]),
-    ("sciworld", "task_description?id=0", "Add up."),
-    ("webshop", "instruction_text?env_idx=0", "i"),
-    ("webshop", "state?env_idx=0", {"url": "u", "html": "h", "instruction_text": "i"}),
-    ("webshop", "list_envs", [0]),
-])
-def test_look_answers_what_clients_ask_beside(speak, name, path, reply):
+@pytest.mark.parametrize("name, path, reply, before", [     # before: is it told before a reset?
+    ("maze", "available_actions", ["1", "2"], True),        # no id
+    ("wordle", "filtered_vocab?id=0", ["words"], True),     # its client asks before it resets, too
+    ("webshop", "list_envs", [0], True),
+    ("bandit", "observation?id=0", "Add up.\nTo 7.", False),
+    ("bandit", "detail?id=0", A | RESET | DONE | {"deleted": False}, False),
+    ("alfworld", "available_actions?id=0", ["1", "2"], False),
+    ("sciworld", "task_description?id=0", "Add up.", False),
+    ("webshop", "available_actions?env_idx=0", ["1", "2"], False),
+    ("webshop", "instruction_text?env_idx=0", "i", False),
+    ("webshop", "state?env_idx=0", {"url": "u", "html": "h", "instruction_text": "i"}, False),
+    ("webarena", "observation_metadata?env_idx=0", {}, False)])
+def test_look_answers_what_clients_ask_beside(speak, capfd, name, path, reply, before):
     services, wire = speak(name), WIRES["toy"]
     ask(services, "/create", {})
-    if path == "filtered_vocab?id=0":                       # its client asks before it resets, too
-        assert ask(services, f"/toy/{path}") == reply
-    ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
-    assert ask(services, f"/toy/{path}") == reply
-
-
-@pytest.mark.parametrize("name, path", [
-    ("babyai", "observation?id=0"), ("bandit", "detail?id=0"),
-    ("alfworld", "available_actions?id=0"), ("sciworld", "task_description?id=0"),
-    ("webshop", "instruction_text?env_idx=0"), ("webshop", "state?env_idx=0"),
-    ("webshop", "available_actions?env_idx=0"), ("webarena", "observation_metadata?env_idx=0")])
-def test_look_before_the_first_reset_is_refused_and_breaks_nothing(speak, capfd, name, path):
-    services, wire = speak(name), WIRES["toy"]
-    ask(services, "/create", {})
-    reply = ask(services, f"/toy/{path}", status=200 if wire.id_key == "id" else 409)
-    assert list(reply) == ["error"] and "Environment not initialized" in reply["error"]
+    early = ask(services, f"/toy/{path}", status=200 if before or wire.id_key == "id" else 409)
+    assert early == reply if before else "Environment not initialized" in early["error"]
     assert capfd.readouterr().err == ""
     ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
-    assert "error" not in ask(services, f"/toy/{path}")
+    assert ask(services, f"/toy/{path}") == reply
 
 
 @pytest.mark.parametrize("name", ["bandit", "babyai"])      # with a row in WIRES and without
@@ -231,56 +209,6 @@ def test_reset_passes_the_stream_to_every_environment(speak, name):
     items = [{"id": item["id"], "action": "1"} for item in reply["items"]]
     assert [item["observation"] for item in ask(services, "/steps", {"items": items})["items"]] == [
         "4: 1", "1: 1"]
-
-
-def real(name):
-    """The server of a real environment, or a skip where its file or its engine is missing."""
-    if not (ROOT / "envs" / f"{name}.py").exists():
-        pytest.skip(f"envs/{name}.py is not there")
-    try:
-        return {name: Service(name)}
-    except ValueError as missing_engine:
-        pytest.skip(str(missing_engine))
-
-
-@pytest.mark.parametrize("name, reset_keys, step_keys", [
-    ("babyai", "observation reward score deleted done", "observation reward score done info"),
-    ("textcraft", "id observation reward done", "observation reward done info"),
-])
-def test_wire_of_the_real_environment_as_recorded(name, reset_keys, step_keys):
-    """The exchange recorded with the original: create, reset, steps to the end, errors."""
-    services = real(name)
-    player = services[name].module.Env()
-    player.reset(0)
-    body = {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None}
-    created = ask(services, "/create", body)
-    assert created["id"] == 0
-    if name == "textcraft":
-        assert created.keys() == {"id", "observation", "done", "reward"}
-        assert created["observation"].startswith("Crafting commands:\n")
-        assert "\n\nGoal: craft " in created["observation"]
-    else:
-        assert created == {"id": 0}
-    reply = ask(services, "/reset", {"data_idx": 0, "id": 0})
-    assert reply.keys() == set(reset_keys.split())
-    assert reply["reward"] == 0 and reply["done"] is False and not reply.get("deleted")
-    start = "Crafting commands:\n" if name == "textcraft" else "Your goal: "
-    assert reply["observation"].startswith(start)
-    for _ in range(40):
-        action = player.expert()[1]
-        player.step(action)
-        reply = ask(services, "/step", {"action": action, "id": 0})
-        assert reply.keys() == set(step_keys.split())
-        if reply["done"]:
-            break
-    assert reply["done"] is True and reply["reward"] > 0 and reply["info"]["success"] is True
-    assert ask(services, "/step", {"action": action, "id": 0}) == {
-        "error": "The task with environment 0 has finished."}
-    assert ask(services, "/step", {"action": action, "id": 99})["error"].startswith(
-        "The id 99 is not valid")
-    detail = ask(services, "/step", {"id": 0}, status=422)["detail"]
-    assert detail[0]["type"] == "missing" and detail[0]["loc"] == ["body", "action"]
-    assert ask(services, "/close", {"id": 0}) is True
 
 
 # ---- Many at once, and the lost reply ----
@@ -331,17 +259,15 @@ def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
     toy.Env.step = count
     services = {"toy": Service("toy")}
     ask(services, "/resets", {"items": [{"task": 7}] * 3})
-    for begun in range(0, 60, 12):                      # 12 actions of each session in a request
-        items = [{"id": number % 3, "action": str(begun + number // 3 + 1)}
-                 for number in range(36)]
-        replies = ask(services, "/steps", {"items": items})["items"]
-        assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
-            (item["id"], f"{item['action']}: {item['action']}") for item in items]
+    items = [{"id": number % 3, "action": str(number // 3 + 1)} for number in range(180)]
+    replies = ask(services, "/steps", {"items": items})["items"]
+    assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
+        (item["id"], f"{item['action']}: {item['action']}") for item in items]
 
 
 @pytest.mark.parametrize("verb", ["resets", "steps"])
 def test_items_of_one_request_are_bounded(services, verb):
-    items = [{"task": 7}] * (env_server.MAX_ITEMS + 1)
+    items = [{"task": 7}] * (wires.MAX_ITEMS + 1)
     assert "256 are the most" in ask(services, f"/{verb}", {"items": items}, status=422)["error"]
     assert ask(services, "/health")["sessions"] == 0
     assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
@@ -388,7 +314,7 @@ def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, to
     ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})
     toy.closed.clear()
     reply = ask(services, "/step", {"id": 0, "action": action})
-    assert list(reply) == ["error"] and "broke and needs a reset" in reply["error"]
+    assert list(reply) == ["error"] and re.search(r"broke \(.*\): reset id 0 first", reply["error"])
     assert ask(services, "/step", {"id": 0, "action": "1"}) == reply
     assert toy.closed == [7]
     assert ask(services, "/step", {"id": 1, "action": "1"})["observation"] == "1: 1"
@@ -425,8 +351,8 @@ def test_unknown_paths_are_404(services, target, body):
     assert "there is no" in ask(services, target, body, status=404)["error"]
 
 
-def test_session_limit_and_room_after_a_close():
-    services = {"toy": Service("toy", max_sessions=2)}
+def test_session_limit_and_room_after_a_close(services, monkeypatch):
+    monkeypatch.setattr(env_server, "MAX_SESSIONS", 2)
     ask(services, "/create", {})
     reply = ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}]})["items"]
     assert reply[0]["id"] == 1 and reply[1]["status"] == 503 and "2 sessions" in reply[1]["error"]
@@ -435,8 +361,9 @@ def test_session_limit_and_room_after_a_close():
     assert ask(services, "/create", {}) == {"id": 2}
 
 
-def test_idle_sessions_expire_and_busy_ones_do_not(toy):
-    with served(idle_seconds=0.2) as server:
+def test_idle_sessions_expire_and_busy_ones_do_not(toy, monkeypatch):
+    monkeypatch.setattr(env_server, "IDLE_SECONDS", 0.2)
+    with served() as server:
         services = server.services
         ask(services, "/resets", {"items": [{"task": 7}, {"task": 8}, {"task": 9}]})
         with services["toy"].hold(1):       # its step takes long
@@ -556,16 +483,6 @@ def test_http_answers_the_clients_of_the_original_and_curl_as_documented():
 
 # ---- Connections ----
 
-def at_its_end(raw):
-    """Whether the server has closed this connection; waits up to the socket's own timeout."""
-    try:
-        return raw.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        return True
-
-
 @pytest.mark.parametrize("sent", [
     b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
     b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -575,7 +492,7 @@ def test_http_closes_a_connection_that_falls_silent(monkeypatch, sent):
     monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.05)
     with served() as server, socket.create_connection(server.server_address, 10) as raw:
         raw.sendall(sent)
-        assert at_its_end(raw)
+        assert raw.recv(1) == b""
         with requests.Session() as session:     # whose connection is closed while it does not ask
             url = "http://{}:{}/health".format(*server.server_address)
             session.get(url, timeout=5)
@@ -636,38 +553,27 @@ def is_open(url):
     return True
 
 
-def test_local_server_starts_workers_and_ends_them(toy_path):
-    with pytest.raises(KeyError), local_server("toy", workers=2, max_sessions=1) as urls:
-        connections = [http.client.HTTPConnection(url.removeprefix("http://")) for url in urls]
-        pids = {exchange(connection, "/health", None, "GET")[1]["pid"]
-                for connection in connections}
-        assert len(pids) == 2 and os.getpid() not in pids
-        assert [exchange(connection, "/toy/create")[1] for connection in connections] == [A, A]
-        assert "1 sessions" in exchange(connections[0], "/create")[1]["error"]
+def test_local_server_starts_a_server_and_ends_it(toy_path):
+    with pytest.raises(KeyError), local_server("toy") as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        assert exchange(connection, "/health", None, "GET")[1]["pid"] != os.getpid()
+        assert exchange(connection, "/toy/create")[1] == A
         raise KeyError("the caller fails")
-    assert not any(is_open(url) for url in urls)
+    assert not is_open(url)
 
 
-def test_local_server_tells_why_it_cannot_start(toy_path, capfd):
-    with pytest.raises(ValueError, match="unknown environment 'nowhere'; there are: .*textcraft"):
-        local_server("nowhere", workers=2).__enter__()
-    (toy_path / "toy.py").write_text("class Env:\n    def __init__(self):\n"
-                                     "        raise RuntimeError('toy: its engine needs Java')")
-    with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text("import os; os._exit(9)")
-    with pytest.raises(ValueError, match="ended with code 9"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text("import no_such_library")
-    with pytest.raises(ValueError, match="No module named 'no_such_library'"):
-        local_server("toy").__enter__()
-    (toy_path / "toy.py").write_text(TOY)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]       # the second worker's
-        # (a stranger may hold the first worker's: told in the same words)
-        with pytest.raises(ValueError, match=f"127.0.0.1:({port}|{port - 1}) .*in use"):
-            local_server("toy", workers=2, port=port - 1).__enter__()
-    assert capfd.readouterr().err == ""
+@pytest.mark.parametrize("name, file, words, code", [
+    ("nowhere", "", "unknown environment 'nowhere'; there are: ", 1),
+    ("toy", "class Env:\n    def __init__(self):\n        raise RuntimeError('toy: needs Java')",
+     "toy: needs Java", 1),
+    ("toy", "import os; os._exit(9)", "", 9),
+    ("toy", "import no_such_library", "No module named 'no_such_library'", 1)])
+def test_local_server_tells_why_it_cannot_start(toy_path, capfd, name, file, words, code):
+    (toy_path / "toy.py").write_text(file)
+    with pytest.raises(ValueError, match=f"the server of {name} ended at once, with code {code}"):
+        local_server(name).__enter__()
+    said = capfd.readouterr().err
+    assert said.startswith(words) and said.count("\n") == bool(words)
 
 
 def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
@@ -684,16 +590,6 @@ def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
 def test_open_envs_refuses_data_that_is_nobodys(data):
     with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
         envs.open_envs("maze,sheet", data)
-
-
-def test_open_env_tells_that_an_engine_is_missing(toy):
-    assert envs.open_env("toy") is toy and toy.closed == [None]
-
-    def no_engine(env):
-        raise RuntimeError("toy: its engine needs Java")
-    toy.Env.__init__ = no_engine
-    with pytest.raises(ValueError, match="^toy: its engine needs Java$"):
-        envs.open_env("toy")
 
 
 @contextmanager
@@ -724,17 +620,16 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
 
 def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with running("env_server.py", "toy", f"--port={port}") as process:
+        with running("env_server.py", "toy", f"--port={taken.getsockname()[1]}") as process:
             out, errors = process.communicate(timeout=5)
-    assert process.returncode == 2 and out == "" and errors.count("\n") == 1
-    assert f"127.0.0.1:{port}" in errors and "in use" in errors
+    assert process.returncode == 1 and out == ""
+    assert "in use" in errors and errors.count("\n") == 1
 
 
 def test_server_ends_when_its_parent_is_killed(toy_path):
     script = ("import time, env_server\n"
-              "with env_server.local_server('toy') as urls:\n"
-              "    print(urls[0], flush=True)\n"
+              "with env_server.local_server('toy') as url:\n"
+              "    print(url, flush=True)\n"
               "    time.sleep(60)\n")
     with running("-c", script) as parent:
         url = parent.stdout.readline().strip()

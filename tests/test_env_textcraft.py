@@ -422,8 +422,8 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes
     assert {module.family(i) for i in module.TEST} == {"depth 1", "depth 2", "depth 3"}
     here = [textcraft.Env().reset(i) for i in module.TEST]
     assert here == [textcraft.Env(recipes=recipes).reset(i) for i in world.test]
-    with local_server("textcraft") as urls:
-        client = EnvClient(urls, "textcraft")
+    with local_server("textcraft") as url:
+        client = EnvClient(url, "textcraft")
         replies = client.answer([(None, "reset", i) for i in module.TEST])
         assert [reply.observation for reply in replies] == here
     assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays

@@ -1,12 +1,16 @@
-"""The words of AgentGym's servers, which differ between environments, spoken by ours.
+"""What env_server.py answers: AgentGym's verbs in each environment's own words, and ours.
 
     shaped("{id observation}", session)     our session -> what the original's client expects
+    VERBS["create"](service, {})            a verb: (env_server.Service, body) -> JSON value
 
 The other direction, an original server behind ours, is original.py. Rows of environments that are
 not here yet are there for their original servers.
 """
 import re
 from dataclasses import dataclass, field
+from functools import partial
+
+MAX_ITEMS = 256         # of a request, and so the most sessions that it opens
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def field_of(body, key, kind, required=True):
                   [{"type": problem, "loc": ["body", key], "msg": words}])
 
 
-# A verb: (env_server.Service, body of the request) -> JSON value.
+# ---- the original's verbs -----------------------------------------------------------------------
 
 def create(service, body):
     with service.hold() as session:
@@ -120,7 +124,7 @@ def create(service, body):
 def reset(service, body):
     wire, module = service.wire, service.module
     with service.hold(field_of(body, wire.id_key, int)) as session:
-        session.started = False         # their clients pass over an error, and must not play on
+        session.end_episode()           # their clients pass over an error, and must not play on
         task_id = field_of(body, wire.task_key, int, wire.task_required)
         task_id = module.TRAIN[0] if task_id is None else task_id
         if wire.task_wraps:
@@ -155,9 +159,46 @@ def look(service, path, query):
     number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
     with service.hold(field_of({key: int(number[1])} if number else {}, key, int)) as session:
         if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
-            session.check_started()
+            session.check_ready()
         session.env = session.env or service.env_class()
         return shaped(shape, session)
 
 
-VERBS = dict(create=create, reset=reset, step=step, close=close)
+# ---- ours: many episodes in a request, in the same words in every environment -------------------
+
+def reset_item(service, item):
+    with service.hold(field_of(item, "id", int, required=False)) as session:
+        return session.reset(service.env_class, field_of(item, "task", int), item.get("stream"))
+
+
+def step_item(service, item):
+    action = field_of(item, "action", str)
+    with service.hold(field_of(item, "id", int)) as session:
+        return session.step(action)
+
+
+def for_each(act, service, body):
+    """Answers in the order of the items. They are executed in that order, too, or side by side in
+    threads where the engine frees Python's lock and no two are of one session."""
+    items = field_of(body, "items", list)
+    if len(items) > MAX_ITEMS:
+        raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
+
+    def answer_one(item):
+        try:
+            return act(service, item)
+        except Refused as refusal:
+            return {"error": str(refusal), "status": refusal.status}
+    ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
+    side_by_side = service.pool and len(ids) == len(set(ids))
+    return {"items": list((service.pool.map if side_by_side else map)(answer_one, items))}
+
+
+def closes(service, body):
+    return {"items": [type(session_id) is int and service.close(session_id)
+                      for session_id in field_of(body, "ids", list)]}
+
+
+VERBS = dict(create=create, reset=reset, step=step, close=close,
+             resets=partial(for_each, reset_item), steps=partial(for_each, step_item),
+             closes=closes)

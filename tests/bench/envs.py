@@ -133,8 +133,8 @@ def bench(name, quick, rounds):
         together(batched, open_sessions(batched, episodes))         # warm, too
         megabytes = megabytes_of_children()
         batched.close()
-        with local_server(name, workers=2) as two:
-            spread = EnvClient(two, name)
+        with local_server(name) as other:
+            spread = EnvClient([one, other], name)
             ways = [lambda: steps_per_second(single, episodes[:16], one_by_one, 1),
                     lambda: steps_per_second(single, episodes, one_by_one, 16),
                     lambda: steps_per_second(batched, episodes, together, 1),

@@ -71,7 +71,7 @@ def measure(name, number, seconds):
     """One row of the table."""
     module = load_env(name)
     action = module.ACTIONS[0] if hasattr(module, "ACTIONS") else "look around"
-    with local_server(name) as (url,), selectors.DefaultSelector() as ready:
+    with local_server(name) as url, selectors.DefaultSelector() as ready:
         host, port = url.removeprefix("http://").split(":")
         began = time.perf_counter()
         connections = [Connection((host, int(port)), name, module.TEST, action)
