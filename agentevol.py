@@ -4,7 +4,7 @@
     python agentevol.py clone --env textcraft_small --out runs/clone       its first part alone
     python agentevol.py clone --demos AgentTraj-L.json --env maze --format agentgym --model FOLDER
 
-The loop is `evolve`, below; the authors' own code has cloning alone. A base policy imitates experts
+The loop is `evolve`, below. A base policy imitates experts
 or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
 small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
 """
@@ -46,7 +46,7 @@ class Clone(Machine, Speaks, Worlds):
     out: str = "runs/clone"       # the policy's folder; of evolve: the run's
     seed: Natural = 0             # of everything random
     n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
-    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
+    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
     skill: Share = 0.6            # probability of the expert's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
@@ -62,7 +62,7 @@ class Clone(Machine, Speaks, Worlds):
 
 @dataclass
 class Evolve(Plays, Clone):
-    # AgentEvol; the flags above are of the base policy
+    # AgentEvol; the base policy is cloned by the flags of behavioural cloning
     out: str = "runs/evolve"      # the run's folder
     n: Natural = 300              # demonstrations of each env, of which the base policy learns
     skill: Share = 1.0            # of the player that gives them
@@ -95,7 +95,8 @@ def evolve(run, base_set):
         kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
         data = base_set + kept                              # D_m = D_base + kept
         if cfg.start == "base":
-            device, run.policy = run.device, None           # makes room for the next
+            device = run.device
+            run.policy = None                               # freed before the next is loaded
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:                                            # max of the sum of r(tau) log pi(tau)
             learn(run.policy, data, [reward(t) for t in data], cfg.learn_steps, cfg.learn_lr, cfg,

@@ -7,12 +7,12 @@ Pure functions, tensors in and tensors out, in the order in which train.py needs
     advantages   how much better than expected: (B,) per trajectory, or (B, T) per token
     losses       one number per sampled token, flat: (A,), where x[mask] of a (B, T) x is (A,)
     weights      how much each token counts, (B, T): loss = (token_loss * weights[mask]).sum()
-    panel        signs that a run is about to collapse
 
 Shapes: B trajectories (a group's members adjacent), G group_size, T tokens with padding, A sampled
-tokens, N turns, V vocabulary, P prompts. In equations A is the advantage. Column t of a (B, T)
-tensor speaks of token t. response_mask is 1 at action tokens, which the policy sampled, and 0 at
-prompts, observations and padding; turn_ids is the turn of each action token. Conventions:
+tokens, N turns. In equations A is the advantage, V the value. x[b, t] belongs to token t of row b:
+a log-probability there is that of token t, not of t + 1. response_mask is 1 at action tokens, which
+the policy sampled, and 0 at prompts, observations and padding; turn_ids is the turn of each action
+token. Conventions:
 
 1. A turn's reward sits on its last action token; observation tokens cost no gamma and no lambda.
 2. Masks select (torch.where) and never multiply, because 0 * NaN is NaN. Off the mask an input may
@@ -173,17 +173,16 @@ def masked_whiten(x, mask):
 # ---- advantages of turns, without a critic: -> (B, T), the same for every token of a turn -------
 
 def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes, group_size,
-                     gamma=0.95, omega=1.0, normalise=True):
-    """A = A^E(tau_i) + omega A^S(a_k). GiGPO (arXiv:2505.10978). Returns (B, T).
+                     gamma=0.95):
+    """A = A^E(tau_i) + A^S(a_k). GiGPO (arXiv:2505.10978). Returns (B, T).
 
     A^E compares the episodes of a group; each counts once, however many turns it has.
     A^S compares the returns R_k = sum_{l >= k} gamma^(l-k) r_l of all turns of the group that
     answered the SAME observation (an anchor state): 0 if it was met once, biased if different
     states read alike. observation_hashes: (B, N) int64, what the agent read before each turn, -1
-    after its last turn. normalise=False leaves out both stds."""
-    advantages = grpo_advantages if normalise else dr_grpo_advantages
+    after its last turn."""
     rewards = sum_turns(token_rewards, response_mask, turn_ids, observation_hashes.shape[1])
-    episode = advantages(rewards.sum(1), group_size)
+    episode = grpo_advantages(rewards.sum(1), group_size)
 
     returns = rewards.clone()
     for k in reversed(range(rewards.shape[1] - 1)):
@@ -191,12 +190,12 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
     rows, turns = (observation_hashes != -1).nonzero(as_tuple=True)
     anchors = torch.stack([rows // group_size, observation_hashes[rows, turns]], dim=1)
     step = torch.zeros_like(rewards)
-    step[rows, turns] = among_equals(advantages, returns[rows, turns], anchors)
-    return per_token(episode[:, None] + omega * step, response_mask, turn_ids)
+    step[rows, turns] = among_equals(returns[rows, turns], anchors)
+    return per_token(episode[:, None] + step, response_mask, turn_ids)
 
 
-def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha=1.0):
-    """A_ik = norm(R_i) + alpha norm_k(r_ik). MT-GRPO (arXiv:2505.11821), for any number of turns.
+def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size):
+    """A_ik = norm(R_i) + norm_k(r_ik). MT-GRPO (arXiv:2505.11821), for any number of turns.
 
     norm is GRPO's over the group; norm_k is the same over the members that reached turn k. Returns
     (B, T). The paper has two turns, and its last turn has no turn term.
@@ -210,8 +209,8 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size, alpha
     rows, turns = token_counts.nonzero(as_tuple=True)
     peers = torch.stack([rows // group_size, turns], dim=1)
     turn = torch.zeros_like(rewards)
-    turn[rows, turns] = among_equals(grpo_advantages, rewards[rows, turns], peers)
-    return per_token(episode[:, None] + alpha * turn, response_mask, turn_ids)
+    turn[rows, turns] = among_equals(rewards[rows, turns], peers)
+    return per_token(episode[:, None] + turn, response_mask, turn_ids)
 
 
 def sum_turns(x, response_mask, turn_ids, turn_count):
@@ -227,14 +226,14 @@ def per_token(x, response_mask, turn_ids):
     return torch.where(mask, x.gather(1, torch.where(mask, turn_ids, 0)), 0.0)
 
 
-def among_equals(advantages, x, labels):
-    """advantages(x, size) within each set of equal labels: x (K,), labels (K, 2) -> (K,)."""
+def among_equals(x, labels):
+    """GRPO's advantages within each set of equal labels: x (K,), labels (K, 2) -> (K,)."""
     result = torch.zeros_like(x)
     _, label_ids, sizes = labels.unique(dim=0, return_inverse=True, return_counts=True)
     for label_id, size in enumerate(sizes.tolist()):
         if size > 1:
             members = label_ids == label_id
-            result[members] = advantages(x[members], size).to(x.dtype)
+            result[members] = grpo_advantages(x[members], size).to(x.dtype)
     return result
 
 
@@ -347,7 +346,7 @@ def importance_weights(old_logprobs, rollout_logprobs, response_mask, cap):
     return torch.where(response_mask.bool(), rho.clamp(max=cap), 0.0)
 
 
-# ---- the collapse panel: signs, in what is logged, that a run is dying --------------------------
+# ---- what is watched ----------------------------------------------------------------------------
 
 def distinct_ngrams(token_lists, n=3):
     """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats,

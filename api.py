@@ -52,8 +52,8 @@ class Api:
         self.http.auth = lambda request: request    # else ~/.netrc's would take the key's place
 
     def speak(self, episode):
-        """Give the episode its next reply. It is over, as with a model here, if the longest reply
-        would not fit in view: the server refuses it, or tells the number of the prompt's tokens."""
+        """Give the episode its next reply; it ends as `context` if prompt + max_turn_tokens exceed
+        max_context. One seed a turn."""
         tools = [schema for _, schema in episode.agent.tools.values()]
         text, message, prompt, sampled = self.ask(
             messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
@@ -66,9 +66,9 @@ class Api:
         episode.answer(text, message)
 
     def ask(self, **more):
-        """-> what `read_completion` gives; of too long a prompt an endless one. ValueError: the
-        server refuses; OSError: it is away. EnvError: its answer is none, so that the episode is
-        played again."""
+        """-> what `read_completion` gives; a prompt that is refused as too long has inf tokens.
+        ValueError: the server refuses; OSError: it is away. EnvError: its answer is none, so that
+        the episode is played again."""
         body, said = self.body | more, "it was cut"
         try:
             answer = self.http.post(self.cfg.api_base.rstrip("/") + "/chat/completions", json=body,

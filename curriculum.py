@@ -1,10 +1,9 @@
 """curriculum: how long an episode may be, and which tasks are played.
 
-Pure functions, those of the step called anew at each step. Nothing is stored between the calls, so
-a resumed run gets the horizons and tasks that an unbroken run would have got. Steps and stages
-count from 0.
+Functions of their arguments: nothing is remembered from one step to the next, so a resumed run gets
+the horizons and tasks that an unbroken run would have got. Steps and stages count from 0.
 
-    tasks = choose_tasks(env, "train", 0)                # all of the training split
+    tasks = choose_tasks(maze, "train", 0)               # all of the training split
     for step in range(start, steps):
         horizon = horizon_at(step, (6, 13, 20), (100,))  # 6 turns; 13 from step 100; 20 from 200
         played = sample_tasks(tasks, 32, step, seed)     # 32 task ids
@@ -34,17 +33,18 @@ def horizon_at(step, horizons, switch_every):
     return horizons[sum(step >= switch for switch in switches)]
 
 
-def choose_tasks(module, split, n, families="", only=None):
+def choose_tasks(module, split, n, families=""):
     """n task ids of an environment's split, always the same ones; all of them for n = 0.
 
     module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
-    their tasks, "" for all. only: some ids; None: those that the server knows. The n are a random
-    sample, in ascending order: every k-th id would not be fair, since families take turns.
+    their tasks, "" for all. Tasks that an original server does not have (module.KNOWN) are left
+    out. The n are a random sample, in ascending order: every k-th id would not be fair, since
+    families take turns.
     """
     wanted = set(filter(None, families.split(",")))
-    only = getattr(module, "KNOWN", None) if only is None else only
+    known = getattr(module, "KNOWN", None)
     tasks = [t for t in {"train": module.TRAIN, "test": module.TEST}[split]
-             if (not wanted or module.family(t) in wanted) and (only is None or t in only)]
+             if (not wanted or module.family(t) in wanted) and (known is None or t in known)]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):

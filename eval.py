@@ -197,8 +197,10 @@ def rows_of(cfg, worlds, groups):
         whose = ", our local game" * hasattr(module, "Served")
         for player in ("random", "expert"):
             tasks = progress([group[0]["task_id"] for group in own], f"{player} player, {env}")
-            rate, error = (every["success"], every["stderr"]) if player == cfg.policy and \
-                not exact else builtin_rate(module, player, tasks, turns, (cfg.seed, 0))
+            if player == cfg.policy and not exact:          # it was just played
+                rate, error = every["success"], every["stderr"]
+            else:
+                rate, error = builtin_rate(module, player, tasks, turns, (cfg.seed, 0))
             rows.append(dict(env=env, row=f"{player} player", n=len(own), success=rate,
                              title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
     every = [row for row in rows if row["row"] == "all"]

@@ -77,8 +77,8 @@ def record(run, horizon, played, batch, stats, figures, seconds):
     if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
         write_samples(run, line["step"], played)
     if run.step == 0:
-        left = (run.cfg.steps - 1) * seconds        # an evaluation's two rollouts take less
-        total = time.perf_counter() - run.began + 1.1 * left
+        left = 1.1 * (run.cfg.steps - 1) * seconds      # a tenth more, for the evaluations
+        total = time.perf_counter() - run.began + left
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
@@ -131,7 +131,7 @@ def append(run, name, text):
 
 
 def measure(run, horizon, played, batch, stats, figures, seconds):
-    """The step's line of metrics, {name: number}: the panel on which a dying run shows first."""
+    """A step's figures, {name: number}: docs/metrics.md has a row for each."""
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, run.cfg.group_size)
     turns = [turn for t in played for turn in t.turns]

@@ -63,6 +63,8 @@ NonNegative = number(float, "0 or more", lambda x: x >= 0)
 Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
 
 
+# The comments in these classes are the text of --help: see `documented`.
+
 @dataclass
 class Worlds:
     # what is played

@@ -67,7 +67,7 @@ def train(run):
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, batch, stats, figures, seconds)
         run.step += 1
-        if evaluate_and_save(run) == "stop":
+        if evaluate_and_save(run):
             break
 
 
@@ -104,15 +104,16 @@ def keep_groups(played, cfg):
 
 
 def credit(run, batch):
-    """Fill in batch.advantages and .weights, .ref_logprobs with a KL, .values and .returns with a
-    critic. No gradient."""
+    """Fill in batch.advantages, and on the way .old_logprobs by the trainer in 16 bit, .weights,
+    .ref_logprobs with a KL, .token_rewards and .rewards with what it costs, .values and .returns
+    with a critic. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
     batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
     if run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
-    if cfg.advantage in AT_END:         # the episode's return on its last action token
+    if cfg.advantage == "gae":          # PPO sees the return alone, on the last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(run, run.reference, batch)
@@ -155,10 +156,10 @@ def update(run, batch):
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.device)
-            for where, real in parallel.micro_batches(mini, cfg.micro_tokens,
-                                                      cfg.surrogate == "sequence"):  # a row's mean
-                loss, part_sums = part_loss(run, mini.rows(*where))
-                if norms:       # the weights have moved away from those that sampled
+            whole_rows = cfg.surrogate == "sequence"    # GSPO's ratio needs all tokens of a row
+            for share, real in parallel.micro_batches(mini, cfg.micro_tokens, whole_rows):
+                loss, part_sums = part_loss(run, mini.rows(*share))
+                if norms:       # the policy has moved away from the one that sampled
                     del part_sums["mismatch"]
                 (loss * real * parallel.world_size()).backward()    # FSDP takes the ranks' mean
                 total += loss.detach() * real
@@ -181,15 +182,16 @@ def means_of(sums, norms):
 
 
 def part_loss(run, part):
-    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched).
+    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched; of value_loss and
+    mismatch its share of the mini-batch's mean).
 
     From here on tensors are flat, (A,): a number for each sampled token and none for the others.
     The weights are those of the whole mini-batch, so the losses of its parts are summed.
     """
     cfg, mask = run.cfg, part.response_mask
-    where = part.token_ids, mask, part.position_ids
+    inputs = part.token_ids, mask, part.position_ids
     logprobs, entropy = run.policy.action_logprobs(
-        *where, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
+        *inputs, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl != "reward":
@@ -198,7 +200,7 @@ def part_loss(run, part):
     total = ((loss - cfg.entropy_coef * entropy) * part.weights[mask]).sum()
     value_loss = total.new_zeros(())
     if cfg.critic != "none":
-        values = (run.critic or run.policy).action_values(*where)
+        values = (run.critic or run.policy).action_values(*inputs)
         losses = algos.clipped_value_loss(values, part.values[mask], part.returns[mask],
                                           VALUE_CLIP)
         value_loss = (losses * part.value_weights[mask]).sum()
@@ -243,15 +245,15 @@ def optimizer_step(run, loss):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """After a step, if due: evaluate, save; -> "stop" if SIGTERM asked for the end."""
+    """After a step, if due: evaluate, save -> whether SIGTERM asked for the end."""
     cfg, last = run.cfg, run.step == run.cfg.steps
     if last or cfg.eval_every and run.step % cfg.eval_every == 0:
         metrics.evaluate(run)
-    ending = any(parallel.gathered(run.ending))     # SIGTERM to one rank: then all of them end.
-    # One that arrives while they ask each other stays in run.ending, for the next step.
+    # SIGTERM to one rank ends all; one that comes while they ask each other waits for the next step
+    ending = any(parallel.gathered(run.ending))
     if run.step % cfg.save_every == 0 or last or ending:
         save(run)
-    return "stop" if ending else ""
+    return ending
 
 
 @contextmanager
@@ -334,7 +336,6 @@ FILTERS = {         # (rewards (B,), cfg) -> which groups are trained on
     "uncertain": lambda rewards, cfg: algos.keep_most_uncertain(rewards, cfg.group_size, cfg.keep),
     "top_p": lambda rewards, cfg: algos.keep_top_p(rewards, cfg.group_size, cfg.keep),
 }
-AT_END = {"gae"}        # rules that are paid once, at the end; the others turn by turn
 TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
 VALUE_CLIP = 0.5        # values move at most so far from the old ones
 VALUE_COEF = 0.5        # weight of the value loss where the trunk is shared

@@ -13,10 +13,12 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
     random_action(rng)      an action that looks legal, drawn with rng
     close()                 only where something is held: a process, a file
 
-Four constants more may be there: ENGINE, the program that plays it, if not ours; ORIGINAL, the task
-ids that the original AgentGym's server has as well (without it: all); TOOLS, the forms of the
-actions, for models that call tools: `tools_of`; ONE_WORD, a regular expression of what is a single
-token to a tiny policy, such as a grid's row.
+More may be there: ENGINE, the program that plays it, if not ours; ORIGINAL, the task ids that the
+original AgentGym's server has as well (without it: all); TOOLS, the forms of the actions, for
+models that call tools: `tools_of`; ONE_WORD, a regular expression of what is a single token to a
+tiny policy, such as a grid's row; TINY, the flags that suit a tiny policy; PARALLEL = True: a step
+may take long, and many can be taken at once; use(folder): plays with a user's data;
+exact_success(task, player, horizon): of a built-in player, computed in place of being played.
 
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
@@ -119,7 +121,7 @@ def open_env(name, folder=""):
     file says which files they are. Or the address of an original AgentGym server, where it is then
     played: envs/parts/original.py."""
     module = load_env(name)
-    folder = folder or os.environ.get(f"NANO_{name.upper()}_SERVER", "")
+    folder = str(folder or os.environ.get(f"NANO_{name.upper()}_SERVER", ""))
     if re.match("https?://", folder):
         from envs.parts import original         # which builds on this file
         original.use(module, folder)

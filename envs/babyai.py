@@ -19,7 +19,8 @@ world in ten on TEST's. (OpenRedDoor has 105 worlds in all: its 20 test episodes
 
 Success in 20 turns on the 800 test tasks: expert 85% (30 turns: 93%; the one-room levels: all),
 random player 36% (one-room: 73%). The expert never solves one in nine worlds of GoToImpUnlock and
-Unlock: their only key lies in the room that it opens. Per level: python eval.py --env babyai --policy expert
+Unlock: their only key lies in the room that it opens. `eval.py --env babyai --policy expert` tells
+of each level.
 
 Unlike AgentGym: a success ends the episode and the walk at once (there rewards below 0.5 added up);
 missions keep "then" and "after you" (original_missions=True makes both "and"); boxes and open doors
