@@ -58,7 +58,8 @@ class EnvClient:
         urls = [urls] if isinstance(urls, str) else urls
         self.urls = [find_server(self.http, url, name) for url in urls]
         self.silent = {}        # URL -> (since when it gives no answer, when it is asked again)
-        self.open, self.turn = set(), itertools.count()     # sessions (URL, id); of the next one
+        self.open = set()               # sessions (URL, id)
+        self.turns = itertools.count()  # whose turn it is to get the next session
         self.pool = ThreadPoolExecutor(2 * len(self.urls))      # servers answer side by side
 
     def answer(self, items):
@@ -81,7 +82,7 @@ class EnvClient:
         while True:
             now = time.monotonic()
             if due := [url for url in self.urls if self.silent.get(url, (0, 0))[1] <= now]:
-                return due[next(self.turn) % len(due)]
+                return due[next(self.turns) % len(due)]
             gone = [since for since, _ in list(self.silent.values())]
             if len(gone) == len(self.urls) and now - max(gone) > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "

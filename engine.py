@@ -24,10 +24,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF",   # segments that grow leave no gaps behind
+# Before torch is first imported, which is why every script imports engine first. Segments that grow
+# leave no gaps; idle threads that spin at barriers would take the environment servers' cores.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF",
                       os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True"))
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")   # before torch: its idle threads spin at barriers,
-import numpy as np                                # and so take the cores of the environment servers
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
@@ -65,7 +67,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
         if last >= len(model.get_input_embeddings().weight):
             raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
                              "model has embeddings; give it its own tokenizer")
-        model.known_ids = last + 1            # many vocabularies are padded: see `forward`
+        model.known_ids = last + 1            # ids below it stand for text; the rest is padding
     return equip(model.to(device), attention)
 
 
@@ -135,7 +137,7 @@ def check_model(path):
 
 def equip(model, attention="auto", dtype=None):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
-    computations and pages, where that is not the dtype of its weights. known_ids: see `forward`.
+    computations and pages, where that is not the dtype of its weights.
     Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
     gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)

@@ -31,7 +31,8 @@ lost must not be sent again; its episode is played again from the reset.
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
 (finished, not reset), 500 the environment broke (until its next reset), 503 too many sessions. In
-both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403 to 415 HttpRequest.refusal.
+both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403, 411, 413, 415 as
+HttpRequest.refusal says.
 """
 import argparse
 import contextlib

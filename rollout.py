@@ -4,8 +4,8 @@
                                                                       v
     done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
 
-`play` is the reference, simple and slow: one episode; by `speak` one forward pass over the whole
-context for each token. `collect` plays many at once on pages and must give the very same tokens.
+`play` is the reference, simple and slow: one episode, and (`speak`) a forward pass over the whole
+context for every token. `collect` plays many at once on pages and must give the very same tokens.
 `to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
 """
 import gc
@@ -308,7 +308,7 @@ def progress(items, what, **options):
 class Stats:
     """What `collect` counted besides the trajectories; + joins those of several calls or ranks."""
     dropped: int = 0                # groups left out because their environment kept failing
-    failures: list[str] = field(default_factory=list)     # words: an error would hold the engine
+    failures: list[str] = field(default_factory=list)     # text: an error would hold the engine
     seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
@@ -358,7 +358,7 @@ def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
         memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     each = -(-agent.max_context // size)
     pages = max(each, min(rows * each, int((memory or 2**30) / page_bytes)))
-    return Engine(policy.eval(), rows, pages, size, width=each)    # checkpointing: in updates only
+    return Engine(policy.eval(), rows, pages, size, width=each)    # eval: nothing is recomputed
 
 
 # ---- many episodes in one loop ------------------------------------------------------------------
@@ -498,9 +498,8 @@ class Scheduler:
         return dict(zip(slots, answers, strict=True))
 
     def receive(self):
-        """Take the answers that are there, in the order of the requests. In step each answer is
-        waited for, so that a run is the same to the bit; else one, when there is nothing else to
-        do."""
+        """Take the answers that are there, in the order of the requests. In step each is waited
+        for, so that a run is the same to the bit; else one, if there is nothing else to do."""
         asked, came = list(self.slots["in flight"]), {}
         with self.slots.stats.clock("environment"):
             while len(came) < len(asked):
@@ -518,11 +517,14 @@ class Scheduler:
             self.release(slot)
             self.slots.fail(slot, answer)
             return
-        slot.session, before = answer.session, slot.episode.seen if slot.sequence else []
+        slot.session, trajectory = answer.session, slot.episode.trajectory
+        contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
         slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        same = os.path.commonprefix([before, slot.episode.seen[:-1]])
-        if slot.sequence and len(same) < slot.sequence.length:          # a new context
-            self.engine.forget(slot.sequence, keep=len(same))
+        if slot.sequence and len(trajectory.contexts) > contexts:
+            # what begins both contexts stays in its pages; a last token is read for its logits
+            same = os.path.commonprefix([before, slot.episode.seen[:-1]])
+            if len(same) < slot.sequence.length:
+                self.engine.forget(slot.sequence, keep=len(same))
         if slot.group in self.slots.lost or slot.episode.over:
             self.release(slot)
             self.slots.finish(slot)

@@ -16,7 +16,7 @@ import envs
 from envs.parts.answers import NO_ANSWER, EnvError, brief, checked, connections, exchange, field
 from envs.parts.wires import wire_of
 
-TIMEOUT = 100.0         # seconds for an answer: fewer than our own client waits for ours
+TIMEOUT = 50.0          # seconds for an answer; our own client waits 120 s for ours
 ATTEMPTS = 10           # to connect, within a minute: time for a restart
 RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # not asked by ours
 ITEM = {"id": int, "observation": str, "reward": float, "done": bool}

@@ -108,7 +108,8 @@ def main():
         print(f"{name}: {count / 1e6:.0f}M weights, {seconds:.0f} s in all, "
               f"{', '.join(format(f['seconds'], '.1f') for f in figures)} s a step, "
               f"peak {peak:.1f} GiB, "
-              f"{len(warned)} warnings, entropy {figures[0]['entropy']:.2f}", flush=True)
+              f"{len(warned)} warnings, replies of {figures[0]['response_length']:.0f} tokens",
+              flush=True)
         print("\n".join(lines if args.show else warned), flush=True)
 
 
