@@ -366,7 +366,7 @@ def preset(kind, given):
     if issubclass(kind, Evolve):        # has demonstrations of its own: few, of the expert
         values |= dict(n=Evolve.n, skill=Evolve.skill)
     if given.get("resume"):
-        values |= begun(cfg.out, given, {f.name for f in fields(kind)} - MAY_CHANGE)
+        values |= begun(cfg.out, given, kind, MAY_CHANGE)
     return values
 
 

@@ -279,7 +279,7 @@ def preset(given):
     if given.get("api_base"):
         left["max_concurrent"] = 16
     if given.get("resume"):
-        left |= begun(Config(**given).path, given, {f.name for f in fields(Config)} - MAY_CHANGE)
+        left |= begun(Config(**given).path, given, Config, MAY_CHANGE)
     return left
 
 

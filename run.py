@@ -181,10 +181,11 @@ def part_of(settings, *kinds):
     return {name: value for name, value in settings.items() if name in names}
 
 
-def begun(folder, given, same):
+def begun(folder, given, kind, may_change):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
-    ValueError: a flag would make it another run. same: the fields that must not change."""
+    ValueError: a flag, a field of `kind` but not one that may change, makes it another run."""
     was = read_settings(os.path.join(folder, "config.json"), {})
+    same = {f.name for f in fields(kind)} - may_change
     for name in given.keys() & same if was else ():
         if given[name] != was.get(name):
             raise ValueError(f"--resume: {name}={given[name]!r}, but {folder} was begun with "

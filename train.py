@@ -440,7 +440,7 @@ def preset(given, kind=Config):
     if cfg.model and cfg.lora:
         values["lr"] = 1e-5             # ten times the rate: "LoRA Without Regret" (2025)
     if cfg.resume:
-        values |= begun(cfg.path, given, {f.name for f in fields(kind)} - MAY_CHANGE)
+        values |= begun(cfg.path, given, kind, MAY_CHANGE)
     return values
 
 
