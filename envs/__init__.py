@@ -138,7 +138,7 @@ def open_env(name, folder=""):
 
 def folders_of(names, data):
     """--data for these environments -> {name: folder}. ValueError: it fits none of them."""
-    if len(names) == 1 and data and "=" not in data:
+    if len(names) == 1 and data and not re.match(r"\w+=", data):
         return {names[0]: data}
     folders = dict(part.partition("=")[::2] for part in data.split(",") if part)
     if not all(folders.values()) or not {*folders} <= {*names}:

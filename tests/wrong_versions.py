@@ -115,6 +115,21 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('",".join(name for name in wanted if name in module.FAMILIES)', '",".join(wanted)',
          "test_families_of_gives_each_environment_its_own"),
     ],
+    "envs/openenv.py": [
+        ("reward + before * (REWARD == \"sum\")", "reward + before",
+         "test_the_last_reward_is_the_score_and_turns_add_up_to_it"),
+        ("wrong and all(type(e)", "wrong and any(type(e)",
+         "test_an_outage_is_no_reward_and_the_next_episode_is_played"),
+        ("parse_constant=int", "parse_constant=lambda _: 0.0",
+         "test_an_outage_is_no_reward_and_the_next_episode_is_played"),
+        ("if done:\n            self.close()", "if False:\n            self.close()",
+         "test_a_won_episode_gives_its_place_back"),
+    ],
+    "recipes/serve_openenv.py": [
+        (" | {\"reward\": None})", ")", "test_ten_episodes_at_a_time_are_those_of_the_environment"),
+        ("places.release()", "pass",
+         "test_a_session_beyond_the_limit_is_told_so_and_a_closed_one_leaves_its_place"),
+    ],
     "recipes/merge_lora.py": [
         ("model.lora.alpha / model.lora.rank * change", "change",
          "test_merge_lora_writes_an_ordinary_folder"),

@@ -1,0 +1,177 @@
+"""openenv: any server that speaks OpenEnv's wire (0.10) and whose action is a text.
+
+    python train.py --env openenv --model NAME --data ws://HOST:PORT
+    python eval.py --env openenv --model NAME --data "ws://HOST:PORT?field=guess&reward=last"
+
+    ours:    {"type": "reset", "data": {"seed": 7}}
+    server:  {"type": "observation", "data": {"observation": {"prompt": "Guess the word.",
+                                              "metadata": {}}, "reward": null, "done": false}}
+    ours:    {"type": "step", "data": {"guess": "crane"}}
+    server:  {"type": "observation", "data": {"observation": ..., "reward": 0.2, "done": false}}
+
+field: the action's text field; needed where the server's /schema has several. reward: an episode's
+score is the `sum` of its steps' rewards, or the `last` of them; a turn's reward is what it adds to
+the score. success: the score that counts as one (1). https://X has its server at wss://X.
+
+A task is its seed. TRAIN and TEST have different seeds; whether they differ in content depends on
+the server. It must allow as many sessions as --max-concurrent says. There is no built-in player to
+clone, so a run needs --model.
+"""
+import json
+import math
+import os
+from contextlib import ExitStack, suppress
+from urllib.parse import parse_qsl, urlsplit
+
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.sync.client import connect
+
+import envs
+from envs.parts.answers import (MAX_ANSWER, NO_ANSWER, EnvError, brief, checked, connections,
+                                exchange, field)
+
+NAME, HORIZON, SUCCESS, FAMILIES = "openenv", 20, 1.0, ("seeds",)
+TRAIN, TEST = range(0, 9000), range(9000, 10_000)
+ENGINE, PARALLEL = "a server of the user's", True       # its steps take their time
+PROMPT = HOW = "Each turn you read an observation. Answer with one action and nothing else."
+URL, FIELD, REWARD = "", "", "sum"      # where it plays and how: `use`
+TIMEOUT = 50.0              # seconds for an answer; our own client waits 120 s for ours
+CLOSING = 2.0               # seconds that the server gets to end a session
+
+
+def use(address):
+    """Play on this server, here and in the servers that are started from here. ValueError: it
+    cannot be played."""
+    global URL, FIELD, SUCCESS, REWARD, PROMPT
+    parts, asked = urlsplit(address), dict(field="", success="1", reward="sum")
+    asked |= parse_qsl(parts.query)
+    if (parts.scheme not in ("ws", "wss") or not parts.netloc or len(asked) > 3
+            or asked["reward"] not in ("sum", "last")):
+        raise ValueError(f"openenv: {address!r}: expected ws://HOST:PORT, or with what has to be "
+                         "said ws://HOST:PORT?field=NAME&success=NUMBER&reward=sum or last")
+    where = f"://{parts.netloc}{parts.path.rstrip('/').removesuffix('/ws')}"
+    http, pages = connections(TIMEOUT, attempts=1), parts.scheme.replace("ws", "http") + where
+    try:
+        schema = checked(*exchange(http, "GET", f"{pages}/schema"), f"{pages}/schema")
+        _, about = exchange(http, "GET", f"{pages}/metadata")
+        FIELD = text_field(field(schema, "action", dict, pages), asked["field"], pages)
+        PROMPT = f"{field(about, 'description', str, pages)}\n{HOW}"
+    except (EnvError, *NO_ANSWER) as error:
+        raise ValueError(f"openenv: no OpenEnv server is at {address}: {error}") from None
+    URL, SUCCESS, REWARD = parts.scheme + where + "/ws", float(asked["success"]), asked["reward"]
+    os.environ["NANO_OPENENV_DATA"] = address
+
+
+def text_field(action, named, url):
+    """The action's one text field, by its JSON schema: the one that was named, or is needed, or is
+    there. ValueError: none, several, or another is needed beside it."""
+    fields = field(action, "properties", dict, url)
+    texts = {name for name in fields if field(fields, name, dict, url).get("type") == "string"}
+    needed = {*action.get("required", ())}
+    found = texts & {named} if named else texts & needed or texts
+    if len(found) != 1 or needed - found:
+        raise ValueError(f"openenv: {url}: an action has the fields {', '.join(fields)}, of which "
+                         f"{', '.join(texts) or 'none'} are texts; expected one text field and no "
+                         "other that is required; of several name one: ?field=NAME")
+    return found.pop()
+
+
+def family(task_id):
+    return "seeds"
+
+
+def exact_success(task_id, player, horizon=HORIZON):
+    """Not known: there are no built-in players."""
+    return math.nan
+
+
+def read(answer, kind):
+    """A server's answer to a reset or a step -> (observation, reward or None, done, valid: was it
+    taken? False if the server finds the action's text wrong and nothing else). EnvError."""
+    told, data = field(answer, "type", str, URL), field(answer, "data", dict, URL)
+    if (told, kind, data.get("code")) == ("error", "step", "VALIDATION_ERROR"):
+        wrong = field(data, "errors", list, URL)
+        if wrong and all(type(e) is dict and e.get("loc") == [FIELD] for e in wrong):
+            return f"Refused: {brief(wrong[0].get('msg'))}", None, False, False
+    if told == "error":
+        raise EnvError(f"{URL}: {brief(data.get('code'))}: {brief(data.get('message'))}")
+    if told != "observation":
+        raise EnvError(f"{URL}: {kind} was answered by {brief(answer)}")
+    reward = data.get("reward", "no reward")
+    if reward is not None:
+        reward = int(reward) if type(reward) is bool else reward
+        reward = field({"reward": reward}, "reward", float, URL)
+    text = {"observation": text_of(field(data, "observation", dict, URL))}
+    return field(text, "observation", str, URL), reward, field(data, "done", bool, URL), True
+
+
+def text_of(observation):
+    """What the agent reads: the only field, if that is a text, else all of them as JSON. Those
+    that are null and `metadata` are not shown."""
+    shown = {name: value for name, value in observation.items()
+             if value is not None and name != "metadata"}
+    (only, *others) = shown.values() or [None]
+    return only if type(only) is str and not others else json.dumps(shown, ensure_ascii=False)
+
+
+class Env(envs.Base):
+    """An episode has a session, a WebSocket, of its own: one that has waited may be gone. EnvError:
+    the server is full, closes, fails, is silent, or sends what is no answer."""
+    socket = None
+
+    def __init__(self):
+        if not URL:
+            raise RuntimeError("openenv: no server was named; give one, --data ws://HOST:PORT")
+        self.held = ExitStack()         # holds the socket while it is open
+
+    def start(self, task_id):
+        self.close()
+        self.score = 0.0
+        try:
+            self.socket = self.held.enter_context(connect(
+                URL, ping_interval=None, close_timeout=CLOSING, proxy=None, max_size=MAX_ANSWER))
+        except (OSError, WebSocketException) as error:
+            raise EnvError(f"{URL}: {type(error).__name__}: {brief(str(error))}") from None
+        observation, _, done, _ = self.ask("reset", {"seed": task_id})
+        if done:
+            raise EnvError(f"{URL}: seed {task_id} is over before its first action")
+        return observation
+
+    def act(self, action):
+        before = self.score
+        observation, reward, done, valid = self.ask("step", {FIELD: action})
+        if reward is not None:
+            self.score = round(reward + before * (REWARD == "sum"), 12)     # 10 x 0.1 is 1
+        if done:
+            self.close()            # another session may wait for the place
+        info = {"success": self.score >= SUCCESS, "valid": valid, "score": self.score}
+        return observation, round(self.score - before, 12), done, info
+
+    def ask(self, kind, data):
+        """Send once -> what is `read` of the answer."""
+        try:
+            with suppress(ConnectionClosed):        # it may have said why, unasked
+                self.socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(self.socket.recv(TIMEOUT), parse_constant=int)    # NaN: no answer
+        except (OSError, WebSocketException, ValueError, RecursionError) as error:
+            raise EnvError(f"{URL}: {type(error).__name__}: {brief(str(error))}") from None
+        return read(answer, kind)
+
+    def expert(self, rng=None):
+        raise ValueError("openenv: there is no built-in player of a server's tasks; give a policy, "
+                         "--model FOLDER_OR_HUB_ID")
+
+    random_action = expert
+
+    def close(self):
+        """End the session, and wait until the server has ended it: then its place is free."""
+        if self.socket:
+            with suppress(OSError, WebSocketException):
+                self.socket.send(json.dumps({"type": "close"}))
+                self.socket.recv(CLOSING)       # there is no answer: it closes
+            self.held.close()
+            self.socket = None
+
+
+if os.environ.get("NANO_OPENENV_DATA"):     # set by the user, or by `use` in the process before
+    use(os.environ["NANO_OPENENV_DATA"])
