@@ -153,6 +153,7 @@ def test_ask_triviaqa_describes_one_thing_only():
         described = [x for x in encyclopedia().things if x.noun == thing.noun
                      and all(x.facts.get(name) == thing.facts[name] for name in (one, two))]
         assert described == [thing] and question.golds[0] == thing.name
+        assert not any({(thing, one), (thing, two)} <= {*p.facts} for p in encyclopedia().passages)
 
 
 # ---- the search ---------------------------------------------------------------------------------
