@@ -59,7 +59,8 @@ class Base:
         if self.done is not False:
             problem = "the episode is over; reset first" if self.done else "call reset first"
             raise ValueError(f"{self.module.NAME}: {problem}")
-        observation, reward, self.done, info = self.act(action)
+        action = action.encode(errors="replace").decode()   # half a surrogate pair: no tokenizer
+        observation, reward, self.done, info = self.act(action)         # takes it once echoed
         return observation, reward, self.done, info
 
     def close(self):

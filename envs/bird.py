@@ -23,7 +23,8 @@ questions. No query of TEST is one of TRAIN, and half of TEST, every other round
 about four databases that TRAIN never does. On TEST the random player, who reads a table, solves
 0.2% and the expert, who knows the reference, all.
 
-With `--data FOLDER` TEST is BIRD's dev.json, TRAIN its train.json or, without it, our own.
+With `--data FOLDER` TEST is BIRD's dev.json, TRAIN its train.json or, without it, our own; AgentGym
+numbers both files in a row, so that its ids are ours only with both.
 
     NANO_BIRD_EVIDENCE=1    BIRD's hint stands below the question; AgentGym leaves it out
     NANO_BIRD_TRIES=3       three tries, each told that it was wrong
@@ -222,10 +223,11 @@ LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000, sqlite3.SQLITE_LIMIT_SQL_LENGT
           sqlite3.SQLITE_LIMIT_ATTACHED: 0}
 MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
        sqlite3.SQLITE_RECURSIVE}
-MAY_NOT = "load_extension", "fts3_tokenizer"        # functions that reach outside
+MAY_NOT = ("load_extension", "fts3_tokenizer",      # functions that reach outside
+           *(() if DATA else ("printf", "format")))         # and, of no use here, fill the memory
 # What Python and SQLite say to a text that is not one whole statement: it costs no try.
 NO_SQL = re.compile("syntax error|incomplete input|unrecognized token|one statement|no statement|"
-                    "null character|surrogates|too large")
+                    "null character|too large")
 
 
 @functools.lru_cache(maxsize=100)

@@ -27,14 +27,20 @@ A text that begins with "=" is a formula, wherever it is written: + - * / ( ), n
 ranges in A1 notation, SUM AVERAGE COUNT MAX MIN MINUS PRODUCT. It follows what it refers to when
 rows or columns come, go or are sorted. One that refers to itself shows #REF!. The grid has 200 rows
 and 26 columns; a change after which formulas would read over 50,000 cells is refused, as are texts
-over 200 characters; a number beyond 10 ** 15 is a text. filter_cells takes texts with | between,
-^ before and $ behind, no other regular expression: these can run for hours. Merged cells each hold
-the value of the first. The one sheet there is cannot be deleted, as in Google's. Nothing is
-evaluated by Python.
+over 200 characters and sheets over 30,000; a number beyond 10 ** 15 is a text. filter_cells takes
+texts with | between, ^ before and $ behind, no other regular expression: these can run for hours.
+Merged cells show the first of them, also after it has changed; where a range spans several rows,
+they are not sorted. The one sheet there is cannot be deleted, as in Google's. Nothing is evaluated
+by Python.
 
 Your own tables: with `--data FOLDER` of the scripts the tasks are those of its file tasks.jsonl, a
 line {"goal": text, "sheet": "Stock.csv", "wanted": "after.csv"} each (`read_tasks`). What the
-formulas of after.csv show is what is wanted.
+formulas of after.csv show is what is wanted. Or AgentGym's 20 tasks, where FOLDER is
+agentenv-tool/Toolusage of its repository: they are TEST then, under its ids, and TRAIN is ours. The
+expert knows the wanted sheet, not the way that AgentGym has in mind. The original compares texts,
+so that 85 is not its 85.0, and its regular expressions in filter_cells are not ours.
+
+    NANO_SHEET_GAIN=1   the reward is info["gain"], for RL: its spread between tries is larger
 
 Eleven families over eight kinds of tables (parts/sheet_tasks.py), two to three wordings each, with
 asides and closing words drawn: 4,000 further tasks have 3,996 distinct goals. TRAIN has 2,000
@@ -43,21 +49,22 @@ tasks, TEST 200, about two kinds of tables that TRAIN never has. A random player
 """
 import copy
 import functools
-import json
 import os
 import random
 import re
 from types import SimpleNamespace
 
-from envs.parts import sheet_tasks, tools
+from envs.parts import sheet_tasks, tools, toolusage
 from envs.parts.grid import (COLUMNS, OPERATORS, ROWS, Grid, Evaluation, entry, inside, label,
                              matching, place, read_csv, share, shown, two_dimensional, whole)
 from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "sheet", 15, 1.0
-FAMILIES = tuple(sheet_tasks.KINDS)
-TEST, TRAIN = range(200), range(200, 2200)
+FAMILIES = KINDS = tuple(sheet_tasks.KINDS)
+TEST = HELD_OUT = range(200)
+TRAIN = range(200, 2200)
 ORIGINAL = range(20)        # the ids that AgentGym's server has, too; its tasks are others
+GAIN = os.environ.get("NANO_SHEET_GAIN") == "1"
 TINY = dict(families="statistic", horizons=(6,), max_context=1280, max_turn_tokens=64)
 PROMPT = """You work on a sheet with tools. Open the sheet that the goal names, change what the goal
 asks for and nothing else, then call finish. Each turn, call one tool:
@@ -79,13 +86,13 @@ An example: update_cell with Action Input: {"position": "D2", "value": "=SUM(B2:
 
 
 def family(task_id):
-    return "own" if OWN else FAMILIES[task_id % len(FAMILIES)]
+    return FAMILIES[0] if task_id < len(OWN) else KINDS[task_id % len(KINDS)]
 
 
 def task(task_id):
-    make = functools.partial(sheet_tasks.Task, task_id in TEST)
-    return OWN[task_id] if OWN else tools.task_of(make, sheet_tasks.KINDS[family(task_id)],
-                                                   task_id)
+    make = functools.partial(sheet_tasks.Task, task_id in HELD_OUT)
+    return OWN[task_id] if task_id < len(OWN) else tools.task_of(
+        make, sheet_tasks.KINDS[family(task_id)], task_id)
 
 
 def fingerprint(task_id):
@@ -102,48 +109,52 @@ def read_tasks(folder):
     """The tasks of a folder: goal, sheet and wanted sheet of each line of its tasks.jsonl.
     ValueError: file, line and field that are wrong."""
     path, found = os.path.join(folder, "tasks.jsonl"), []
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [*file]
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ValueError(f"{path}: {problem}; a line of JSON for each task is expected") from None
-    for n, line in enumerate(lines, 1):
-        try:
-            item = json.loads(line)
-        except ValueError as problem:
-            raise ValueError(f"{path}, line {n}: {problem}; a JSON object is expected") from None
+    for where, item in toolusage.read_lines(path):
         for field in ("goal", "sheet", "wanted"):
             if type(item) is not dict or type(item.get(field)) is not str or not item[field]:
-                raise ValueError(f"{path}, line {n}: {field} is missing or no text; expected are "
-                                 "goal, and sheet and wanted, the names of csv files")
+                raise ValueError(f"{where}: {field} is missing or no text; expected are goal, and "
+                                 "sheet and wanted, the names of csv files")
         rows, after = (read_csv(os.path.join(folder, item[x])) for x in ("sheet", "wanted"))
-        try:
-            _, wanted = Grid(rows).values(), Grid(after).values()       # what formulas show
-        except Refused as problem:
-            raise ValueError(f"{path}, line {n}: {problem}; use fewer formulas") from None
-        if len(wanted) < 2:
-            raise ValueError(f"{path}, line {n}: {item['wanted']} shows {len(wanted)} rows; 2 or "
-                             "more are needed, as a whole sheet cannot be deleted")
-        own = SimpleNamespace(goal=item["goal"], name=os.path.splitext(item["sheet"])[0], rows=rows,
-                              answer=wanted, notes={})
+        own = own_task(where, item["goal"], os.path.splitext(item["sheet"])[0], rows, after)
         if own.name not in own.goal:
-            raise ValueError(f"{path}, line {n}: goal does not name the sheet, {own.name!r}; the "
-                             "agent must know which one to open")
-        own.steps = functools.partial(sheet_tasks.begin, t=own)
+            raise ValueError(f"{where}: goal does not name the sheet, {own.name!r}; the agent must "
+                             "know which one to open")
         found.append(own)
     if len(found) < 2:
         raise ValueError(f"{path} has {len(found)} tasks; 2 are needed, one of them for TEST")
     return found
 
 
+def own_task(where, goal, name, rows, answer, notes=(), merged=(), frozen=0):
+    """A task that is not made here. ValueError: its sheets are too large, or the wanted one too
+    small; where: file and line."""
+    try:
+        _, wanted = Grid(rows, notes, merged).values(), Grid(answer).values()   # what formulas show
+    except Refused as problem:
+        raise ValueError(f"{where}: {problem}; make it smaller, with fewer formulas") from None
+    if len(wanted) < 2:
+        raise ValueError(f"{where}: the wanted sheet shows {len(wanted)} rows; 2 or more are "
+                         "needed, as a whole sheet cannot be deleted")
+    own = SimpleNamespace(goal=goal, name=name, rows=rows, answer=wanted, notes=notes,
+                          merged=merged, frozen=frozen)
+    own.steps = functools.partial(sheet_tasks.begin, t=own)
+    return own
+
+
 def use(folder):
     """Play, from here on and in the processes started from here, the tasks of this folder: the last
-    tenth is TEST."""
+    tenth of your own is TEST, or all that are AgentGym's."""
     global OWN, TRAIN, TEST, FAMILIES, ORIGINAL
-    OWN, FAMILIES = read_tasks(folder), ("own",)
+    if os.path.exists(os.path.join(folder, "data", "sheet.jsonl")):
+        OWN = [own_task(f"{folder}: task {n}", **fields)
+               for n, fields in enumerate(toolusage.read_sheets(folder))]
+        FAMILIES, TRAIN = ("agentgym", *KINDS), range(200, 2200)
+        TEST = ORIGINAL = range(len(OWN))
+    else:
+        OWN, FAMILIES = read_tasks(folder), ("own",)
+        first = len(OWN) - max(1, len(OWN) // 10)
+        TRAIN, TEST, ORIGINAL = range(first), range(first, len(OWN)), range(0)
     os.environ["NANO_SHEET_DATA"] = os.path.abspath(folder)
-    first = len(OWN) - max(1, len(OWN) // 10)
-    TRAIN, TEST, ORIGINAL = range(first), range(first, len(OWN)), range(0)
 
 
 # ---- the tools ----------------------------------------------------------------------------------
@@ -170,12 +181,17 @@ def formula_of(operator, start_position, end_position, position_list):
     return f"={operator}({','.join(position_list)})"
 
 
+def sheet_of(task):
+    """The task's sheet, as it is at first."""
+    return Grid(task.rows, task.notes, task.merged, task.frozen)
+
+
 def planned(task, say):
     """[(state before, thought, tool, arguments), ...] of the steps from the beginning to finish,
     played on a sheet of their own."""
     twin, plan, result = Env(), [], None
     twin.task, twin.results, twin.opened = task, {}, False
-    twin.grid = Grid(task.rows, task.notes)
+    twin.grid = sheet_of(task)
     steps = task.steps(say)
     try:
         while True:
@@ -214,6 +230,9 @@ def repair(task, grid):
     wrong = [n for n, row in enumerate(wanted) if share(shows[n:n + 1], [row]) < 1]
     if not wrong:
         return "finish", {}
+    if any(len({value for row in wanted[top:bottom + 1] for value in row[left:right + 1]}) > 1
+           for top, left, bottom, right in grid.merged):
+        return "insert_rows", {"values_list": wanted, "row_idx": 1}     # the rest goes next
     top, bottom = wrong[0], wrong[-1]
     if top == 0 and bottom == len(shows) - 1:
         bottom = 0                                  # the whole sheet at once is refused
@@ -230,7 +249,7 @@ class Env(tools.Env):
 
     def start(self, task_id):
         observation = super().start(task_id)
-        self.grid, self.opened, self.plan = Grid(self.task.rows, self.task.notes), False, None
+        self.grid, self.opened, self.plan = sheet_of(self.task), False, None
         return observation
 
     def act(self, action):
@@ -240,8 +259,9 @@ class Env(tools.Env):
         if not info["valid"]:
             self.grid = before
         if done:
-            untouched = share(Grid(self.task.rows).values(), self.task.answer)
+            untouched = share(sheet_of(self.task).values(), self.task.answer)
             info["gain"] = max(0.0, (reward - untouched) / (1 - untouched or 1))
+            reward = info["gain"] if GAIN else reward
         return observation, reward, done, info
 
     @property
@@ -331,14 +351,12 @@ class Env(tools.Env):
         return self.sheet.values()
 
     def merge_cells(self, start_position: str, end_position: str):
-        """Every cell of a range gets the value of its first."""
+        """Every cell of a range shows its first from now on."""
         (top, left), (bottom, right) = place(start_position), place(end_position)
-        sheet = self.sheet
         if bottom < top or right < left:
             raise Refused("APIError: [400]: Invalid range: the end lies before the start")
-        first = Evaluation(sheet.cells).show(top, left)
-        sheet.put(top, left, [[first] * (right - left + 1)] * (bottom - top + 1))
-        return sheet.values()
+        self.sheet.merge(top, left, bottom, right)
+        return self.sheet.values()
 
     def update_note(self, position: str, content: str):
         entry(content)              # a note is as short as a cell
@@ -371,11 +389,12 @@ class Env(tools.Env):
 
     def state(self):
         """What the expert's steps depend on."""
-        return self.opened, self.grid.values(), self.grid.frozen
+        return self.opened, self.grid.values(), self.grid.frozen, self.grid.merged
 
     def expert(self):
         """The next of the task's steps, from where the sheet is as after one of them. Else what
-        was inserted since goes, if that is all; else the sheet is put right row by row."""
+        was inserted since goes, if that is all; else the sheet is put right row by row. Your own
+        tasks have no steps that lead to the wanted sheet, so what `repair` inserted stays."""
         rng = random.Random(self.task.goal)
 
         def say(*thoughts):
@@ -391,8 +410,8 @@ class Env(tools.Env):
             return found
         call = repair(self.task, self.grid) if self.opened else (
             "open_sheet", {"name": self.task.name})
-        for (opened, values, frozen), *_ in self.plan:
-            if (opened, frozen) == (here[0], here[2]) and (lines := inserted(here[1], values)):
+        for (opened, values, *rest), *_ in [] if self.task in OWN else self.plan:
+            if [opened, *rest] == [here[0], *here[2:]] and (lines := inserted(here[1], values)):
                 call = "delete_batch_data", lines
         return say("The sheet is not as it should be yet.", "I put this right."), \
             self.written(*call)

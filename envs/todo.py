@@ -26,15 +26,22 @@ account is then as it should be: all that was asked for, and nothing else. What 
 deleted is gone, as there: after such a mistake the expert goes on, but cannot succeed. All else it
 puts right.
 
+With `--data FOLDER` of the scripts, FOLDER being agentenv-tool/Toolusage of AgentGym's repository,
+its own 155 tasks are played, under its ids (parts/toolusage.py): the last 20 are TEST, as AgentEval
+plays 20 of them and no list is published. The expert knows the account wanted in the end.
+
 Eleven families of requests about 21 projects of 20 tasks each, two to four wordings each, with
 days, asides and closing words drawn: 2,000 further tasks have 1,987 distinct goals. TRAIN has 1,980
 tasks, TEST 220, about six projects that TRAIN never has. A random player solves 0.4% of TEST,
 `expert` all, in 5.2 turns on average and 13 at most.
 """
 import copy
+import os
+import re
 from datetime import date, datetime, timedelta
+from functools import partial
 
-from envs.parts import tools
+from envs.parts import tools, toolusage
 from envs.parts.tools import Refused
 from envs.parts.todo_words import THEMES, PLACES, ITEMS, TIPS, CITIES
 
@@ -440,13 +447,57 @@ KINDS = {"detail": detail, "first": first, "listed": listed, "count": count, "mi
          "favourite": favourite, "several": several}
 FAMILIES = tuple(KINDS)
 
+# ---- AgentGym's own tasks -----------------------------------------------------------------------
+
+OWN = []        # by `use`, in place of those made here
+
+
+def use(folder):
+    """Play, from here on and in the processes started from here, AgentGym's tasks; the last 20 are
+    TEST, as many as AgentEval plays. ValueError: the file and the field that is wrong."""
+    global OWN, TRAIN, TEST, FAMILIES, ORIGINAL
+    found = toolusage.read_todo(folder)
+    if len(found) < 2:
+        raise ValueError(f"{folder} has {len(found)} tasks of todo; 2 are needed, one for TEST")
+    for own in found:
+        own.steps = partial(steps_to_the_end, own)
+    OWN, FAMILIES, ORIGINAL = found, ("question", "change", "both"), range(len(found))
+    first = len(found) - min(20, len(found) // 2)
+    TRAIN, TEST = range(first), range(first, len(found))
+    os.environ["NANO_TODO_DATA"] = os.path.abspath(folder)
+
+
+def steps_to_the_end(t, say):
+    """Steps of a task without a way told: the expert knows the answer and the account wanted."""
+    changed = [key for before, after in zip((t.projects, t.tasks), t.wanted)
+               for key in before if before[key] != after.get(key)]
+    where = {t.tasks[key]["project"] for key in changed if key in t.tasks}
+    for project in (yield from projects(say)):
+        if project["id"] in where or not changed:
+            yield from tasks_in(say, project)
+    for key in changed:
+        if key in t.projects:
+            tool, more = "update_project", {"project_id": key, "is_favorite": str(
+                t.wanted[0][key]["is_favorite"])}
+        elif key in t.wanted[1]:
+            tool, more = "update_task", {"task_id": key, "due_date": t.wanted[1][key]["due_date"]}
+        else:
+            tool = "delete_task" if re.search("delet|remov", t.goal.lower()) else "complete_task"
+            more = {"task_id": key}
+        yield say("This is to be changed.", "Now this one."), tool, more
+    return t.answer
+
 
 def family(task_id):
+    if OWN:
+        own = OWN[task_id]
+        return "question" if own.wanted == (own.projects, own.tasks) else \
+            "change" if own.answer == "done" else "both"
     return FAMILIES[task_id % len(FAMILIES)]
 
 
 def task(task_id):
-    return tools.task_of(Task, KINDS[family(task_id)], task_id)
+    return OWN[task_id] if OWN else tools.task_of(Task, KINDS[family(task_id)], task_id)
 
 
 def fingerprint(task_id):
@@ -494,8 +545,9 @@ class Env(tools.Env):
 
     def get_task_description(self, task_id: str):
         found = self.known(self.tasks, task_id, "Task not found")
-        return {"id": task_id, "content": found["content"], "description": "\n".join(
-            f"- {key}: {value}" for key, value in found["what"].items())}
+        what = found["what"] if OWN else "\n".join(
+            f"- {key}: {value}" for key, value in found["what"].items())
+        return {"id": task_id, "content": found["content"], "description": what}
 
     def get_task_duration(self, task_id: str):
         found = self.known(self.tasks, task_id, "Task not found")
@@ -585,5 +637,9 @@ class Env(tools.Env):
         return {"project_id": rng.choice([*t.projects]), "task_id": rng.choice([*t.tasks]),
                 "is_favorite": rng.choice(["True", "False"]),
                 "due_date": str(t.today + timedelta(rng.randint(0, 9)))}[key]
+
+
+if "NANO_TODO_DATA" in os.environ:          # set by a user, or by `use` in the parent process
+    use(os.environ["NANO_TODO_DATA"])
 
 

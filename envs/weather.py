@@ -351,7 +351,7 @@ def which_city(t):
 def place(t):
     """How high a place lies, or how far it is from another."""
     (city, name, _), other, how_high = t.place(), t.others[1], t.one(True, False)
-    it = name or t.one("my city", "my home town")
+    it = name or t.one("my city", "my current city")
     if how_high:
         t.ask("number", f"How many metres above sea level is {it}?",
               f"How high does {it} lie, in metres above sea level?",

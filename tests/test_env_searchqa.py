@@ -15,11 +15,12 @@ from contextlib import contextmanager
 import pytest
 
 from envs import open_env
-from envs import searchqa
+from envs import searchqa, searchqa_small
 from envs.parts import knowledge, retrieval
 from envs.parts.knowledge import Passage, Thing, encyclopedia, relations, said
 from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
 from envs.parts.suites import COMPOSITION, suite_tasks
+from chat import make_tokenizer
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
 from players import bm25, play, printed, solved, wire
 
@@ -153,6 +154,7 @@ def test_ask_triviaqa_describes_one_thing_only():
         described = [x for x in encyclopedia().things if x.noun == thing.noun
                      and all(x.facts.get(name) == thing.facts[name] for name in (one, two))]
         assert described == [thing] and question.golds[0] == thing.name
+        assert not any({(thing, one), (thing, two)} <= {*p.facts} for p in encyclopedia().passages)
 
 
 # ---- the search ---------------------------------------------------------------------------------
@@ -480,3 +482,56 @@ def test_env_refuses_a_retriever_without_questions(own, monkeypatch):
     monkeypatch.setenv("NANO_SEARCHQA_URL", "http://127.0.0.1:9/retrieve")
     with pytest.raises(ValueError, match="NANO_SEARCHQA_URL is set, but no questions"):
         open_env("searchqa")
+
+
+# ---- searchqa_small -----------------------------------------------------------------------------
+
+def test_small_questions_are_answered_by_following_the_passages():
+    """Read here by their words, from the name that the question holds; the answer is not in it."""
+    env = searchqa_small.Env()
+    for task in [*searchqa_small.TRAIN[:100], *searchqa_small.TEST]:
+        told = env.reset(task)
+        asked = re.search(r"\b([A-Z]\w+)( born)?\?$", told)[1]
+        towns, teachers = {}, {}
+        for name, passage in env.passages.items():
+            assert passage.title == name and passage.text.startswith(f"{name} was born in ")
+            towns[name] = re.search(r"born in (\w+)\.", passage.text)[1]
+            if " is " in passage.text:
+                teachers[name] = re.search(rf"The teacher of {name} is (\w+)\.$", passage.text)[1]
+        for _ in range(told.count("teacher of")):
+            asked = teachers[asked]
+        answer = towns[asked] if told.endswith("born?") else asked
+        hops = told.count("teacher of") + told.endswith("born?")
+        turns = play(env, task)
+        assert turns[-1][0] == f"<answer> {answer} </answer>" and turns[-1][2] == 1
+        assert len(turns) == hops + 1 and searchqa_small.family(task) == FAMILIES_SMALL[hops]
+        assert answer not in told.split()
+
+
+FAMILIES_SMALL = {1: "one hop", 2: "two hops"}
+
+
+@pytest.mark.parametrize("query, title", [
+    ("Otis", "Otis"), ("the town of Otis and Ines", "Otis"), ("otis", None), ("", None),
+    ("born in Oslo", None)])
+def test_small_search_finds_the_first_name(query, title):
+    env = searchqa_small.Env()
+    env.reset(0)
+    env.passages = {name: Passage(name, f"{name} was born.") for name in ("Ines", "Otis")}
+    observation, *_ = env.step(f"<search> {query} </search>")
+    assert observation == ("<information>No passage has any of these words.</information>"
+                           if title is None else
+                           f"<information>Doc 1(Title: {title}) {title} was born.</information>")
+
+
+def test_small_names_are_one_token_wherever_they_are_copied():
+    env = searchqa_small.Env()
+    texts = [text for task in range(200) for action, observation, *_ in play(env, task)
+             for text in (action, observation)]
+    tokenizer = make_tokenizer(texts, 600)
+    for task in searchqa_small.TEST[:100]:
+        seen = tokenizer.tokenize(env.reset(task))
+        for action, observation, *_ in play(env, task):
+            copied = f"\u0120{action.split()[1]}"           # with the blank before it
+            assert copied in seen and copied in tokenizer.tokenize(action)
+            seen += tokenizer.tokenize(observation)

@@ -4,14 +4,15 @@ import copy
 import json
 import re
 import time
+import zipfile
 
 import pytest
 
 from envs import sheet
-from envs.parts import tools
+from envs.parts import tools, toolusage
 from envs.parts.grid import ROWS, Grid, Refused, matching, place, share
 from envs.sheet import Env
-from players import ask, printed
+from players import ask, play, printed, solved
 
 TABLE = [["Item", "Price", "Stock"], ["ink", 2.5, 4], ["paper", 4, 10], ["glue", 1.25, "none"]]
 
@@ -117,6 +118,27 @@ def test_sort_puts_numbers_before_texts_and_empty_cells_last():
     assert grid.notes == {(2, 0): "of a"}
     grid.sort(1, True)
     assert [row[0] for row in grid.values()] == ["h", "c", "f", "a", "e", "d", "b"]
+
+
+def test_merged_cells_show_the_first_whatever_happens_to_it():
+    """They follow it, keep what is left of them, and hold no values of their own."""
+    grid = Grid([["n", "a", "b"], ["x", 1, 2], ["y", 3, 4], ["z", 5, 6]], frozen=1)
+    grid.merge(1, 1, 2, 2)
+    assert grid.values() == [["n", "a", "b"], ["x", "1", "1"], ["y", "1", "1"], ["z", "5", "6"]]
+    grid.put(1, 1, [["=B4*2"]])
+    assert grid.values()[1:3] == [["x", "10", "10"], ["y", "10", "10"]]
+    grid.put(0, 3, [["=SUM(B2:C3)"]])
+    assert grid.values()[0][3] == "10"          # the three others are empty
+    with pytest.raises(Refused, match="sort"):
+        grid.sort(0, True)
+    grid.insert(0, [["new"]], 2)                # within the range
+    assert [row[1:3] for row in grid.values()] == [["a", "b"]] + [["10"] * 2] * 3 + [["5", "6"]]
+    grid.delete(0, {2, 3})
+    grid.delete(1, {0})
+    assert grid.values() == [["a", "b", "10"], ["10", "10", ""], ["5", "6", ""]]
+    grid.sort(0, False)                         # of one row by now: it goes with it
+    grid.put(2, 0, [[7]])
+    assert grid.values() == [["a", "b", "11"], ["5", "6", ""], ["7", "7", ""]]
 
 
 @pytest.mark.parametrize("query, found", [
@@ -239,6 +261,14 @@ def test_a_change_that_would_read_too_much_is_taken_back(env):
     assert not info["valid"] and env.grid.cells == before
 
 
+def test_a_sheet_that_shows_too_much_is_taken_back(env):
+    """44 cells of 200 characters a call, within the wire's 10,000: the fourth is over 30,000."""
+    rows = [["x" * 200] * 22] * 2
+    valid = [env.step(tools.written("insert_rows", {"values_list": rows, "row_idx": 1}))[3]["valid"]
+             for _ in range(4)]
+    assert valid == [True] * 3 + [False] and len(str(env.grid.values())) < 30_100
+
+
 # ---- tasks, reward, expert ----
 
 def test_the_reward_is_the_share_and_no_gain_is_told():
@@ -254,6 +284,17 @@ def test_the_reward_is_the_share_and_no_gain_is_told():
         _, reward, done, info = env.step("finish with Action Input: {}")
         assert (reward, done) == (left, True) and 0 <= left <= untouched < 1
         assert info == {"success": False, "valid": True, "score": left, "gain": 0.0}
+
+
+def test_gain_is_the_reward_on_request(monkeypatch):
+    """Nothing done: 0 instead of the share that was right before. All done: 1 as ever."""
+    env = Env()
+    monkeypatch.setattr(sheet, "GAIN", True)
+    env.reset(0)
+    env.step(env.expert()[1])
+    _, reward, _, info = env.step("finish with Action Input: {}")
+    assert reward == info["gain"] == 0 < info["score"] < 1
+    assert play(env, 0)[-1][2:] == (1.0, True, dict(success=True, valid=True, score=1.0, gain=1.0))
 
 
 def test_notes_are_there_to_be_read():
@@ -385,6 +426,107 @@ print(observation, reward)
         assert "['ink, red', '4'], ['all', '4.5']]" in answer and answer.endswith(" 1.0\n")
 
 
+@pytest.mark.parametrize("wanted", [
+    "a,b\n1,2\n3,5\n", "a,b\n1,2\n3,4\n5,6\n", "a,b,c\n1,2,7\n3,4,8\n", "b\n2\n4\n",
+    "a,b\n3,4\n1,2\n", "a,b\n3,4\n", "a,b,,,,,x\n1,2\n3,4\n"])
+@pytest.mark.parametrize("first", ["", "A1:B3", "A2:A3"])
+def test_expert_makes_any_sheet_of_your_own(wanted, first, tmp_path):
+    """A cell changed; a row, a column more; one less; sorted; a cell far away. Also after somebody
+    has merged cells."""
+    folder_of(tmp_path, [LINE] * 2, Stock="a,b\n1,2\n3,4\n", new=wanted)
+    env = Env()
+    env.reset(0)
+    env.task, = sheet.read_tasks(tmp_path)[:1]
+    env.grid = sheet.sheet_of(env.task)
+    sheet.OWN.append(env.task)
+    try:
+        if first:
+            ask(env, "open_sheet", name="Stock")
+            ask(env, "merge_cells", start_position=first[:2], end_position=first[3:])
+        assert solved(env, most=6)
+    finally:
+        sheet.OWN.clear()
+
+
+def workbook(path, sheets):
+    """An xlsx file as Google writes it: sheets {name: (XML in <worksheet>, XML of its comments)},
+    the texts of `SHARED`."""
+    main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    rel = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("xl/sharedStrings.xml", f"<sst {main}>" + "".join(
+            f"<si><t>{text}</t></si>" for text in SHARED) + "</sst>")
+        file.writestr("xl/workbook.xml", f'<workbook {main} xmlns:r="{rel}"><sheets>' + "".join(
+            f'<sheet name="{name}" sheetId="{n}" r:id="rId{n}"/>'
+            for n, name in enumerate(sheets)) + "</sheets></workbook>")
+        file.writestr("xl/_rels/workbook.xml.rels", "<Relationships>" + "".join(
+            f'<Relationship Id="rId{n}" Target="worksheets/sheet{n}.xml"/>'
+            for n in range(len(sheets))) + "</Relationships>")
+        for n, (body, comments) in enumerate(sheets.values()):
+            file.writestr(f"xl/worksheets/sheet{n}.xml", f"<worksheet {main}>{body}</worksheet>")
+            file.writestr(f"xl/worksheets/_rels/sheet{n}.xml.rels", "<Relationships><Relationship "
+                          f'Id="rId1" Target="../comments{n}.xml"/></Relationships>')
+            file.writestr(f"xl/comments{n}.xml", f"<comments {main}>{comments}</comments>")
+
+
+SHARED = "Name", "Group", "Score", "Ada Lee", "Bo Ek", "North"
+SHEET1 = """<sheetViews><sheetView><pane ySplit="1.0" state="frozen"/></sheetView></sheetViews>
+<sheetData><row r="1"><c r="A1" t="s"><v>0</v></c><c r="B1" t="s"><v>1</v></c>
+<c r="C1" t="s"><v>2</v></c></row>
+<row r="2"><c r="A2" t="s"><v>3</v></c><c r="B2" t="s"><v>5</v></c><c r="C2"><v>40.5</v></c></row>
+<row r="3"><c r="A3" t="s"><v>4</v></c><c r="B3" s="7"/><c r="C3"><f>40+2</f><v>42.0</v></c></row>
+<row r="9"><c r="ZZ900" s="2"/></row></sheetData>
+<mergeCells><mergeCell ref="B2:B3"/></mergeCells>"""
+COMMENT = '<commentList><comment ref="A2"><text><r><t>Score: </t></r><r><t>45</t></r></text>' \
+    "</comment></commentList>"
+
+
+def original_folder(tmp_path, answer):
+    """agentenv-tool/Toolusage with two tasks about one sheet."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "toolusage/utils/sheet").mkdir(parents=True)
+    workbook(tmp_path / "toolusage/utils/sheet/Test Sheet-For Copy.xlsx",
+             {"Answer1": ("<sheetData/>", ""), "Sheet1": (SHEET1, COMMENT)})
+    line = {"id": 0, "goal": 'In "Sheet1", change the score as the note on "Ada Lee" says. ',
+            "subgoals": "Reference Action Path: ...", "additional_info": {"answer": answer}}
+    (tmp_path / "data/sheet.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
+    return tmp_path
+
+
+def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path):
+    """Rows, a frozen row, a merged range and a note of its workbook; played in a fresh process."""
+    answer = '[["Name", "Group", "Score"], ["Ada Lee", "North", "45.0"], ["Bo Ek", "North", "42"]]'
+    task, other = toolusage.read_sheets(original_folder(tmp_path, answer))
+    assert task == other == dict(
+        goal='In "Sheet1", change the score as the note on "Ada Lee" says.', name="Sheet1",
+        rows=[["Name", "Group", "Score"], ["Ada Lee", "North", "40.5"], ["Bo Ek", "", "42.0"]],
+        answer=json.loads(answer), notes={(1, 0): "Score: 45"}, merged=[(1, 1, 2, 1)], frozen=1)
+    program = f"""
+from envs import sheet
+sheet.use({str(tmp_path)!r})
+env = sheet.Env()
+for task_id in (*sheet.TEST, sheet.TRAIN[0]):
+    env.reset(task_id)
+    reward = [env.step(env.expert()[1])[1] for _ in range(4 if task_id < 2 else 1)][-1]
+    print(sheet.family(task_id), reward, env.grid.frozen)
+print(len(sheet.TRAIN), sheet.ORIGINAL, sheet.FAMILIES[:2])
+"""
+    assert printed(program) == "agentgym 1.0 1\n" * 2 + \
+        "update 0.0 0\n2000 range(0, 2) ('agentgym', 'statistic')\n"
+
+
+@pytest.mark.parametrize("broken, told", [
+    ("data/sheet.jsonl", "line 1: .*a JSON object is expected"),
+    ("toolusage/utils/sheet/Test Sheet-For Copy.xlsx", "AgentGym's workbook is expected")])
+def test_agentgyms_files_are_named_where_they_are_broken(broken, told, tmp_path):
+    folder = original_folder(tmp_path, "[]")
+    with pytest.raises(ValueError, match="the wanted sheet shows 0 rows"):
+        sheet.use(folder)
+    (folder / broken).write_text("x")
+    with pytest.raises(ValueError, match=told):
+        toolusage.read_sheets(folder)
+
+
 @pytest.mark.parametrize("lines, files, told", [
     ([LINE, "[]"], dict(Stock=STOCK, new=NEW), r"tasks.jsonl, line 2: goal is missing"),
     (['{"goal": "x", "sheet": 3}'], {}, r"line 1: sheet is missing or no text"),
@@ -394,7 +536,7 @@ print(observation, reward)
     ([LINE.replace('\\"Stock\\"', "it")], dict(Stock=STOCK, new=NEW), "does not name the sheet"),
     ([LINE], dict(Stock=STOCK, new=NEW), "has 1 tasks; 2 are needed"),
     ([LINE], dict(Stock=STOCK, new=("1," * 25 + "1\n") * 180 + "=SUM(A1:Z180)," * 12),
-     "line 1: .*would read more than 50000 cells; use fewer formulas"),
+     "line 1: .*would read more than 50000 cells; make it smaller, with fewer formulas"),
 ])
 def test_read_tasks_names_file_line_and_field(tmp_path, lines, files, told):
     with pytest.raises(ValueError, match=told):

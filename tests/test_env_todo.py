@@ -2,6 +2,7 @@
 what they change, that answer and final state both count, an expert that repairs what it can, and
 goals whose words, read by other code, mean the answers."""
 import copy
+import json
 import random
 import re
 from datetime import date, datetime, timedelta
@@ -11,7 +12,7 @@ import pytest
 from envs import todo
 from envs.parts import tools
 from envs.todo import Env
-from players import ask, play
+from players import ask, play, printed
 
 
 @pytest.fixture
@@ -162,6 +163,90 @@ def test_expert_ends_although_what_it_needs_is_gone(kind):
         env.step(tools.written("delete_task", {"task_id": task_id}))
     reward, actions = ends(env)
     assert reward == 0.0 and actions[-1].startswith("finish")
+
+
+# ---- AgentGym's own tasks ----
+
+def original_folder(tmp_path):
+    """agentenv-tool/Toolusage with an account of two projects and four tasks about it: two
+    questions, one of which changes something as well, and two requests."""
+    def entry(content, priority, due):
+        return dict(content=content, description=f"- Place: {content}\n- Tips: none",
+                    priority=priority, due_date=due, duration=45, duration_unit="minute")
+    projects = [dict(name="Home", is_favorite=False, tasks=[
+        entry("Sweep", 1, "2015-06-01"), entry("Mop", 2, "2015-06-09")]),
+        dict(name="Work", is_favorite=False, tasks=[entry("Print", 4, "2015-06-05")])]
+    lines = []
+    for goal, answer, change in (
+            ("How long is it? Answer as 'number(unit)'. ", "45(minute)", {}),
+            ("Mop is done. Which tasks are left?", ["Print", "Sweep"], {"Mop": None}),
+            ("Make Work a favourite.", "done", {"Work": {"is_favorite": True}}),
+            ("Remove Sweep, put Print off to 2015-06-30.", "done",
+             {"Sweep": None, "Print": {"due_date": "2015-06-30"}})):
+        gold = dict(projects=[], tasks=[])
+        for order, project in enumerate(projects, 1):
+            gold["projects"].append(dict(
+                order=order, color="charcoal", name=project["name"], is_favorite=False)
+                | change.get(project["name"], {}))
+            gold["tasks"] += [
+                dict(order=n, content=task["content"], is_completed=False,
+                     priority=task["priority"], due_date=task["due_date"]) | more
+                for n, task in enumerate(project["tasks"], 1)
+                if (more := change.get(task["content"], {})) is not None]
+        config = dict(current_date="2015-05-31", current_location="Ghent")
+        lines.append(json.dumps(dict(
+            id=len(lines), goal=goal, subgoals=[answer], difficulty="hard",
+            additional_info=dict(answer=gold, init_config=config, goal_type=0, tool="todo"))))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "toolusage/utils/todo").mkdir(parents=True)
+    (tmp_path / "data/todo.jsonl").write_text("\n".join(lines))
+    (tmp_path / "toolusage/utils/todo/projects.json").write_text(json.dumps(projects))
+    return tmp_path
+
+
+def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path):
+    """In a fresh process: the account, what the expert does, and that answer and account count."""
+    program = f"""
+from envs import todo
+todo.use({str(original_folder(tmp_path))!r})
+env = todo.Env()
+print(todo.TRAIN, todo.TEST, todo.ORIGINAL)
+for task_id in range(4):
+    env.reset(task_id)
+    reward = done = 0
+    while not done:
+        action = env.expert()[1]
+        _, reward, done, _ = env.step(action)
+        print(action.split()[0], end=" ")
+    env.reset(task_id)
+    alone = env.step('finish with Action Input: {{"answer": "done"}}')[1]
+    print(todo.family(task_id), reward, alone)
+print(env.get_user_current_date(), env.get_user_current_location())
+print(env.get_task_description([*env.tasks][0])["description"], env.get_projects()[1]["name"])
+"""
+    assert printed(program) == """range(0, 2) range(2, 4) range(0, 4)
+get_projects get_tasks get_tasks finish question 1.0 0.0
+get_projects get_tasks complete_task finish both 1.0 0.0
+get_projects update_project finish change 1.0 0.0
+get_projects get_tasks get_tasks delete_task update_task finish change 1.0 0.0
+2015-05-31 Ghent
+- Place: Sweep
+- Tips: none Work
+"""
+
+
+@pytest.mark.parametrize("file, old, new, told", [
+    ("data/todo.jsonl", '"subgoals"', '"goals"', "line 1: subgoals is missing"),
+    ("data/todo.jsonl", '"name": "Home"', '"name": "Hume"', "'Hume' is no project and no task"),
+    ("data/todo.jsonl", '"content": "Print"', '"content": "x"', "'x' is no project and no task"),
+    ("data/todo.jsonl", '"current_date"', '"date"', "init_config.current_date is missing"),
+    ("toolusage/utils/todo/projects.json", '"duration"', '"time"', "json: duration is missing"),
+    ("toolusage/utils/todo/projects.json", "]", "", "the account's projects are expected")])
+def test_agentgyms_files_are_named_where_they_are_broken(file, old, new, told, tmp_path):
+    path = original_folder(tmp_path) / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=told):
+        todo.use(tmp_path)
 
 
 # ---- the tasks: what their words mean, in plain loops ----

@@ -86,6 +86,7 @@ def all_envs():
     ("Action:\nadd with Action Input: {}", ("add", "{}")),
     ("add with\nAction Input: {}", ("add", "{}")),
     ("add with Action Input:", ("add", "")),
+    ('Action: add with Action Input:\n{"a": 1}', ("add", '{"a": 1}')),     # as the original's \s*
     (" with Action Input: {}", ("", "{}")),
     ("", None), ("add {}", None), ("add Action Input: {}", None),
     ("add with action input: {}", None), ("Action: add\nAction Input: {}", None),
@@ -178,6 +179,7 @@ def test_hostile_arguments_are_answered_and_change_nothing(name, tmp_path, monke
     ('spell with Action Input: {"word": ""}', "There is no word.", False),
     ("act with Action Input: {}", "ERROR | Invalid action: act.", False),       # Env's, no tool
     (f"{'x' * 999} with Action Input: {{}}", f"ERROR | Invalid action: {'x' * 80}.", False),
+    ("x\ud800 with Action Input: {}", "ERROR | Invalid action: x?.", False),    # half a pair
     ('finish with Action Input: {"answer": ["a", 1]}', "ERROR | TypeError('<' not supported "
      "between instances of 'int' and 'str')", False),
 ])

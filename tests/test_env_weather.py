@@ -7,10 +7,11 @@ from math import pi
 
 import pytest
 
-from envs import weather
+from chat import make_tokenizer
+from envs import weather, weather_small
 from envs.parts import tools
 from envs.weather import Env, cities, kilometres, weather_at
-from players import ask
+from players import ask, play
 
 OSLO = {"latitude": 59.91, "longitude": 10.75}
 
@@ -196,3 +197,34 @@ def test_goals_ask_in_words_for_what_is_answered():
             days = (days_meant(t.goal, t.today)[0] - t.today).days
             assert verb[1] in tenses[(days > 0) - (days < 0)], t.goal
     assert 0.2 < own / len(range(0, 2200, 7)) < 0.4
+
+
+# ---- weather_small ------------------------------------------------------------------------------
+
+def test_small_replies_lead_to_the_height_of_the_city_meant():
+    env = weather_small.Env()
+    for task_id in [*weather_small.TRAIN[:100], *weather_small.TEST]:
+        goal = env.reset(task_id).split("goal: ")[1].split("\n")[0]
+        name = env.get_user_current_location() if weather_small.family(task_id) == "here" else \
+            re.fullmatch(r"How high does (\w+) lie\?", goal)[1]
+        place, = ask(env, "get_latitude_longitude", name=name)["results"]
+        assert place.pop("name") == name and [*place] == ["latitude", "longitude"]
+        height, = ask(env, "get_elevation", **place)["elevation"]
+        assert all(10 <= number < 100 for number in (*place.values(), height))
+        assert ask(env, "get_elevation", latitude=0, longitude=0) == {"elevation": [0]}
+        actions = [action for action, *_ in play(env, task_id)]
+        assert actions[-1] == f'finish with Action Input: {{"answer": {height}}}'
+        assert len(actions) == 3 + (weather_small.family(task_id) == "here")
+
+
+def test_small_names_and_numbers_are_one_token_wherever_they_are_copied():
+    env = weather_small.Env()
+    texts = [text for task_id in range(400) for action, observation, *_ in play(env, task_id)
+             for text in (action, observation)]
+    tokenizer = make_tokenizer(texts, 600, weather_small.ONE_WORD)
+    for task_id in weather_small.TEST:
+        seen = tokenizer.tokenize(env.reset(task_id))
+        for action, observation, *_ in play(env, task_id):
+            copied = re.findall(r"\d+|[A-Z][a-z]+", action.partition("Input:")[2])
+            assert {*copied} <= {*seen} & {*tokenizer.tokenize(action)}
+            seen += tokenizer.tokenize(observation)

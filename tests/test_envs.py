@@ -296,7 +296,8 @@ def test_exact_success_agrees_with_play(name, policy):
 
 @pytest.mark.parametrize("name, successes, valid", [     # shares: fewer, and at least
     ("weather", 0.08, 0.6), ("movie", 0.08, 1), ("academia", 0.08, 0.4), ("bird", 0.03, 1),
-    ("webshop", 0.04, 1), ("textcraft", 0.09, 0.3), ("textcraft_small", 0.2, 0.3)])
+    ("webshop", 0.04, 1), ("textcraft", 0.09, 0.3), ("textcraft_small", 0.2, 0.3),
+    ("searchqa_small", 0.12, 1), ("weather_small", 0.12, 0.7)])
 def test_a_random_player_is_legal_and_poor(name, successes, valid):
     world, rng = importlib.import_module(f"envs.{name}"), random.Random(0)
     with new_env(world) as env:

@@ -6,7 +6,8 @@
                        WHERE ward.wing = 'north'
 
 Question and SQL come from one tree, so they cannot disagree. A query is kept only if its answer is
-neither empty nor 0, if each of its conditions changes the answer, and if no tie decides it.
+neither empty nor 0, if each of its conditions changes the answer, and if no tie decides it. Where
+rows are counted by a column, each of its values has one.
 """
 import functools
 import random
@@ -59,7 +60,7 @@ garage: maker 9 name=firm country=Sweden,Spain,Japan,France founding_year=1900-1
     car 50 >maker name=title fuel=petrol,diesel,electric power=50-400 model_year=1990-2023
     mechanic 18 name=person experience=1-30 town=town
     repair 220 >car >mechanic day=date duration=1-40 part=brake,engine,gearbox,battery
-hotel: hotel 10 name=place rating=1-5 pool=indoor,outdoor,none opening_year=1950-2020
+hotel: hotel 10 name=place rating=1-5 pool=indoor,outdoor,rooftop opening_year=1950-2020
     room 50 >hotel name=title view=sea,garden,street price=40-400 capacity=1-4
     guest 60 name=person town=town age=18-85
     stay 230 >room >guest day=date length=1-21 channel=phone,website,agency
@@ -75,7 +76,7 @@ farming: farm 10 name=place owner_age=25-80 method=organic,mixed,standard
 theatre: playwright 14 name=person country=Ireland,Poland,Chile,Egypt birth_year=1850-1990
     play 44 >playwright name=title mood=comic,tragic,satirical length=1-5 premiere_year=1880-2022
     performance 220 >play day=date attendance=10-900 hall=blue,round,studio
-fitness: studio 9 name=place area=80-900 sauna=dry,steam,none
+fitness: studio 9 name=place area=80-900 sauna=dry,steam,infrared
     trainer 30 >studio name=person sport=yoga,boxing,rowing,climbing wage=12-60
     member 60 name=person town=town age=16-80
     session 230 >trainer >member day=date duration=15-120 pulse=80-190
@@ -87,7 +88,7 @@ zoo: enclosure 10 name=place climate=tropical,polar,desert area=50-5000
     animal 50 >enclosure name=title diet=meat,plants,insects weight=1-900 age=1-40
     keeper 16 name=person experience=1-30 shift=early,late,night
     feeding 230 >animal >keeper day=date amount=1-60 food=hay,fish,fruit,grain
-airline: carrier 8 name=firm alliance=blue,orange,none staff=100-9000
+airline: carrier 8 name=firm alliance=blue,orange,white staff=100-9000
     plane 36 >carrier name=title engine=jet,propeller capacity=20-400 delivery_year=1985-2023
     pilot 28 name=person rank=junior,senior,captain age=24-64
     flight 240 >plane >pilot day=date distance=100-9000 delay=0-180
@@ -257,8 +258,8 @@ CONDITIONS = {      # (SQL, wordings); {c} the column, {v} the value, {q} the sa
 # more condition, {more}
 QUESTIONS = {       # (the columns in SQL, what follows the conditions, the thought, wordings)
     "columns": ("{c}", "", "select {c}", (
-        "List the {c} of every {one}.", "Show the {c} for each {one}.",
-        "For all {many}, give the {c}.", "I need the {c} of all {many}.",
+        "For every {one}, list the {c}.", "Show the {c} for each {one}.",
+        "For all {many}, give the {c}.", "I need the {c} for all {many}.",
         "Which are the {many}? Give the {c} of each.", "Find all {many} and report their {c}.")),
     "distinct": ("DISTINCT {c}", "", "select each {c} once", (
         "Which different values of the {c} occur among the {many}?",
@@ -485,7 +486,8 @@ def draw_query(world, rng, shape):
 
 
 def is_good(world, connection, query):
-    """Whether the answer says something, each condition matters, and no tie decides."""
+    """Whether the answer says something, each condition matters, and no tie decides, nor whether
+    empty groups are counted."""
     def rows_of(**changed):
         return connection.execute(sql_of(world, query._replace(**changed))).fetchall()
     rows, where = rows_of(), query.where
@@ -496,6 +498,8 @@ def is_good(world, connection, query):
     if query.what == "top":
         first = rows_of(columns=(query.number,), count=query.count + 1)
         return len(first) > query.count and first[-1] != first[-2]
+    if query.what == "count_by":        # no value without a row, which some would count as 0
+        return len(rows) == len(rows_of(where=()))
     if query.what == "most":
         counts = sorted(count for _, count in rows_of(what="count_by"))
         return len(counts) > 1 and counts[-1] > counts[-2]

@@ -19,6 +19,7 @@ from envs.parts import tools
 from envs.parts.tools import Refused
 
 ROWS, COLUMNS, LONGEST, MOST_READS, DEEPEST = 200, 26, 200, 50_000, 60
+MOST_SHOWN = 30_000     # characters of all cells together, with quotes, comma and blank
 OPERATORS = "SUM", "AVERAGE", "COUNT", "MAX", "MIN", "MINUS", "PRODUCT"
 PLACE = r"\$?([A-Z]{1,3})\$?([0-9]{1,7})"
 SPAN = re.compile(f"{PLACE}(?::{PLACE})?")
@@ -228,18 +229,37 @@ def follow(text, axis, new):
 
 
 class Grid:
-    """A sheet: cells[row][column] as `entry` has them, notes {(row, column): text}, frozen rows."""
+    """A sheet: cells[row][column] as `entry` has them, notes {(row, column): text}, frozen rows,
+    merged ranges [(top, left, bottom, right), ...], of which the first cell alone holds a value."""
 
-    def __init__(self, rows, notes=()):
+    def __init__(self, rows, notes=(), merged=(), frozen=0):
         self.cells = [[entry(value) for value in row] for row in rows]
-        self.notes, self.frozen = dict(notes), 0
+        self.notes, self.merged, self.frozen = dict(notes), [*merged], frozen
 
     def values(self):
-        """All that is shown, as far as something is: a list of rows of texts, equally long."""
+        """All that is shown, as far as something is: a list of rows of texts, equally long. Each
+        cell of a merged range shows the first. Refused: too much of it."""
         evaluation, used = Evaluation(self.cells), [
             (i, j) for i, row in enumerate(self.cells) for j, held in enumerate(row) if held != ""]
         height, width = (1 + max((where[axis] for where in used), default=-1) for axis in (0, 1))
-        return [[evaluation.show(i, j) for j in range(width)] for i in range(height)]
+        shows = [[evaluation.show(i, j) for j in range(width)] for i in range(height)]
+        for top, left, bottom, right in self.merged:
+            for i in range(top, min(bottom + 1, height)):
+                for j in range(left, min(right + 1, width)):
+                    shows[i][j] = shows[top][left]
+        if sum(len(text) + 4 for row in shows for text in row) > MOST_SHOWN:
+            raise Refused(f"APIError: [400]: The sheet would show over {MOST_SHOWN} characters")
+        return shows
+
+    def merge(self, top, left, bottom, right):
+        """Make one cell of a range. What overlaps it is no range any more."""
+        self.merged = [old for old in self.merged if not (
+            old[0] <= bottom and top <= old[2] and old[1] <= right and left <= old[3])]
+        for i, row in enumerate(self.cells[top:bottom + 1]):
+            first = left + (i == 0)
+            row[first:right + 1] = [""] * len(row[first:right + 1])
+        if (top, left) != (bottom, right):
+            self.merged.append((top, left, bottom, right))
 
     def put(self, row, column, values):
         """Write rows of values from this cell on."""
@@ -266,6 +286,14 @@ class Grid:
             if axis else [[] if n is None or n >= old else cells[n] for n in order]
         self.notes = {(i, new(j)) if axis else (new(i), j): text
                       for (i, j), text in self.notes.items() if new(j if axis else i) is not None}
+        ranges, self.merged = self.merged, []
+        for corners in ranges:                  # each keeps what is left of it
+            left = [at for n in range(corners[axis], corners[axis + 2] + 1)
+                    if (at := new(n)) is not None]
+            if left:
+                corners = [*corners]
+                corners[axis], corners[axis + 2] = left[0], left[-1]
+                self.merged.append(tuple(corners))
 
     def size(self, axis):
         """How many rows (axis 0) or columns (1) it holds, empty ones at the end included."""
@@ -287,8 +315,11 @@ class Grid:
 
     def sort(self, column, descending):
         """Sort the rows below the frozen ones: numbers, then texts, or the other way round; empty
-        cells come last. What a formula says of its row goes with it."""
+        cells come last. What a formula says of its row goes with it. Refused: a merged range would
+        be torn apart."""
         shows, first = Evaluation(self.cells), min(self.frozen, len(self.cells))
+        if any(top < bottom >= first for top, _, bottom, _ in self.merged):
+            raise Refused("APIError: [400]: You can't sort a range with merged rows")
 
         def key(n):
             value = entry(shows.show(n, column))
@@ -296,12 +327,14 @@ class Grid:
         rows = range(first, len(self.cells))
         filled = [n for n in rows if shows.show(n, column) != ""]
         order = sorted(filled, key=key, reverse=descending) + [n for n in rows if n not in filled]
-        kept, notes = list(self.cells), self.notes
+        kept, notes, ranges = list(self.cells), self.notes, self.merged
         self.notes = {where: text for where, text in notes.items() if where[0] < first}
+        self.merged = [corners for corners in ranges if not first <= corners[0] < len(kept)]
         for new, n in enumerate(order, first):
             self.cells[new] = [follow(held, 0, functools.partial(operator.add, new - n))
                                if is_formula(held) else held for held in kept[n]]
             self.notes |= {(new, j): text for (i, j), text in notes.items() if i == n}
+            self.merged += [(new, left, new, right) for i, left, _, right in ranges if i == n]
 
 
 def whole(value):

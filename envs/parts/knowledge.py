@@ -231,7 +231,7 @@ class Thing:
     also: tuple = ()            # other correct answers: a person's name in full
     facts: dict = field(default_factory=dict)       # {name of a relation: Thing or text}
     shared: bool = False        # whether another thing has the same name
-    brief: bool = False         # whether one passage says it all
+    parts: tuple = ()           # the names of the facts in each of its passages, one or two
 
     @property
     def title(self):
@@ -440,18 +440,19 @@ def make_passages(rng, thing, near):
     names, remarks = list(thing.facts), REMARKS[GROUPS.get(thing.kind, "work")].split("|")
     rng.shuffle(names)
     rng.shuffle(remarks)
-    thing.brief = len(names) < 3 or rng.random() < 0.45
-    half = len(names) if thing.brief else -(-len(names) // 2)
+    brief = len(names) < 3 or rng.random() < 0.45
+    half = len(names) if brief else -(-len(names) // 2)
+    thing.parts = tuple(filter(None, (names[:half], names[half:])))
     full, was = rng.choice((thing.name, *thing.also)), "was" if thing.kind == "person" else "is"
     openings = iter((
         rng.choice((f"{full} {was} a {thing.noun}.",
                     f"this page is about the {thing.noun} {full}.")),
         rng.choice((f"there is more to tell about {thing.mention}.",
                     f"much has been written about {thing.mention}."))))
-    for part in filter(None, (names[:half], names[half:])):
+    for part in thing.parts:
         rest = [*sentences(rng, thing, part)]
         rest += [f"the {thing.noun} {' '.join(remarks.pop().split())}."
-                 for _ in range(rng.randrange(0 if thing.brief else 1, 4))]
+                 for _ in range(rng.randrange(0 if brief else 1, 4))]
         other = rng.choice(near)
         if rng.random() < 0.4 and other is not thing:
             rest.append(f"the {thing.noun} {rng.choice(BESIDE).format(y=other.mention)}.")
@@ -587,17 +588,18 @@ def ask_nq(rng, split):
 
 def ask_popqa(rng, split):
     """One fact of a thing that is hardly known: a single passage has it."""
-    thing = draw_thing(rng, split, lambda thing: thing.brief)
+    thing = draw_thing(rng, split, lambda thing: len(thing.parts) == 1)
     names = rng.choice([*thing.facts]),
     return Question(sentence(what_is(rng, thing, names)), golds_of(walk(thing, names)[0]),
                     ((thing, names),))
 
 
 def ask_triviaqa(rng, split):
-    """Two facts are told; what or who is it? Only one thing has both."""
+    """Two facts are told; what or who is it? Only one thing has both. No passage does, so that the
+    first one found for the question often is about another."""
     while True:
-        thing = draw_thing(rng, split, lambda thing: len(thing.facts) > 1)
-        names = rng.sample([*thing.facts], 2)
+        thing = draw_thing(rng, split, lambda thing: len(thing.parts) == 2)
+        names = [rng.choice(part) for part in thing.parts]
         if sum(all(other.facts.get(name) == thing.facts[name] for name in names)
                for other in encyclopedia().by_kind[thing.kind] if other.noun == thing.noun) == 1:
             first, second = (rng.choice(relations()[thing.kind][name].verbs).format(

@@ -62,6 +62,7 @@ CLOSINGS = ("", "", "Leave everything else as it is.", "Thank you.", "Change not
 class Task(tools.Draw):
     """The chances of one task and its table. header and table, rows of texts and numbers, are those
     to begin with; rows, with the header, and notes are on the sheet."""
+    merged, frozen = (), 0
 
     def __init__(self, held_out, task_id, attempt):
         super().__init__("sheet", task_id, attempt)

@@ -69,12 +69,12 @@ class Refused(Exception):
 def parse(reply):
     """(name, text of the arguments) of the last line of a reply, or None: not understood."""
     before, found, arguments = reply.strip().rpartition("Action Input:")
-    before = before.rstrip()
+    before, arguments = before.rstrip(), arguments.strip()      # they may stand on the next line
     if not found or not before.endswith("with") or "Action Input:" in before or "\n" in arguments:
         return None
     line = before.removesuffix("with").rstrip().rpartition("\n")[2]
     start, action, name = line.partition("Action:")
-    return (name if action else start).strip(), arguments.strip()
+    return (name if action else start).strip(), arguments
 
 
 def read_arguments(text):
