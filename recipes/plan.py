@@ -39,8 +39,8 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
     with torch.device("meta"):
         position, flash = torch.arange(tokens), torch.ops.aten._scaled_dot_product_flash_attention
         model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
-    layout = SimpleNamespace(memory=None, views={}, view=lambda *_: lambda layer, *qkv: (
-        flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)))
+    layout = SimpleNamespace(memory=None, views={}, view=lambda *_: (lambda _, layer, *qkv: (
+        flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)),))
     if any("experts" in name for name, _ in model.named_modules()):
         model.bfloat16()                # experts on the meta device take nothing else
     if checkpointing:

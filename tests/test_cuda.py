@@ -16,8 +16,8 @@ from torch.nn.attention.varlen import varlen_attn
 
 import engine as engine_module
 import parallel
-from engine import (PAGE_SIZES, DecodeGraph, Engine, Flash, choose_kernel, flash_function, forward,
-                    equip, sample)
+from engine import (PAGE_SIZES, DecodeGraph, Engine, Flash, choose_kernel, equip, flash_function,
+                    sample)
 from fakes import token_logprobs, twins
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
@@ -134,11 +134,9 @@ def varlen(*args, **kwargs):
 class Recorded(DecodeGraph):
     """A graph without CUDA: a replay computes from the same addresses into the same address."""
 
-    def __init__(self, model, token_ids, layout, first):
-        self.token_ids, self.layout, self.first = token_ids, layout, first
-        self.logits = forward(model, token_ids, layout)
-        self.graph = types.SimpleNamespace(
-            replay=lambda: self.logits.copy_(forward(model, token_ids, layout)))
+    def __init__(self, step, inputs, first):
+        self.inputs, self.first, self.logits = inputs, first, step(inputs)
+        self.graph = types.SimpleNamespace(replay=lambda: self.logits.copy_(step(inputs)))
 
 
 @pytest.fixture(params=["flash2", "varlen"])
@@ -192,7 +190,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
         for sequence in active:
             engine.active.remove(sequence)
     if graphs:                                             # padded to the same 8 rows, 14 pages
-        assert [*engine.graphs] == [8] and engine.graphs[8].layout.table.shape == (8, 14)
+        assert [*engine.graphs] == [8] and engine.graphs[8].inputs.shape == (8, 2 + 14)
 
 
 def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kernel):
@@ -210,7 +208,7 @@ def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kerne
     assert made == [[32], [32, 8], [32, 8, 16], [32, 8, 16], [32, 8, 16]]
     first, *others = engine.graphs.values()
     assert first.first is None and all(graph.first is first for graph in others)
-    assert {graph.layout.table.shape[1] for graph in engine.graphs.values()} == {3}
+    assert {graph.inputs.shape[1] for graph in engine.graphs.values()} == {2 + 3}
 
 
 @pytest.mark.parametrize("name", ["Mistral", "OLMo 3"])
@@ -257,8 +255,8 @@ def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
-    bounds = [Flash("varlen", lengths, "cpu", None, None, None).view(window, 2).args[0]
-              for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
+    bounds = [Flash("varlen", sum(lengths), max(lengths), None, torch.tensor(lengths), None, None)
+              .view(window, 2)[1] for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 

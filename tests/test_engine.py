@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import engine as engine_module
 from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
-                    graph_shape, load_policy, longest_text, page_runs, prefill_parts, sample,
+                    load_policy, longest_text, page_runs, prefill_parts, sample, step_inputs,
                     walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from chat import Agent
@@ -691,16 +691,14 @@ def test_start_takes_the_lowest_free_row():
         assert [engine.start().row for _ in range(3)] == [1, 3, 4]
 
 
-def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
+def test_step_inputs_pads_to_powers_of_two_with_rows_of_one_spare_token():
     """Three rows become 8, the least that a graph is made for; nine become 16, sixteen stay 16. The
     pages are numbered from 0 to 9, so 10 is the spare one; a sequence has at most 5."""
     table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
     pages = Pages(count=10, page_size=4, rows=3, width=5)
-    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 3,
-                                      pages)
-    assert ids.tolist() == [11, 12, 13] + 5 * [0] and starts.tolist() == [9, 5, 1] + 5 * [0]
-    assert padded.shape == (8, 5) and (padded[:3, :3] == table).all()
-    assert (padded[3:] == 10).all() and (padded[:, 3:] == 10).all()
+    given = torch.tensor([11, 12, 13]), table, np.array([9, 5, 1])
+    assert step_inputs(*given, 3, pages).tolist() == [
+        [11, 9, 4, 5, 6, 10, 10], [12, 5, 7, 8, 10, 10, 10], [13, 1, 9, 10, 10, 10, 10],
+        *([[0, 0, 10, 10, 10, 10, 10]] * 5)]
     for rows, wanted in ((8, 8), (9, 16), (16, 16), (17, 32)):
-        ids, again, starts = graph_shape(torch.arange(3), table, np.array([9, 5, 1]), rows, pages)
-        assert len(ids) == len(starts) == wanted and again.shape == (wanted, 5)
+        assert step_inputs(*given, rows, pages).shape == (wanted, 7)
