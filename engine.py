@@ -814,7 +814,10 @@ def _head(model, hidden, targets, temperature, entropy):
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
     logits = type(model).forward(headed).logits[0].float()
     logits[..., model.known_ids:] = NEVER
-    logprobs = torch.log_softmax(logits / temperature, -1)
+    if temperature != 1:
+        logits = logits / temperature
+    logprobs = torch.log_softmax(logits, -1)
+    del logits                        # each is a GB or more of a chunk: see plan.py
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     logp = logprobs.detach() if entropy == "watched" else logprobs
     return torch.stack([chosen, -(logp.exp() * logp).sum(-1)]) if entropy else chosen
