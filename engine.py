@@ -150,28 +150,29 @@ def equip(model, attention="auto", dtype=None):
     if model.compute_dtype != torch.float32:
         model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
     for module in model.modules():
-        if words_of(type(module).forward) == words_of(LlamaRMSNorm.forward):
+        if repeats(type(module).forward, LlamaRMSNorm.forward):
             module.forward = types.MethodType(rms_norm, module)
     theirs = vars(sys.modules[type(model).__module__])
-    if words_of(theirs.get("apply_rotary_pos_emb", equip)) == words_of(apply_rotary_pos_emb):
+    if repeats(theirs.get("apply_rotary_pos_emb", equip), apply_rotary_pos_emb):
         theirs["apply_rotary_pos_emb"] = rotated
     return model
 
 
-def words_of(function):
-    """Equal for functions of equal code: most models of transformers repeat Llama's."""
-    return function.__code__.co_code, function.__code__.co_names
+def repeats(function, llamas):
+    """Whether a function says what Llama's says, word for word, as in most models."""
+    f, g = function.__code__, llamas.__code__
+    return (f.co_code, f.co_names) == (g.co_code, g.co_names)
 
 
 def rms_norm(norm, x):
-    """LlamaRMSNorm's forward, on CUDA one kernel in place of 8. In float32 it gives the same; in 16
-    bit it rounds once, theirs twice."""
+    """LlamaRMSNorm's forward, on CUDA one kernel in place of 8. Equal in float32; in 16 bit it is
+    rounded once, theirs twice."""
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def rotated(query, key, cos, sin, unsqueeze_dim=1):
-    """Llama's apply_rotary_pos_emb of query (1, H, T, D) and key (1, KH, T, D) at once: 6 kernels in
-    place of 10. It gives the same, so that other models of its module may have it, too."""
+    """Llama's apply_rotary_pos_emb, query (1, H, T, D) and key (1, KH, T, D) at once: 7 kernels in
+    place of 10. To the bit the same, so it may serve all models of a module."""
     both = torch.cat([query, key], 1)
     both = both * cos.unsqueeze(1) + rotate_half(both) * sin.unsqueeze(1)
     return both.split([query.shape[1], key.shape[1]], 1)
@@ -239,8 +240,7 @@ AttentionInterface.register(OURS, attend)
 #   view(window, G)           -> (function, *what it needs), for all layers with this window; called
 #                             with (layout, *that, layer, query (T, H, D), key (T, KH, D), value,
 #                             scale) -> (T, H, D)
-#   views                     {window: that}; nothing in it names the layout: a cycle would keep the
-#                             memory of pages until Python looks for cycles
+#   views                     {window: that}; not bound to the layout, as a cycle outlives its use
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
@@ -276,8 +276,8 @@ class Packed:
     def __init__(self, lengths, device, memory=None, table=None):
         lengths, (row, position) = np.asarray(lengths), places(lengths)
         self.memory, self.position, self.views = memory, upload(position, device), {}
-        self.slots = memory and memory.slots(upload(table, device), upload(row, device),
-                                             self.position)
+        self.slots = memory and memory.slots(
+            upload(table, device), upload(row, device), self.position)
         # torch's attention wants padding, so sequences of similar length share a padded bucket
         self.buckets, order = [], np.argsort(-lengths, kind="stable")
         first = lengths.cumsum() - lengths                 # token of each sequence
@@ -593,8 +593,8 @@ class Engine:
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
                  width=None):
         self.model, self.device, self.kernel = model, model.device, model.kernel
-        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: DecodeGraph}
-        self.pages = Pages(pages, page_size, rows, width or pages)     # graph_shape needs one more
+        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: recorded}
+        self.pages = Pages(pages, page_size, rows, width or pages)     # step_inputs needs one more
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
         self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
@@ -678,14 +678,17 @@ class Engine:
                              Decode(np.ones(len(starts), int), self.memory, table, starts))
             torch.set_num_threads(before)
             return logits
-        rows = self.rows if self.graphs == {} else len(starts)      # the first graph: all rows
+        rows = self.rows if self.graphs == {} else len(starts)     # the first graph has all rows
         inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
         if self.graphs is None:
             return self._step(inputs)[:len(starts)]
         if len(inputs) not in self.graphs:
-            first = next(iter(self.graphs.values()), None)
-            self.graphs[len(inputs)] = DecodeGraph(self._step, inputs, first)
-        return self.graphs[len(inputs)].replay(inputs)[:len(starts)]
+            pools = [graph.pool() for _, graph, _ in self.graphs.values()]
+            self.graphs[len(inputs)] = recorded(self._step, inputs, *pools[:1])
+        given, graph, logits = self.graphs[len(inputs)]
+        given.copy_(inputs)
+        graph.replay()
+        return logits[:len(starts)]            # the next replay overwrites them
 
     def _step(self, inputs):
         """What `step_inputs` made, on the GPU -> (rows, V) logits; nothing else is sent there."""
@@ -729,22 +732,15 @@ def step_inputs(token_ids, table, starts, rows, pages):
     return inputs
 
 
-class DecodeGraph:
-    """One decode step of fixed shapes, recorded once; a replay launches all kernels at once. All
-    graphs of an engine work in the memory of the first, so that one has the most rows."""
-
-    def __init__(self, step, inputs, first):
-        self.inputs = inputs                            # a replay reads the same addresses
-        step(inputs)                                    # warm up: kernels load lazily
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, first and first.graph.pool()):    # on one stream for all
-            self.logits = step(inputs)
-
-    def replay(self, inputs):
-        """The logits (rows, V) of this step; the next replay overwrites them."""
-        self.inputs.copy_(inputs)
-        self.graph.replay()
-        return self.logits
+def recorded(step, inputs, pool=None):
+    """One decode step of fixed shapes as a CUDA graph, whose replay launches all kernels at once ->
+    (inputs, graph, logits): a replay reads and writes these addresses. pool: the memory of an
+    earlier graph, which must have had more rows."""
+    step(inputs)                                        # warm up: kernels load lazily
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool):                 # on one stream for all
+        logits = step(inputs)
+    return inputs, graph, logits
 
 
 def sample(logits, uniforms, temperature):

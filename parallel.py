@@ -8,6 +8,7 @@ nothing, and every function here does the plain thing.
 import functools
 import gc
 import os
+import shutil
 import sys
 import warnings
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ def device_of(name):
     is no such thing here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and shutil.which("nvidia-smi"):
+            say(f"NO GPU IS USED: nvidia-smi is here, but torch {torch.__version__} finds no GPU. "
+                "Install a torch that fits the driver's CUDA, or give --device cpu")
     if name.startswith("cuda") and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 
 import engine as engine_module
 from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
@@ -157,6 +157,34 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     for member in members:
         engine.release(member)
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_rotary_positions_are_llamas(dtype):
+    """To the bit; only a norm in 16 bit is rounded once where Llama's is twice, so it may differ by
+    one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
+    norm = engine_module.LlamaRMSNorm(64).to(dtype)
+    x, q, k, cos, sin = (torch.randn(shape).to(dtype) for shape in (
+        (1, 200, 64), (1, 4, 9, 16), (1, 2, 9, 16), (1, 9, 16), (1, 9, 16)))
+    norm.weight.data = torch.randn(64).to(dtype)
+    ours, theirs, y = engine_module.rms_norm(norm, x), norm(x), x.double()
+    exact = y / (y.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
+    if dtype == torch.float32:
+        assert torch.equal(ours, theirs)
+    assert ((ours - theirs).abs() <= 2**-7 * theirs.abs()).all()
+    assert (ours - exact).abs().sum() <= (theirs - exact).abs().sum()
+    for ours, theirs in zip(engine_module.rotated(q, k, cos, sin),
+                            engine_module.apply_rotary_pos_emb(q, k, cos, sin)):
+        assert torch.equal(ours, theirs)
+
+
+def test_equip_leaves_norms_of_other_kinds_alone():
+    """Gemma's norm multiplies by one plus its weight."""
+    layers = [equip(twins(kind)[0]).model.norm for kind in CONFIGS]
+    assert all("forward" in vars(norm) for norm in layers)
+    gemma = GemmaForCausalLM(GemmaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1,
+                                         intermediate_size=8, num_attention_heads=1, head_dim=8))
+    assert "forward" not in vars(equip(gemma).model.norm)
 
 
 # ---- walk_pages ---------------------------------------------------------------------------------
