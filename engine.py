@@ -237,10 +237,10 @@ AttentionInterface.register(OURS, attend)
 # A layout has
 #   position (T,)             each token's place in its own sequence
 #   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
-#   view(window, G)           -> (function, *what it needs), for all layers with this window; called
-#                             with (layout, *that, layer, query (T, H, D), key (T, KH, D), value,
-#                             scale) -> (T, H, D)
-#   views                     {window: that}; not bound to the layout, as a cycle outlives its use
+#   view(window, G)           -> (function, *what it needs) of all layers with this window, called as
+#                             (layout, *that, layer, query (T, H, D), key (T, KH, D), value, scale)
+#                             -> (T, H, D). Bound to the layout it would be a cycle, freed late
+#   views                     {window: that}
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
@@ -441,9 +441,9 @@ class Flash:
         self.position = token + (seq_lens - self.cu_seqlens[1:])[row]
         self.slots = memory and memory.slots(table, row, self.position)
         self.seq_lens, self.table, self.longest_k = None, None, longest
-        if starts is not None:              # a bound, constant for graphs
-            self.seq_lens, self.table = seq_lens, table
-            self.longest_k = table.shape[1] * memory.page_size
+        if starts is not None:              # longest_k: a bound, constant for graphs
+            self.seq_lens, self.table, self.longest_k = (
+                seq_lens, table, table.shape[1] * memory.page_size)
 
     def view(self, window, groups):
         """flash-attn's window_size: tokens seen before a token's own, after it; -1: all."""

@@ -361,6 +361,8 @@ def pretended(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention)
     monkeypatch.setattr(engine_module, "recorded", recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
+    monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
+                        lambda x: None)         # C++ saves tensors without their pretended device
     monkeypatch.setattr(parallel, "start", lambda *_: GPU)
     monkeypatch.setattr(train, "save", lambda run: None)     # distributed.checkpoint has a stream
     return gpu, waits
@@ -379,12 +381,12 @@ RUNS = [        # what differs from SMALL
 
 @pytest.mark.parametrize("flags", RUNS, ids=lambda flags: ",".join(map(str, flags.values())))
 def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here):
-    (gpu, waits), flags = pretended, dict(flags, device="cuda", compute="float32")
+    (gpu, waits), flags = pretended, dict(flags, device="cuda", compute="float32", steps=1)
     with gpu:
         run = trained(url, config(model, flags.pop("algo", "grpo"), **flags))
         assert run.policy.device == GPU
-    assert run.step == 2 and gpu.mixed == []
-    assert len(waits) > 10 and set(waits) == {1}            # for the ids and log-probabilities
+    assert run.step == 1 and gpu.mixed == []
+    assert len(waits) > 5 and set(waits) == {1}             # for the ids and log-probabilities
 
 
 def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
