@@ -237,9 +237,9 @@ AttentionInterface.register(OURS, attend)
 # A layout has
 #   position (T,)             each token's place in its own sequence
 #   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
-#   view(window, G)           -> (function, *what it needs) of all layers with this window, called as
-#                             (layout, *that, layer, query (T, H, D), key (T, KH, D), value, scale)
-#                             -> (T, H, D). Bound to the layout it would be a cycle, freed late
+#   view(window, G)           -> (function, *what it needs) of all layers with this window; called
+#                             as (layout, *that, layer, query (T, H, D), key (T, KH, D), value,
+#                             scale) -> (T, H, D). Bound to the layout it would be a cycle
 #   views                     {window: that}
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
