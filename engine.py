@@ -160,8 +160,8 @@ def equip(model, attention="auto", dtype=None):
 
 def repeats(function, llamas):
     """Whether a function says what Llama's says, word for word, as in most models."""
-    f, g = function.__code__, llamas.__code__
-    return (f.co_code, f.co_names) == (g.co_code, g.co_names)
+    codes = [getattr(x, "__code__", None) for x in (function, llamas)]
+    return None not in codes and len({(code.co_code, code.co_names) for code in codes}) == 1
 
 
 def rms_norm(norm, x):

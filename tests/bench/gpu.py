@@ -12,9 +12,9 @@ step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, thre
 decode     Engine.decode; the limit: the products with the weights, by the measured bandwidth of a
            copy or by the rate of a bfloat16 matrix product, whichever takes longer, and after them
            the keys and values read
-left       what was left undone, and what it could give a step: drawing tokens (limit: the logits
-           read once), 14 small kernels a layer (SiLU, sums, rotary positions: fused they were 4),
-           and with varlen a lone query's attention in one split (limit: as above)
+undone     what was left undone, and what it could give a step: drawing tokens (limit: the logits
+           read once), 11 small kernels a layer (SiLU, sums, rotary positions; fused they would be
+           4), and with varlen a lone query's attention in one split (limit: as above)
 prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
            the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
@@ -168,27 +168,27 @@ def bench_decode(name, model, limits, B, context):
         torch.cuda.empty_cache()
 
 
-def bench_left(name, model, limits, B, context):
+def bench_undone(name, model, limits, B, context):
     def row(what, function, least):
         seconds = seconds_of(function, 20)
         return row_of(what, name, model, B, context, B, seconds, least / seconds)
     config = model.config
     logits, uniforms = torch.randn(B, config.vocab_size, device=model.device), torch.rand(B)
-    yield row("left: drawing", lambda: sample(logits, uniforms.to(model.device), 1.0),
+    yield row("undone: drawing", lambda: sample(logits, uniforms.to(model.device), 1.0),
               logits.nbytes / limits["bandwidth"])
     x = torch.randn(B, config.hidden_size, device=model.device, dtype=torch.bfloat16)
     graph, layers = torch.cuda.CUDAGraph(), config.num_hidden_layers
     with torch.cuda.graph(graph):
-        for _ in range(14 * layers):
+        for _ in range(11 * layers):
             x.mul_(1.0)
-    yield row("left: 14 small kernels a layer", graph.replay, 0)
+    yield row("undone: 11 small kernels a layer", graph.replay, 0)
     engine = decoding(model, B, context) if model.kernel == "varlen" else None
     if engine is not None:
         table, starts = engine._cached(engine.active)
-        layout = layout_for(model, [1] * B, engine.memory, table, starts)
+        layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
                         dtype=torch.bfloat16)
-        yield row("left: attention in one split", lambda: [layout.attend(
+        yield row("undone: attention in one split", lambda: [layout.attend(
             (-1, -1), layer, q, None, None, None) for layer in range(layers)],
             decode_seconds(model, B, context, limits)[1])
 
@@ -222,7 +222,7 @@ def bench_update(name, model, limits, B, context):
                  flop / limits["matmul"] / seconds)
 
 
-PARTS = dict(decode=bench_decode, left=bench_left, prefill=bench_prefill, update=bench_update)
+PARTS = dict(decode=bench_decode, undone=bench_undone, prefill=bench_prefill, update=bench_update)
 
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
@@ -300,7 +300,7 @@ def works(args):
     """(model, kernel, part, batch, context), in the order in which they are measured."""
     for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
                                                          args.contexts):
-        for B in args.batches if part in ("decode", "left") else (0,):     # 0: as TOKENS has
+        for B in args.batches if part in ("decode", "undone") else (0,):     # 0: as TOKENS has
             yield name, kernel, part, B, context
 
 
