@@ -69,8 +69,8 @@ class Pretended(TorchFunctionMode):
             return GPU
 
         def on_cpu(x):                      # the call as it can be made here
-            if isinstance(x, torch.device) or isinstance(x, str) and x.startswith(("cuda", "cpu")):
-                found.append(torch.device(x).type)
+            if isinstance(x, (torch.device, str)) and str(x).split(":")[0] in ("cuda", "cpu"):
+                found.append(str(x).split(":")[0])
                 return torch.device("cpu")
             return x
         args, kwargs = tree_map(on_cpu, (args, dict(kwargs or {})))
