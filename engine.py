@@ -19,10 +19,10 @@ S tokens in a page, P pages at hand, W readers of a page, A sampled tokens, V vo
 import heapq
 import math
 import os
+import sys
 import types
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 # Before torch is first imported, which is why every script imports engine first. Segments that grow
 # leave no gaps; idle threads that spin at barriers would take the environment servers' cores.
@@ -36,6 +36,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer,
                           LlamaConfig)
 from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.models.llama.modeling_llama import (LlamaRMSNorm, apply_rotary_pos_emb,
+                                                      rotate_half)
 from transformers.utils import logging as transformers_logging
 
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
@@ -124,7 +126,7 @@ def check_model(path):
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
             layout = types.SimpleNamespace(memory=None, position=torch.arange(2), views={},
-                                           view=lambda *_: watch)
+                                           view=lambda *_: (lambda _, *x: watch(*x),))
             forward(equip(model), torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")
@@ -147,7 +149,33 @@ def equip(model, attention="auto", dtype=None):
     model.known_ids = getattr(model, "known_ids", model.config.vocab_size)
     if model.compute_dtype != torch.float32:
         model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
+    for module in model.modules():
+        if repeats(type(module).forward, LlamaRMSNorm.forward):
+            module.forward = types.MethodType(rms_norm, module)
+    theirs = vars(sys.modules[type(model).__module__])
+    if repeats(theirs.get("apply_rotary_pos_emb", equip), apply_rotary_pos_emb):
+        theirs["apply_rotary_pos_emb"] = rotated
     return model
+
+
+def repeats(function, llamas):
+    """Whether a function says what Llama's says, word for word, as in most models."""
+    codes = [getattr(x, "__code__", None) for x in (function, llamas)]
+    return None not in codes and len({(code.co_code, code.co_names) for code in codes}) == 1
+
+
+def rms_norm(norm, x):
+    """LlamaRMSNorm's forward, on CUDA one kernel in place of 8. Equal in float32; in 16 bit it is
+    rounded once, theirs twice."""
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def rotated(query, key, cos, sin, unsqueeze_dim=1):
+    """Llama's apply_rotary_pos_emb, query (1, H, T, D) and key (1, KH, T, D) at once: 7 kernels in
+    place of 10. To the bit the same, so it may serve all models of a module."""
+    both = torch.cat([query, key], 1)
+    both = both * cos.unsqueeze(1) + rotate_half(both) * sin.unsqueeze(1)
+    return both.split([query.shape[1], key.shape[1]], 1)
 
 
 def add_value_head(model):
@@ -200,7 +228,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
         layout.memory.write(module.layer_idx, layout.slots, key, value)
     if sliding_window not in layout.views:          # once for all layers
         layout.views[sliding_window] = layout.view(sliding_window, query.shape[1] // key.shape[1])
-    return layout.views[sliding_window](module.layer_idx, query, key, value, scaling)[None], None
+    function, *given = layout.views[sliding_window]
+    return function(layout, *given, module.layer_idx, query, key, value, scaling)[None], None
 
 
 AttentionInterface.register(OURS, attend)
@@ -208,19 +237,29 @@ AttentionInterface.register(OURS, attend)
 # A layout has
 #   position (T,)             each token's place in its own sequence
 #   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
-#   view(window, G)           -> the attention of all layers with this window, a function of
-#                             (layer, query (T, H, D), key (T, KH, D), value, scale) -> (T, H, D)
-#   views                     {window: that function}
+#   view(window, G)           -> (function, *what it needs) of all layers with this window; called
+#                             as (layout, *that, layer, query (T, H, D), key (T, KH, D), value,
+#                             scale) -> (T, H, D). Bound to the layout it would be a cycle
+#   views                     {window: that}
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     if model.kernel != "torch":
-        return Flash(model.kernel, lengths, model.device, memory, table, starts)
+        numbers = lengths, None if table is None else table.clip(0), starts    # -1 is not legal
+        numbers = (x if x is None else upload(np.int32(x), model.device) for x in numbers)
+        return Flash(model.kernel, sum(lengths), max(lengths), memory, *numbers)
     if starts is None:
         return Packed(lengths, model.device, memory, table)
     return Extend(lengths, memory, table, starts)
+
+
+def upload(x, device):
+    """Numbers as a tensor on the device. To a GPU they go from pinned memory, as the host would
+    otherwise wait until all work before is done."""
+    x = torch.as_tensor(x)
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def places(lengths):
@@ -236,8 +275,9 @@ class Packed:
 
     def __init__(self, lengths, device, memory=None, table=None):
         lengths, (row, position) = np.asarray(lengths), places(lengths)
-        self.memory, self.position = memory, torch.from_numpy(position).to(device)
-        self.slots, self.views = memory and memory.slots(table, row, position), {}
+        self.memory, self.position, self.views = memory, upload(position, device), {}
+        self.slots = memory and memory.slots(
+            upload(table, device), upload(row, device), self.position)
         # torch's attention wants padding, so sequences of similar length share a padded bucket
         self.buckets, order = [], np.argsort(-lengths, kind="stable")
         first = lengths.cumsum() - lengths                 # token of each sequence
@@ -246,14 +286,14 @@ class Packed:
             order = order[len(rows):]
             row, column = places(lengths[rows])            # of the bucket's tokens
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
-                torch.from_numpy(x).to(device) for x in (first[rows][row] + column, row, column))))
+                upload(x, device) for x in (first[rows][row] + column, row, column))))
 
     def view(self, window, groups):
-        """`attend` with a mask for each bucket, True: seen; None where a token sees all before."""
+        """A mask for each bucket, True: seen; None where a token sees all before."""
         masks = [None if window is None or longest <= window else torch.ones(
             longest, longest, dtype=torch.bool, device=self.position.device).tril().triu(1 - window)
             for _, longest, *_ in self.buckets]
-        return partial(self.attend, masks)
+        return Packed.attend, masks
 
     def attend(self, masks, layer, query, key, value, scale):
         """(T, H, D): each bucket's sequences, padded, by torch's attention."""
@@ -280,22 +320,21 @@ class Extend:
     def __init__(self, lengths, memory, table, starts):
         device, self.longest = memory.keys.device, max(lengths)
         row, column = places(lengths)
-        position = starts[row] + column
-        self.memory, self.slots = memory, memory.slots(table, row, position)
         self.row, self.column, self.position = (
-            torch.from_numpy(x).to(device) for x in (row, column, position))
+            upload(x, device) for x in (row, column, starts[row] + column))
+        self.memory = memory
+        self.slots = memory.slots(upload(table, device), self.row, self.position)
         self.table, self.starts, self.views = table, starts, {}
 
     def view(self, window, groups):
-        """`attend` over pages (B, P), under a bias (B, 1, G * Q, P * S): 0 at what is seen."""
+        """Pages (B, P) and a bias (B, 1, G * Q, P * S): 0 at what is seen."""
         # no page (-1) is read as page 0: it lies behind the sequence's end, which is hidden
-        pages = torch.from_numpy(self.table.clip(0)).to(self.position.device)
+        pages = upload(self.table.clip(0), self.position.device)
         own = (self.starts[:, None] + np.arange(self.longest))[..., None]          # (B, Q, 1)
         key = np.arange(pages.shape[1] * self.memory.page_size)
         hidden = (key > own) | (key <= own - window) if window else key > own
-        bias = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))[:, None]
-        bias = bias.to(pages.device, self.memory.keys.dtype).repeat(1, 1, groups, 1)
-        return partial(self.attend, pages, bias)
+        bias = upload(np.where(hidden, np.float32(-np.inf), np.float32(0)), pages.device)[:, None]
+        return Extend.attend, pages, bias.to(self.memory.keys.dtype).repeat(1, 1, groups, 1)
 
     def attend(self, pages, bias, layer, query, key, value, scale):
         """(T, H, D): the new tokens over the gathered pages, themselves among them."""
@@ -312,19 +351,19 @@ class Decode(Extend):
     share it. In a window, which is rare, pages are gathered, as in a prefill."""
 
     def view(self, window, groups):
-        """`walk` over the runs (pages, W, bias) and readers of `walk_pages`."""
+        """The runs (pages, W, bias) and the readers of `walk_pages`."""
         if window:
             return super().view(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
         runs, readers = [], []
         for chosen, rows, written in page_runs(self.table, self.starts + 1, S):
             empty = np.arange(S) >= written.repeat(KH)[:, None, None]            # (P * KH, 1, S)
-            bias = torch.from_numpy(np.float32(NEVER) * empty).to(device, self.memory.keys.dtype)
+            bias = upload(np.float32(NEVER) * empty, device).to(self.memory.keys.dtype)
             if not isinstance(chosen, slice):
-                chosen = torch.from_numpy(chosen).to(device)
+                chosen = upload(chosen, device)
             runs.append((chosen, rows.shape[1], bias))
             readers.append((rows[:, None] * KH + np.arange(KH)[:, None]).ravel())
-        return partial(self.walk, runs, torch.from_numpy(np.concatenate(readers)).to(device))
+        return Decode.walk, runs, upload(np.concatenate(readers), device)
 
     def walk(self, runs, readers, layer, query, key, value, scale):
         """(T, H, D): each new token over its pages."""
@@ -389,33 +428,30 @@ def walk_pages(query, runs, readers, scale):
 
 
 class Flash:
-    """New tokens by a kernel of flash-attn, in every pass. Arguments as in `layout_for`."""
+    """New tokens by a kernel of flash-attn, in every pass. Arguments as in `layout_for`, but int32
+    tensors on the GPU; total, longest: of lengths, which the host knows without a look at them."""
 
-    def __init__(self, kernel, lengths, device, memory, table, starts):
-        def int32(x):
-            return torch.from_numpy(x).to(device, torch.int32, non_blocking=True)
-        lengths, (row, position) = np.asarray(lengths), places(lengths)
+    def __init__(self, kernel, total, longest, memory, lengths, table, starts):
+        self.kernel, self.memory, self.longest, self.views = kernel, memory, longest, {}
         seq_lens = lengths if starts is None else starts + lengths
-        position = position + (seq_lens - lengths)[row]
-        self.kernel, self.memory, self.views = kernel, memory, {}
-        self.slots = memory and memory.slots(table, row, position)
-        self.position = torch.from_numpy(position).to(device, non_blocking=True)
         self.cu_seqlens, self.cu_seqlens_k = (
-            int32(np.append(0, x.cumsum())) for x in (lengths, seq_lens))
-        self.longest = self.longest_k = int(lengths.max())
-        self.seq_lens = self.table = None
-        if starts is not None:
-            self.seq_lens, self.table = int32(seq_lens), int32(table.clip(0))    # -1 is not legal
-            self.longest_k = table.shape[1] * memory.page_size     # a bound, constant for graphs
+            F.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in (lengths, seq_lens))
+        row = torch.repeat_interleave(lengths, output_size=total)           # of each token
+        token = torch.arange(total, device=lengths.device)
+        self.position = token + (seq_lens - self.cu_seqlens[1:])[row]
+        self.slots = memory and memory.slots(table, row, self.position)
+        self.seq_lens, self.table, self.longest_k = None, None, longest
+        if starts is not None:              # longest_k: a bound, constant for graphs
+            self.seq_lens, self.table, self.longest_k = (
+                seq_lens, table, table.shape[1] * memory.page_size)
 
     def view(self, window, groups):
-        """`attend` with flash-attn's window_size: tokens seen before a token's own, after it;
-        -1: all."""
+        """flash-attn's window_size: tokens seen before a token's own, after it; -1: all."""
         before = window - 1 if window else -1
         # 0 after: causal. Nothing is after a lone query, and with -1 flash-attn 2 reads keys once
         # for all the query heads that share them.
         after = -1 if self.longest == 1 and not window else 0
-        return partial(self.attend, (before, after))
+        return Flash.attend, (before, after)
 
     def attend(self, window, layer, query, key, value, scale):
         """(T, H, D), by one call, whatever the pass."""
@@ -509,9 +545,8 @@ class Memory:
         """Where a layer keeps tokens `position` (T,) of the sequences table[row] -> (T * KH,)
         indices of vectors of D numbers."""
         KH, S = self.keys.shape[2:4]
-        page = table[row, position // S].astype(np.int64)
-        slots = (page[:, None] * KH + np.arange(KH)) * S + (position % S)[:, None]
-        return torch.from_numpy(slots.ravel()).to(self.keys.device, non_blocking=True)
+        runs = table[row, position // S].long()[:, None] * KH + torch.arange(KH, device=row.device)
+        return (runs * S + (position % S)[:, None]).flatten()
 
     def write(self, layer, slots, key, value):
         """Put key, value (T, KH, D) into their slots."""
@@ -558,8 +593,8 @@ class Engine:
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
                  width=None):
         self.model, self.device, self.kernel = model, model.device, model.kernel
-        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: DecodeGraph}
-        self.pages = Pages(pages, page_size, rows, width or pages)     # graph_shape needs one more
+        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: recorded}
+        self.pages = Pages(pages, page_size, rows, width or pages)     # step_inputs needs one more
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
         self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
@@ -605,8 +640,8 @@ class Engine:
                                 starts if cached[part[0]] else None)
             for i in part:
                 sequences[i].length += lengths[i]
-            ids = torch.tensor([t for i in part for t in token_ids[i]], device=self.device)
-            last = torch.tensor(new, device=self.device).cumsum(0) - 1
+            ids = upload([t for i in part for t in token_ids[i]], self.device)
+            last = upload(np.cumsum(new) - 1, self.device)
             self.tokens["prefill"] += len(ids)
             logits.update(zip(part, forward(self.model, ids, layout, logits_to_keep=last)))
         return torch.stack([logits[i] for i in range(len(sequences))])
@@ -636,23 +671,30 @@ class Engine:
             sequence.length += 1
         self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
                            decode_read=int(starts.sum()))                # tokens attended to
-        ids, n = token_ids.to(self.device), len(starts)
         if self.kernel == "torch":
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
-            logits = forward(self.model, ids, Decode(np.ones(n, int), self.memory, table, starts))
+            logits = forward(self.model, token_ids.to(self.device),
+                             Decode(np.ones(len(starts), int), self.memory, table, starts))
             torch.set_num_threads(before)
             return logits
-        if self.graphs is not None:              # the first graph is for all rows: see DecodeGraph
-            rows = n if self.graphs else self.rows
-            ids, table, starts = graph_shape(ids, table, starts, rows, self.pages)
-        layout = layout_for(self.model, np.ones(len(table), int), self.memory, table, starts)
+        rows = self.rows if self.graphs == {} else len(starts)     # the first graph has all rows
+        inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
         if self.graphs is None:
-            return forward(self.model, ids, layout)
-        if len(ids) not in self.graphs:
-            first = next(iter(self.graphs.values()), None)
-            self.graphs[len(ids)] = DecodeGraph(self.model, ids, layout, first)
-        return self.graphs[len(ids)].replay(ids, layout)[:n]
+            return self._step(inputs)[:len(starts)]
+        if len(inputs) not in self.graphs:
+            pools = [graph.pool() for _, graph, _ in self.graphs.values()]
+            self.graphs[len(inputs)] = recorded(self._step, inputs, *pools[:1])
+        given, graph, logits = self.graphs[len(inputs)]
+        given.copy_(inputs)
+        graph.replay()
+        return logits[:len(starts)]            # the next replay overwrites them
+
+    def _step(self, inputs):
+        """What `step_inputs` made, on the GPU -> (rows, V) logits; nothing else is sent there."""
+        ids, starts, table = inputs[:, 0], inputs[:, 1], inputs[:, 2:].contiguous()
+        return forward(self.model, ids, Flash(self.kernel, len(ids), 1, self.memory,
+                                              torch.ones_like(starts), table, starts))
 
 
 def forward(model, token_ids, layout, **more):
@@ -677,34 +719,28 @@ def prefill_parts(cached, lengths, most):
     return parts
 
 
-def graph_shape(token_ids, table, starts, rows, pages):
-    """Pad a decode step to the next power of two of `rows`, from 8 on, and to the widest table: few
-    graphs serve all steps. A padding row has one token, in the page beyond `pages` (Pages)."""
-    more = max(8, 1 << (rows - 1).bit_length()) - len(table)
-    table = np.pad(table, ((0, more), (0, pages.table.shape[1] - table.shape[1])),
-                   constant_values=pages.count)
-    return F.pad(token_ids, (0, more)), table, np.pad(starts, (0, more))
+def step_inputs(token_ids, table, starts, rows, pages):
+    """A decode step as one array (rows, 2 + width) int32: each row's token, how many it has cached,
+    its pages. Rows are padded to the next power of two of `rows`, from 8 on: few graphs serve all
+    steps. A padding row has one token, in the page beyond `pages` (Pages)."""
+    width = pages.table.shape[1]
+    inputs = np.full((max(8, 1 << (rows - 1).bit_length()), 2 + width), pages.count, np.int32)
+    inputs[:, :2] = 0
+    n, w = table.shape
+    inputs[:n, 0], inputs[:n, 1], inputs[:n, 2:2 + w] = token_ids.numpy(force=True), starts, table
+    inputs[inputs < 0] = pages.count               # behind a sequence's end
+    return inputs
 
 
-class DecodeGraph:
-    """One decode step of fixed shapes, recorded once; a replay launches all kernels at once. All
-    graphs of an engine work in the memory of the first, so that one has the most rows."""
-
-    def __init__(self, model, token_ids, layout, first):
-        self.token_ids, self.layout = token_ids, layout     # a replay reads the same addresses
-        forward(model, token_ids, layout)                   # warm up: kernels load lazily
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, first and first.graph.pool()):    # on one stream for all
-            self.logits = forward(model, token_ids, layout)
-
-    def replay(self, token_ids, layout):
-        """The logits (rows, V) of this step; the next replay overwrites them."""
-        self.token_ids.copy_(token_ids)
-        for name, ours in vars(self.layout).items():
-            if isinstance(ours, torch.Tensor):
-                ours.copy_(getattr(layout, name))
-        self.graph.replay()
-        return self.logits
+def recorded(step, inputs, pool=None):
+    """One decode step of fixed shapes as a CUDA graph, whose replay launches all kernels at once ->
+    (inputs, graph, logits): a replay reads and writes these addresses. pool: the memory of an
+    earlier graph, which must have had more rows."""
+    step(inputs)                                        # warm up: kernels load lazily
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool):                 # on one stream for all
+        logits = step(inputs)
+    return inputs, graph, logits
 
 
 def sample(logits, uniforms, temperature):
@@ -774,7 +810,10 @@ def _head(model, hidden, targets, temperature, entropy):
         model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
     logits = type(model).forward(headed).logits[0].float()
     logits[..., model.known_ids:] = NEVER
-    logprobs = torch.log_softmax(logits / temperature, -1)
+    if temperature != 1:
+        logits = logits / temperature
+    logprobs = torch.log_softmax(logits, -1)
+    del logits                        # each is a GB or more of a chunk: see plan.py
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     logp = logprobs.detach() if entropy == "watched" else logprobs
     return torch.stack([chosen, -(logp.exp() * logp).sum(-1)]) if entropy else chosen

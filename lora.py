@@ -32,9 +32,11 @@ def adapt(model, rank, alpha, base, seed=0):
     model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, base=base, on=True)
     generator = torch.Generator().manual_seed(seed)
 
-    def add(linear, inputs, output):            # a forward hook
+    def add(linear, inputs, output):            # a forward hook: two products, the second in place
         A, B = (part.weight.to(output.dtype) for part in (linear.lora_A, linear.lora_B))
-        return output + alpha / rank * F.linear(F.linear(inputs[0], A), B) if lora.on else output
+        if lora.on:
+            output.flatten(0, -2).addmm_(F.linear(inputs[0], A).flatten(0, -2), B.T,
+                                         alpha=alpha / rank)
     for linear in [*model.model.layers.modules()]:
         if isinstance(linear, torch.nn.Linear):
             linear.lora_A = torch.nn.Linear(linear.in_features, rank, bias=False)

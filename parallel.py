@@ -8,6 +8,7 @@ nothing, and every function here does the plain thing.
 import functools
 import gc
 import os
+import shutil
 import sys
 import warnings
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ def device_of(name):
     is no such thing here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and shutil.which("nvidia-smi"):
+            say(f"NO GPU IS USED: nvidia-smi is here, but torch {torch.__version__} finds no GPU. "
+                "Install a torch that fits the driver's CUDA, or give --device cpu")
     if name.startswith("cuda") and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
@@ -184,7 +188,11 @@ def average_gradients(model):
 
 @contextmanager
 def gathered_weights(model):
-    """Within, every rank holds all the weights, so that each can sample at its own pace."""
+    """Within, every rank holds all the weights, so that each can sample at its own pace, and
+    adapters in the dtype that is computed in."""
+    exact = [(p, p.data) for p in adapters(model).values()]
+    for p, x in exact:
+        p.data = x.to(model.compute_dtype)
     shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
     for m in shards:
         m.set_reshard_after_forward(False, recurse=False)
@@ -193,6 +201,8 @@ def gathered_weights(model):
     for m in shards:
         m.set_reshard_after_forward(m is not model, recurse=False)
         m.reshard()
+    for p, x in exact:
+        p.data = x
 
 
 # ---- shares of the work --------------------------------------------------------------------------
@@ -213,6 +223,8 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
         except EnvError as error:           # the other ranks wait for this one's share
             mine = [], Stats(dropped=len(places), failures=[str(error)],
                              gone=str(error) if isinstance(error, ServersGone) else "")
+    if mine[1].failures:    # an error is in a cycle with the engine, whose memory the update needs
+        gc.collect()
     parts = gathered(mine)
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
 from client import EnvClient, EnvError
-from engine import PAGE_SIZES, Engine, Sequence, forward, kv_shape, layout_for, sample
+from engine import PAGE_SIZES, Engine, Sequence, forward, kv_shape, layout_for, sample, upload
 
 
 # ---- what an episode leaves behind --------------------------------------------------------------
@@ -591,7 +591,7 @@ class Sampler:
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
             uniforms = torch.tensor([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
-            drawn = sample(logits, uniforms.to(logits.device), self.temperature)
+            drawn = sample(logits, upload(uniforms, logits.device), self.temperature)
             drawn = torch.stack([x.double() for x in drawn]).tolist()       # waits for a GPU once
             for slot, token, logprob in zip(slots, *drawn):
                 slot.episode.sampled(int(token), logprob)

@@ -25,7 +25,7 @@ def test_make_model_has_as_many_weights_as_qwens(name, weights):
     assert sum(p.numel() for p in on_paper(name).parameters()) == weights
 
 
-def test_decode_bytes_are_all_weights_and_all_keys_and_values():
+def test_decode_seconds_are_products_and_keys_and_values():
     """0.5B: 24 layers of 896 x 896 and 896 x 4864 matrices, biases and norms; the tied embeddings
     are read as the head; a token keeps 2 x 24 x 2 heads x 64 numbers. 7B: two matrices of 152,064 x
     3,584, of which the embeddings are looked up, not read."""
@@ -33,11 +33,17 @@ def test_decode_bytes_are_all_weights_and_all_keys_and_values():
              + 3 * 896 * 4864 + 2 * 896)                            # gate, up, down; two norms
     model = on_paper("0.5B")
     assert gpu.weights_of(model) == (24 * layer + 896, 151936 * 896)
-    assert gpu.decode_bytes(model, 3, 100) == 2 * 494_032_768 + 3 * 100 * 2 * 24 * 2 * 64 * 2
+    limits = dict(bandwidth=1e9, matmul=1e12)
+    products, attention = gpu.decode_seconds(model, 3, 100, limits)      # 2 bytes against 6 FLOP
+    assert products == pytest.approx(2 * 494_032_768 / 1e9)
+    assert attention == pytest.approx(3 * 100 * 2 * 24 * 2 * 64 * 2 / 1e9)
+    assert gpu.decode_seconds(model, 3000, 100, limits)[0] == pytest.approx(
+        2 * 494_032_768 * 3000 / 1e12)                                   # bound by FLOP
     seven = on_paper("7B")
     assert sum(gpu.weights_of(seven)) == 7_615_616_512 - 152064 * 3584
-    # at 4.8 TB/s one of 256 rows at 1k tokens can have a token every 6.1 ms
-    assert gpu.decode_bytes(seven, 256, 1024) / 4.8e12 == pytest.approx(6.08e-3, rel=0.01)
+    # at 4.3 TB/s and 600 TFLOP/s a step of 256 rows of the 3B at 1k tokens takes 2.6 + 2.2 ms
+    three = gpu.decode_seconds(on_paper("3B"), 256, 1024, dict(bandwidth=4.3e12, matmul=6e14))
+    assert three == pytest.approx((2.63e-3, 2.25e-3), rel=0.01)
 
 
 def test_forward_flop_is_two_a_weight_and_token_and_causal_attention():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 
 import engine as engine_module
 from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
-                    graph_shape, load_policy, longest_text, page_runs, prefill_parts, sample,
+                    load_policy, longest_text, page_runs, prefill_parts, sample, step_inputs,
                     walk_pages)
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, token_values, twins
 from chat import Agent
@@ -157,6 +157,34 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     for member in members:
         engine.release(member)
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_rotary_positions_are_llamas(dtype):
+    """To the bit; only a norm in 16 bit is rounded once where Llama's is twice, so it may differ by
+    one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
+    norm = engine_module.LlamaRMSNorm(64).to(dtype)
+    x, q, k, cos, sin = (torch.randn(shape).to(dtype) for shape in (
+        (1, 200, 64), (1, 4, 9, 16), (1, 2, 9, 16), (1, 9, 16), (1, 9, 16)))
+    norm.weight.data = torch.randn(64).to(dtype)
+    ours, theirs, y = engine_module.rms_norm(norm, x), norm(x), x.double()
+    exact = y / (y.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
+    if dtype == torch.float32:
+        assert torch.equal(ours, theirs)
+    assert ((ours - theirs).abs() <= 2**-7 * theirs.abs()).all()
+    assert (ours - exact).abs().sum() <= (theirs - exact).abs().sum()
+    for ours, theirs in zip(engine_module.rotated(q, k, cos, sin),
+                            engine_module.apply_rotary_pos_emb(q, k, cos, sin)):
+        assert torch.equal(ours, theirs)
+
+
+def test_equip_leaves_norms_of_other_kinds_alone():
+    """Gemma's norm multiplies by one plus its weight."""
+    layers = [equip(twins(kind)[0]).model.norm for kind in CONFIGS]
+    assert all("forward" in vars(norm) for norm in layers)
+    gemma = GemmaForCausalLM(GemmaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1,
+                                         intermediate_size=8, num_attention_heads=1, head_dim=8))
+    assert "forward" not in vars(equip(gemma).model.norm)
 
 
 # ---- walk_pages ---------------------------------------------------------------------------------
@@ -691,16 +719,14 @@ def test_start_takes_the_lowest_free_row():
         assert [engine.start().row for _ in range(3)] == [1, 3, 4]
 
 
-def test_graph_shape_pads_to_powers_of_two_with_rows_of_one_spare_token():
+def test_step_inputs_pads_to_powers_of_two_with_rows_of_one_spare_token():
     """Three rows become 8, the least that a graph is made for; nine become 16, sixteen stay 16. The
     pages are numbered from 0 to 9, so 10 is the spare one; a sequence has at most 5."""
     table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
     pages = Pages(count=10, page_size=4, rows=3, width=5)
-    ids, padded, starts = graph_shape(torch.tensor([11, 12, 13]), table, np.array([9, 5, 1]), 3,
-                                      pages)
-    assert ids.tolist() == [11, 12, 13] + 5 * [0] and starts.tolist() == [9, 5, 1] + 5 * [0]
-    assert padded.shape == (8, 5) and (padded[:3, :3] == table).all()
-    assert (padded[3:] == 10).all() and (padded[:, 3:] == 10).all()
+    given = torch.tensor([11, 12, 13]), table, np.array([9, 5, 1])
+    assert step_inputs(*given, 3, pages).tolist() == [
+        [11, 9, 4, 5, 6, 10, 10], [12, 5, 7, 8, 10, 10, 10], [13, 1, 9, 10, 10, 10, 10],
+        *([[0, 0, 10, 10, 10, 10, 10]] * 5)]
     for rows, wanted in ((8, 8), (9, 16), (16, 16), (17, 32)):
-        ids, again, starts = graph_shape(torch.arange(3), table, np.array([9, 5, 1]), rows, pages)
-        assert len(ids) == len(starts) == wanted and again.shape == (wanted, 5)
+        assert step_inputs(*given, rows, pages).shape == (wanted, 7)

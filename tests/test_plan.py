@@ -14,15 +14,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import agentevol
 import rollout
 import train
-from engine import equip
+from engine import HEAD_CHUNK, _head, equip
 from lora import adapt
-from fakes import CONFIGS, config
+from fakes import CONFIGS, config, twins
 from plans import SHAPES, config_of, counted_once, planned, table
 from recipes import plan
 
@@ -141,7 +145,8 @@ def saved_by(model, rows):
 
 def expected_and_saved(kind, checkpointing, compute="float32", lora=0):
     """The plan's activations and `saved_by`'s, of 4 rows of 128 tokens and a model with a quarter
-    of Qwen2.5-0.5B's width, perhaps frozen with adapters of this rank."""
+    of Qwen2.5-0.5B's width, perhaps frozen with adapters of this rank. CUDA's norm is one kernel,
+    which saves its input and a number a token; on the CPU it is made of several operations."""
     small = CONFIGS[kind](
         vocab_size=300, hidden_size=224, intermediate_size=1216, num_hidden_layers=3,
         num_attention_heads=14, num_key_value_heads=2, head_dim=16, max_position_embeddings=4096,
@@ -158,12 +163,56 @@ def expected_and_saved(kind, checkpointing, compute="float32", lora=0):
     return expected, saved_by(model, torch.zeros(4, 128, dtype=int))
 
 
+class FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("only what is saved is looked at")
+
+
 @pytest.mark.parametrize("kind, compute, checkpointing, lora", [
     ("llama", "float32", False, 0), ("qwen3", "float32", True, 0), ("qwen2", "bfloat16", False, 0),
     ("llama", "bfloat16", True, 0), ("qwen2", "float32", False, 2)])
-def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing, lora):
+def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing, lora, monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.rms_norm",
+                        lambda x, shape, weight, eps: FusedNorm.apply(x, weight))
     expected, saved = expected_and_saved(kind, checkpointing, compute, lora)
     assert expected == pytest.approx(saved, rel=0.1)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that large tensors have had at a time."""
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.alive, self.peak = least, {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor) and x.nbytes >= self.least:
+                storage = x.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {key: x for key, x in self.alive.items() if not x[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("bonus", [0.0, 0.1])
+def test_plan_logits_are_as_many_as_a_chunk_holds_at_a_time(bonus, temperature):
+    """Forward and backward of the head, for 32 tokens and a vocabulary of 50,000, in 16 bit."""
+    model = twins("qwen2", vocabulary=50_000, layers=1)[0].bfloat16()
+    equip(model).requires_grad_(False)
+    hidden = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
+    with Live(4 * 32 * 50_000) as live:
+        checkpoint(_head, model, hidden, torch.arange(32), temperature, bonus > 0 or "watched",
+                   use_reentrant=False).sum().backward()
+    found = planned(model.config, entropy_coef=bonus, temperature=temperature)
+    assert live.peak / 32 == found.update["logits"] / HEAD_CHUNK
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -195,7 +244,7 @@ def test_plan_the_largest_micro_batch_fits_and_one_token_more_does_not(flags):
     flags |= dict(max_context=min(largest, 600), tasks_per_step=10_000)   # tokens for any batch
     for tokens, fits in ((largest, True), (largest + 1, False)):
         found = planned(short(), gb=gb, **flags | dict(micro_tokens=tokens))
-        assert (found.need <= gb * 1e9) == fits
+        assert (found.need <= 0.9 * gb * 1e9) == fits
 
 
 # ---- the script ---------------------------------------------------------------------------------
@@ -235,13 +284,24 @@ def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb
         plan.main(["--gpus", str(gpus), "--gb", str(gb), *flags])
     words = str(refused.value)
     needed = float(re.search(r"needs at least ([\d.]+) GB on each", words)[1])
-    assert needed > gb and "less on more GPUs" in words
+    assert needed > 0.9 * gb and "less on more GPUs" in words
     less = {change: float(gb) for gb, change in re.findall(r"([\d.]+) with ([^,]+)", words)}
     assert {*named} <= less.keys()
     for change, gb_with in less.items():
         cfg = train.parse_flags(train.Config, flags + change.split(), "", train.preset)
         found = plan.plan(cfg, short("Qwen2.5-7B"), gpus, True, gb * 1e9)
         assert gb_with < needed and gb_with == pytest.approx(found.need / 1e9, abs=0.06)
+
+
+@pytest.mark.parametrize("share, fits", [(0.89, True), (0.91, False)])
+def test_main_leaves_a_tenth_of_the_memory_to_what_is_not_counted(folder, share, fits):
+    cfg = train.parse_flags(train.Config, ["--model", folder], "", train.preset)
+    need = plan.plan(cfg, short("Qwen2.5-7B"), 8, True, 80e9).need
+    flags = ["--gpus", "8", "--gb", str(need / 1e9 / share), "--model", folder]
+    if fits:
+        return plan.main(flags)
+    with pytest.raises(SystemExit, match="a tenth of which must stay free"):
+        plan.main(flags)
 
 
 # ---- docs/gpus.md, docs/recipes.md --------------------------------------------------------------
@@ -279,14 +339,15 @@ def parsed(words, monkeypatch):
     return SimpleNamespace(**vars(train.Config()) | vars(cfg)), gpus, config
 
 
-def test_recipes_are_flags_that_exist_and_plans_that_fit(monkeypatch):
+@pytest.mark.parametrize("name, count", [("recipes.md", 10), ("gpus.md", 4)])
+def test_commands_of_the_pages_are_plans_that_fit(name, count, monkeypatch):
     """Each paragraph says on what its commands are to be run, and the least GB that they need."""
     seen, gb = 0, None
-    for paragraph in re.split(r"(?<=```)\n\n|(?<=:)\n\n", page("recipes.md")):
+    for paragraph in re.split(r"(?<=```)\n\n|(?<=:)\n\n", page(name)):
         if not paragraph.startswith("```sh"):
             gb = int((re.findall(r"of (\d+) GB", paragraph) or [gb])[-1])
             said = re.search(r"at\s+least ([\d.and ]+) GB:$", paragraph)
-            assert not said or "Not run;" in paragraph
+            assert not said or name == "gpus.md" or "Not run;" in paragraph
             least = [float(x) for x in said[1].split(" and ")] if said else []
             continue
         ours = commands(paragraph)
@@ -295,12 +356,9 @@ def test_recipes_are_flags_that_exist_and_plans_that_fit(monkeypatch):
             cfg, gpus, config = parsed(words, monkeypatch)
             found = plan.plan(cfg, config, gpus, True, gb * 1e9)
             assert found.need / 1e9 == pytest.approx(expected, rel=0.02), words
-            assert found.need <= gb * 1e9 and found.rows >= 8, words
+            assert found.need <= 0.9 * gb * 1e9 and found.rows >= 8, words
             seen += 1
-    assert seen == len(commands(page("recipes.md"))) == 10
-    assert len(commands(page("gpus.md"))) >= 4
-    for words in commands(page("gpus.md")):
-        parsed(words, monkeypatch)
+    assert seen == len(commands(page(name))) == count
 
 
 def table_of_the_page():

@@ -9,14 +9,19 @@ What is not begun when the minutes are over is left out, and the table says so.
 tests      pytest tests/test_cuda.py -m cuda; FSDP's weights in a captured graph come first
 step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, three turns of up to 128
            tokens; the second step's own figures (docs/metrics.md)
-decode     Engine.decode; the limit: (weights + keys and values read) over the measured bandwidth of
-           a copy is the least time a step can take
+decode     Engine.decode; the limit: the products with the weights, by the measured bandwidth of a
+           copy or by the rate of a bfloat16 matrix product, whichever takes longer, and after them
+           the keys and values read
+undone     what was left undone, and what it could give a step: drawing tokens (limit: the logits
+           read once), 11 small kernels a layer (SiLU, sums, rotary positions; fused they would be
+           4), and with varlen a lone query's attention in one split (limit: as above)
 prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
            the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
 
 Targets on an H200: decode at batch 256, context 1k, 3B: 60% of the limit; prefill and update: 40%;
-graphs: 2 times eager at batch 64.
+graphs: 2 times eager at batch 64. The products of 256 rows are bound by FLOP: 2.6 ms of the 3B's
+limit, and 2.2 ms of keys and values.
 """
 import argparse
 import datetime
@@ -32,7 +37,8 @@ import time
 import timeit
 from pathlib import Path
 
-from engine import PAGE_SIZES, Engine, choose_kernel, equip, kv_shape       # before torch
+from engine import (PAGE_SIZES, Engine, choose_kernel, equip, kv_shape,     # before torch
+                    layout_for, sample)
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -103,9 +109,11 @@ def kv_bytes(model):
     return 2 * math.prod(kv_shape(model.config)) * 2
 
 
-def decode_bytes(model, B, context):
-    """Bytes that a decode step reads at least: each weight once, all keys and values once."""
-    return 2 * sum(weights_of(model)) + B * context * kv_bytes(model)
+def decode_seconds(model, B, context, limits):
+    """The least seconds of a decode step: (its products, its attention)."""
+    weights = sum(weights_of(model))
+    return (max(2 * weights / limits["bandwidth"], 2 * weights * B / limits["matmul"]),
+            B * context * kv_bytes(model) / limits["bandwidth"])
 
 
 def forward_flop(model, tokens, length, headed):
@@ -148,7 +156,7 @@ def row_of(what, name, model, B, context, tokens, seconds, share):
 
 
 def bench_decode(name, model, limits, B, context):
-    ids, least = torch.randint(1000, (B,)), decode_bytes(model, B, context) / limits["bandwidth"]
+    ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine = decoding(model, B, context, mode == "graph")
         if engine is None:
@@ -158,6 +166,31 @@ def bench_decode(name, model, limits, B, context):
         yield row_of(f"decode, {mode}", name, model, B, context, B, seconds, least / seconds)
         del engine
         torch.cuda.empty_cache()
+
+
+def bench_undone(name, model, limits, B, context):
+    def row(what, function, least):
+        seconds = seconds_of(function, 20)
+        return row_of(what, name, model, B, context, B, seconds, least / seconds)
+    config = model.config
+    logits, uniforms = torch.randn(B, config.vocab_size, device=model.device), torch.rand(B)
+    yield row("undone: drawing", lambda: sample(logits, uniforms.to(model.device), 1.0),
+              logits.nbytes / limits["bandwidth"])
+    x = torch.randn(B, config.hidden_size, device=model.device, dtype=torch.bfloat16)
+    graph, layers = torch.cuda.CUDAGraph(), config.num_hidden_layers
+    with torch.cuda.graph(graph):
+        for _ in range(11 * layers):
+            x.mul_(1.0)
+    yield row("undone: 11 small kernels a layer", graph.replay, 0)
+    engine = decoding(model, B, context) if model.kernel == "varlen" else None
+    if engine is not None:
+        table, starts = engine._cached(engine.active)
+        layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
+        q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
+                        dtype=torch.bfloat16)
+        yield row("undone: attention in one split", lambda: [layout.attend(
+            (-1, -1), layer, q, None, None, None) for layer in range(layers)],
+            decode_seconds(model, B, context, limits)[1])
 
 
 def bench_prefill(name, model, limits, B, context):
@@ -189,7 +222,7 @@ def bench_update(name, model, limits, B, context):
                  flop / limits["matmul"] / seconds)
 
 
-PARTS = dict(decode=bench_decode, prefill=bench_prefill, update=bench_update)
+PARTS = dict(decode=bench_decode, undone=bench_undone, prefill=bench_prefill, update=bench_update)
 
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
@@ -267,7 +300,7 @@ def works(args):
     """(model, kernel, part, batch, context), in the order in which they are measured."""
     for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
                                                          args.contexts):
-        for B in args.batches if part == "decode" else (0,):     # 0: as TOKENS has
+        for B in args.batches if part in ("decode", "undone") else (0,):     # 0: as TOKENS has
             yield name, kernel, part, B, context
 
 
