@@ -19,7 +19,6 @@ S tokens in a page, P pages at hand, W readers of a page, A sampled tokens, V vo
 import heapq
 import math
 import os
-import sys
 import types
 from collections import Counter
 from dataclasses import dataclass
@@ -36,8 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer,
                           LlamaConfig)
 from transformers.modeling_outputs import MoeModelOutputWithPast
-from transformers.models.llama.modeling_llama import (LlamaRMSNorm, apply_rotary_pos_emb,
-                                                      rotate_half)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils import logging as transformers_logging
 
 LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
@@ -150,17 +148,14 @@ def equip(model, attention="auto", dtype=None):
     if model.compute_dtype != torch.float32:
         model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
     for module in model.modules():
-        if repeats(type(module).forward, LlamaRMSNorm.forward):
+        if same_code(type(module).forward, LlamaRMSNorm.forward):
             module.forward = types.MethodType(rms_norm, module)
-    theirs = vars(sys.modules[type(model).__module__])
-    if repeats(theirs.get("apply_rotary_pos_emb", equip), apply_rotary_pos_emb):
-        theirs["apply_rotary_pos_emb"] = rotated
     return model
 
 
-def repeats(function, llamas):
-    """Whether a function says what Llama's says, word for word, as in most models."""
-    codes = [getattr(x, "__code__", None) for x in (function, llamas)]
+def same_code(one, other):
+    """Whether two methods do the same, word for word: most models have a copy of Llama's norm."""
+    codes = [getattr(method, "__code__", None) for method in (one, other)]
     return None not in codes and len({(code.co_code, code.co_names) for code in codes}) == 1
 
 
@@ -168,14 +163,6 @@ def rms_norm(norm, x):
     """LlamaRMSNorm's forward, on CUDA one kernel in place of 8. Equal in float32; in 16 bit it is
     rounded once, theirs twice."""
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-def rotated(query, key, cos, sin, unsqueeze_dim=1):
-    """Llama's apply_rotary_pos_emb, query (1, H, T, D) and key (1, KH, T, D) at once: 7 kernels in
-    place of 10. To the bit the same, so it may serve all models of a module."""
-    both = torch.cat([query, key], 1)
-    both = both * cos.unsqueeze(1) + rotate_half(both) * sin.unsqueeze(1)
-    return both.split([query.shape[1], key.shape[1]], 1)
 
 
 def add_value_head(model):

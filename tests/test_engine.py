@@ -160,12 +160,11 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_and_rotary_positions_are_llamas(dtype):
-    """To the bit; only a norm in 16 bit is rounded once where Llama's is twice, so it may differ by
+def test_norms_are_llamas(dtype):
+    """To the bit in float32. A norm in 16 bit is rounded once where Llama's is twice, so it may differ by
     one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
     norm = engine_module.LlamaRMSNorm(64).to(dtype)
-    x, q, k, cos, sin = (torch.randn(shape).to(dtype) for shape in (
-        (1, 200, 64), (1, 4, 9, 16), (1, 2, 9, 16), (1, 9, 16), (1, 9, 16)))
+    x = torch.randn(1, 200, 64).to(dtype)
     norm.weight.data = torch.randn(64).to(dtype)
     ours, theirs, y = engine_module.rms_norm(norm, x), norm(x), x.double()
     exact = y / (y.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
@@ -173,9 +172,6 @@ def test_norms_and_rotary_positions_are_llamas(dtype):
         assert torch.equal(ours, theirs)
     assert ((ours - theirs).abs() <= 2**-7 * theirs.abs()).all()
     assert (ours - exact).abs().sum() <= (theirs - exact).abs().sum()
-    for ours, theirs in zip(engine_module.rotated(q, k, cos, sin),
-                            engine_module.apply_rotary_pos_emb(q, k, cos, sin)):
-        assert torch.equal(ours, theirs)
 
 
 def test_equip_leaves_norms_of_other_kinds_alone():

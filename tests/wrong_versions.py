@@ -335,7 +335,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_step_inputs_pads_to_powers_of_two_with_rows_of_one_spare_token"),
         ("x.pin_memory().to(device, non_blocking=True) if", "x.to(device) if",
          "test_a_run_mixes_no_devices_and_waits_once_a_decode_step"),
-        ("repeats(type(module).forward, LlamaRMSNorm.forward)",
+        ("same_code(type(module).forward, LlamaRMSNorm.forward)",
          'type(module).__name__.endswith("RMSNorm")',
          "test_equip_leaves_norms_of_other_kinds_alone"),
         ("    del logits ", "    pass ",
