@@ -48,7 +48,8 @@ class Clone(Machine, Speaks, Worlds):
     n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
-    skill: Share = 0.6            # probability of the expert's action; else a random legal one
+    goal: Literal["task", "other"] = "task"   # what is played for; other: never what a task asks
+    skill: Share = 0.6            # probability of such a player's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
@@ -245,7 +246,10 @@ def lesson(cfg):
         tasks = choose_tasks(module, "train", 0, own)
         if most < len(tasks):       # a fair choice: families may lie one behind the other
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
-        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon)
+        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
+            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
+        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon,
+                                goal=cfg.goal)
         demos += played
         parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
                      f"{skill:g}, {sum(d['success'] for d in played)} succeed "
