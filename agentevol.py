@@ -112,9 +112,11 @@ def evolve(run, base_set):
 def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats)."""
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
-    tasks = [(world.at_temperature(cfg.temperature), task) for world in run.worlds
-             for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
-                                      run.step, cfg.seed)]
+    tasks = []
+    for world, ids in run.tasks.items():
+        heated = world.at_temperature(cfg.temperature)
+        tasks += [(heated, task) for task in sample_tasks(ids, cfg.explore or len(ids), run.step,
+                                                          cfg.seed)]
     return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
                                (cfg.seed, run.step, 0))
 
@@ -209,7 +211,7 @@ def cloned(cfg, folder, device, demos=None):
     default `lesson`'s."""
     out = os.path.join(folder, "clone")
     if not any(parallel.gathered(os.path.exists(out))):
-        clone(cfg, demos or parallel.by_first(lesson, cfg), out, device)
+        clone(cfg, parallel.by_first(lesson, cfg) if demos is None else demos, out, device)
     return out
 
 
