@@ -104,7 +104,8 @@ class Machine:
 
 def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
-    a sentence. A field's type is a Literal, or a dict whose keys may be chosen, or reads a text.
+    a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
+    a text.
     preset(given) -> {field: value} between the defaults and the flags."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,

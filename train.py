@@ -283,7 +283,7 @@ def setup(cfg, modules, clients, began):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
-    if cfg.lora and base_of(start_model) == start_model:
+    if cfg.lora and base_of(start_model) == start_model:      # fresh adapters add nothing yet
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
