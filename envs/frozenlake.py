@@ -35,7 +35,8 @@ SLIP = {"still": 0.0, "slippery": 2 / 3}
 SIZE, ICE, MAX_ACTIONS = 4, 0.8, 10
 ONE_WORD = r"^[_OGPX√]{4}$\n?|^The ice .*\n.*"     # a row, and what is said below the grid
 # Slippery ice pays by luck; there a tiny policy learns less in the same time.
-TINY = dict(families="still", horizons=(10,), steps=60, clone=dict(steps=1000, lr=2e-3))
+TINY = dict(families="still", horizons=(10,), steps=120,
+            clone=dict(goal="other", skill=0.8, steps=600, lr=2e-3))
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}   # in a circle
 PROMPT = """You stand on a frozen lake and want to get to the goal without falling into a hole.
 The grid: _ ice, O hole, G goal, P you. On slippery ice a move may take you to the left or right of
