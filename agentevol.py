@@ -48,7 +48,8 @@ class Clone(Machine, Speaks, Worlds):
     n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
-    skill: Share = 0.6            # probability of the expert's action; else a random legal one
+    goal: Literal["task", "other"] = "task"   # what is played for; other: never what a task asks
+    skill: Share = 0.6            # probability of such a player's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own
     steps: Count = 800            # optimizer steps
@@ -111,9 +112,11 @@ def evolve(run, base_set):
 def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats)."""
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
-    tasks = [(world.at_temperature(cfg.temperature), task) for world in run.worlds
-             for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
-                                      run.step, cfg.seed)]
+    tasks = []
+    for world, ids in run.tasks.items():
+        heated = world.at_temperature(cfg.temperature)
+        tasks += [(heated, task) for task in sample_tasks(ids, cfg.explore or len(ids), run.step,
+                                                          cfg.seed)]
     return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
                                (cfg.seed, run.step, 0))
 
@@ -208,7 +211,7 @@ def cloned(cfg, folder, device, demos=None):
     default `lesson`'s."""
     out = os.path.join(folder, "clone")
     if not any(parallel.gathered(os.path.exists(out))):
-        clone(cfg, demos or parallel.by_first(lesson, cfg), out, device)
+        clone(cfg, parallel.by_first(lesson, cfg) if demos is None else demos, out, device)
     return out
 
 
@@ -245,7 +248,10 @@ def lesson(cfg):
         tasks = choose_tasks(module, "train", 0, own)
         if most < len(tasks):       # a fair choice: families may lie one behind the other
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
-        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon)
+        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
+            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
+        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon,
+                                goal=cfg.goal)
         demos += played
         parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
                      f"{skill:g}, {sum(d['success'] for d in played)} succeed "

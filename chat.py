@@ -121,7 +121,7 @@ class Chat:
     def _switch(self, thinking):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
         texts = set()
-        for on in (thinking == "off", thinking == "on"):       # the other way, then as it is asked
+        for on in (thinking == "off", thinking == "on"):       # the last stays: what is asked for
             self.options |= dict(enable_thinking=on, thinking=on)
             texts.add(self.prompt(said("user", ASK)))
         if len(texts) == 1:

@@ -77,8 +77,8 @@ class EnvClient:
         return [replies[place] for place in range(len(items))]
 
     def live_url(self):
-        """Where to open a session: each server in its turn, but those that gave no answer within
-        the last second. ServersGone."""
+        """Where to open a session: each server in its turn, but those that rest (see `post`).
+        ServersGone."""
         while True:
             now = time.monotonic()
             if due := [url for url in self.urls if self.silent.get(url, (0, 0))[1] <= now]:

@@ -104,7 +104,8 @@ class Machine:
 
 def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
-    a sentence. A field's type is a Literal, or a dict whose keys may be chosen, or reads a text.
+    a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
+    a text.
     preset(given) -> {field: value} between the defaults and the flags."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -156,7 +157,7 @@ def settings_for(model, env):
     """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
     agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
     own = model_settings(model) if model else dict(tiny=True)
-    return tiny_settings(env) | own if own.get("tiny") else own
+    return (tiny_settings(env) if own.get("tiny") else {}) | own
 
 
 def model_settings(model):
@@ -185,8 +186,8 @@ def begun(folder, given, kind, may_change):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
     ValueError: a flag, a field of `kind` but not one that may change, makes it another run."""
     was = read_settings(os.path.join(folder, "config.json"), {})
-    same = {f.name for f in fields(kind)} - may_change
-    for name in given.keys() & same if was else ():
+    fixed = {f.name for f in fields(kind)} - may_change if was else set()
+    for name in given.keys() & fixed:
         if given[name] != was.get(name):
             raise ValueError(f"--resume: {name}={given[name]!r}, but {folder} was begun with "
                              f"{name}={was.get(name)!r}; leave it out, or start another run")

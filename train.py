@@ -63,7 +63,7 @@ def train(run):
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
         else:                                          #    nothing is learned in this step
-            batch, figures = None, means_of(Counter(entropy=math.nan), [])
+            batch, figures = None, means_of(Counter(), [])
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, batch, stats, figures, seconds)
         run.step += 1
@@ -104,9 +104,9 @@ def keep_groups(played, cfg):
 
 
 def credit(run, batch):
-    """Fill in batch.advantages, and on the way .old_logprobs by the trainer in 16 bit, .weights,
-    .ref_logprobs with a KL, .token_rewards and .rewards with what it costs, .values and .returns
-    with a critic. No gradient."""
+    """Fill in batch.weights, .rollout_logprobs, .rewards and .advantages; in 16 bit .old_logprobs
+    by the trainer, with a KL .ref_logprobs, with a critic .values and .returns. A KL in the reward
+    and `gae` change .token_rewards. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
     batch.weights = mask.float()        # of each sampled token
@@ -117,9 +117,9 @@ def credit(run, batch):
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(run, run.reference, batch)
-    if cfg.kl_coef and cfg.kl == "reward":      # paid at each token
-        batch.token_rewards = algos.kl_penalised_rewards(
-            batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
+        if cfg.kl == "reward":          # paid at each token
+            batch.token_rewards = algos.kl_penalised_rewards(
+                batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
     batch.rewards = batch.token_rewards.sum(1)
     if cfg.critic != "none":
         critic = run.critic or run.policy
@@ -172,8 +172,9 @@ def update(run, batch):
 
 def means_of(sums, norms):
     """What is watched of an update -> {name: number}, from the sums of `part_loss` and the gradient
-    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them."""
-    tokens, finite = max(sums["tokens"], 1), [norm for norm in norms if math.isfinite(norm)]
+    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. Of no update NaN."""
+    tokens = sums["tokens"] or math.nan
+    finite = [norm for norm in norms if math.isfinite(norm)]
     means = {name: sums[name] / tokens for name in ("entropy", "kl", "clipped_high", "clipped_low")}
     return means | dict(
         clipped=means["clipped_high"] + means["clipped_low"], mismatch=sums["mismatch"],
@@ -282,7 +283,7 @@ def setup(cfg, modules, clients, began):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
-    if cfg.lora and base_of(start_model) == start_model:
+    if cfg.lora and base_of(start_model) == start_model:      # fresh adapters add nothing yet
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)

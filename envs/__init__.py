@@ -11,6 +11,8 @@ An environment is some constants (tests/test_envs.py checks them) and a class En
                             nonsense is answered, changes nothing and costs the turn
     expert()                (thought, action) of a player that succeeds from here
     random_action(rng)      an action that looks legal, drawn with rng
+    other_goal(rng)         (thought, action) of a player who knows the rules and plays for
+                            something that the task does not ask for; not in every environment
     close()                 only where something is held: a process, a file
 
 More may be there: ENGINE, the program that plays it, if not ours; ORIGINAL, the task ids that the
@@ -162,16 +164,17 @@ def open_envs(names, data=""):
 PATIENCE = 10        # seconds: below this estimate one process plays them all
 
 
-def record(name, skill, seed, task_id, horizon=0):
+def record(name, skill, seed, task_id, horizon=0, goal="task"):
     """One episode of a player of mixed skill, who takes the expert's action with the probability
     `skill` and else a random one, as text: {"env", "task_id", "turns": [[observation, thought,
     action, reward, done, info], ...], "last": the observation after them, "success"}. horizon: most
-    turns; 0: the environment's own."""
+    turns; 0: the environment's own. goal: "other" puts `other_goal` in the expert's place."""
     module, rng = importlib.import_module(f"envs.{name}"), random.Random(f"{seed} {task_id}")
     env = module.Env()
+    player = env.expert if goal == "task" else partial(env.other_goal, rng)
     observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
     while not done and len(turns) < min(horizon or math.inf, module.HORIZON):
-        thought, action = env.expert()
+        thought, action = player()
         if rng.random() > skill:
             thought, action = "I try something.", env.random_action(rng)
         seen = observation
@@ -181,25 +184,26 @@ def record(name, skill, seed, task_id, horizon=0):
     return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
 
 
-def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None):
+def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None, goal="task"):
     """`count` games by `record` of the first tasks. Of an expert (skill 1) successes only, so that
     others may take the place of failures; a player with luck plays every task as often as fit whole
     rounds, each with other chances. Fewer where there are no more tasks."""
     played, left = [], list(task_ids)
-    if skill < 1:
+    if skill < 1 or goal == "other":
         for n in range(max(1, count // len(left))):
-            played += recorded(name, left[:count], skill, seed + 1_000_003 * n, horizon, processes)
+            play = partial(record, name, skill, seed + 1_000_003 * n, horizon=horizon, goal=goal)
+            played += recorded(play, left[:count], processes)
         return played
     while left and len(played) < count:
         part, left = left[:count - len(played)], left[count - len(played):]
-        played += [game for game in recorded(name, part, skill, seed, horizon, processes)
-                   if game["success"]]
+        played += [game for game in recorded(partial(record, name, skill, seed, horizon=horizon),
+                                             part, processes) if game["success"]]
     return played
 
 
-def recorded(name, task_ids, skill, seed, horizon, processes):
-    """`record` for every task, in parallel processes where the expert is slow (babyai's bot)."""
-    play, began = partial(record, name, skill, seed, horizon=horizon), time.perf_counter()
+def recorded(play, task_ids, processes):
+    """play(task id) for every task, in parallel processes where it is slow (babyai's bot)."""
+    began = time.perf_counter()
     first, others = [play(task_id) for task_id in task_ids[:8]], task_ids[8:]
     slow = (time.perf_counter() - began) / 8 * len(task_ids) > PATIENCE
     with multiprocessing.get_context("spawn").Pool(processes) if slow else nullcontext() as pool:

@@ -21,6 +21,7 @@ of "still" and 50% of "slippery". (On maps of RAGEN's own generator, slippery: 2
 """
 import random
 import zlib
+from functools import partial
 from statistics import fmean
 
 import envs
@@ -34,7 +35,8 @@ SLIP = {"still": 0.0, "slippery": 2 / 3}
 SIZE, ICE, MAX_ACTIONS = 4, 0.8, 10
 ONE_WORD = r"^[_OGPX√]{4}$\n?|^The ice .*\n.*"     # a row, and what is said below the grid
 # Slippery ice pays by luck; there a tiny policy learns less in the same time.
-TINY = dict(families="still", horizons=(10,), steps=60, clone=dict(steps=1000, lr=2e-3))
+TINY = dict(families="still", horizons=(10,), steps=120,
+            clone=dict(goal="other", skill=0.8, steps=600, lr=2e-3))
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}   # in a circle
 PROMPT = """You stand on a frozen lake and want to get to the goal without falling into a hole.
 The grid: _ ice, O hole, G goal, P you. On slippery ice a move may take you to the left or right of
@@ -104,6 +106,7 @@ class Env(envs.Base):
         self.lake, self.cell = level(task_id)
         self.slip = SLIP[family(task_id)] if self.fixed_slip is None else self.fixed_slip
         self.table = None           # the expert's, once it is asked
+        self.aim = self.cell        # of `other_goal`
         self.actions_left = MAX_ACTIONS
         return self.observation()
 
@@ -136,21 +139,31 @@ class Env(envs.Base):
         info = {"success": success, "valid": well_formed, "score": float(success)}
         return note + self.observation(), reward, done, info
 
+    def in_time(self, table, move):
+        """Chances to arrive within all moves left, within one fewer, and so on: of moves with the
+        same chance the faster one wins. Rounded, or rounding errors would decide."""
+        return [round(expected(table[k], outcomes(self.cell, move, self.slip)), 9)
+                for k in reversed(range(self.actions_left))]
+
     def expert(self):
         self.table = self.table or arrival(self.lake, self.slip, MAX_ACTIONS)
-
-        def in_time(move):
-            """Chances to arrive within all moves left, within one fewer, and so on: of moves with
-            the same chance the faster one wins. Rounded, or rounding errors would decide."""
-            return [round(expected(self.table[k], outcomes(self.cell, move, self.slip)), 9)
-                    for k in reversed(range(self.actions_left))]
-        move = max(MOVES, key=in_time)
+        move = max(MOVES, key=partial(self.in_time, self.table))
         row, column = (b - a for a, b in zip(divmod(self.cell, SIZE),
                                              divmod(self.lake.index("G"), SIZE)))
         side = " and ".join(f"{abs(n)} {words[n > 0]}" for n, words in
                             ((row, ("up", "down")), (column, ("left", "right"))) if n)
         return (f"The goal is {side} of me. With {self.actions_left} moves left, {move} reaches it "
-                f"with probability {in_time(move)[0]:.2f}."), move
+                f"with probability {self.in_time(self.table, move)[0]:.2f}."), move
+
+    def other_goal(self, rng):
+        """Walks to a random cell of ice around holes and goal, then to another, and so on."""
+        lake = self.lake.replace("G", "O")
+        for _ in range(20):         # there may be no other cell that can be reached
+            if self.aim != self.cell and self.way[-1][self.cell]:
+                break
+            self.aim = rng.choice([c for c, symbol in enumerate(lake) if symbol == "_"])
+            self.way = arrival(lake[:self.aim] + "G" + lake[self.aim + 1:], self.slip, MAX_ACTIONS)
+        return "I look around.", max(MOVES, key=partial(self.in_time, self.way))
 
     def random_action(self, rng):
         return rng.choice(list(MOVES))

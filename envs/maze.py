@@ -143,7 +143,7 @@ class Env(envs.Base):
             raise ValueError(f"maze: no task 25; tasks are 0..{TEST[-1]} without 25, which would "
                              "start on the goal")
         self.grid, self.cell, self.goal, self.to_goal = world(task_id)
-        self.turns, self.history = 0, []
+        self.turns, self.history, self.aim = 0, [], None
         return self.look()
 
     def look(self):
@@ -177,6 +177,14 @@ class Env(envs.Base):
         here = "" if self.view == "partial" else f"I am at {self.cell[0]}, {self.cell[1]}. "
         return (f"{here}The goal is {left} move{'s' * (left != 1)} away, and the way there begins "
                 f"with {action!r}.", action)
+
+    def other_goal(self, rng):
+        """Walks to a random square of the maze, then to another, and so on."""
+        if self.aim in (None, self.cell):
+            self.aim = rng.choice(sorted({*self.to_goal} - {self.cell, self.goal}))
+        to_aim = distances(self.grid, self.aim)
+        return (f"I would like to see {self.aim[0]}, {self.aim[1]}.",
+                min(ACTIONS, key=lambda action: to_aim[moved(self.grid, self.cell, action)]))
 
     def random_action(self, rng):
         return rng.choice(ACTIONS)

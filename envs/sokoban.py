@@ -20,6 +20,7 @@ share no room. Success on TEST with one move a turn: random 4.4% of 6x6 and 2.9%
 all. (Random on levels of RAGEN's own generator: 19% and 2.5%; a third of its small levels needs one
 or two moves only.)
 """
+import math
 import random
 import zlib
 
@@ -132,7 +133,7 @@ class Env(envs.Base):
     def start(self, task_id):
         (self.size, self.floor, self.targets,
          self.player, self.boxes, self.shortest) = level(task_id)
-        self.moves, self.table = moves_of(self.size), None
+        self.moves, self.table, self.way = moves_of(self.size), None, {}
         self.actions_left = MAX_ACTIONS
         return self.observation()
 
@@ -170,6 +171,17 @@ class Env(envs.Base):
         if move in walks:
             return f"{plan} I walk {move} to get to the right side of a box.", move
         return f"{plan} I stand right behind a box, so I push it {move}.", move
+
+    def other_goal(self, rng):
+        """Pushes the boxes to random cells of the floor, then to others, and so on."""
+        here = self.player, self.boxes
+        for _ in range(20):         # a box may be stuck
+            if self.way.get(here):
+                break
+            aims = frozenset(rng.sample(sorted(self.floor - self.targets), len(self.boxes)))
+            self.way = moves_to_go(self.size, self.floor, aims)
+        futures = {move: play(self.floor, *here, step) for move, step in self.moves.items()}
+        return "I move a box.", min(futures, key=lambda move: self.way.get(futures[move], math.inf))
 
     def random_action(self, rng):
         return rng.choice(list(self.moves))

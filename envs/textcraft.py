@@ -381,7 +381,7 @@ class Env(envs.Base):
 
     def start(self, task_id):
         self.goal, self.shown = self.world.goal(task_id), self.world.draw(task_id)
-        self.inventory = {}
+        self.inventory, self.aim = {}, None
         commands = "\n".join(map(str, self.shown))
         return f"Crafting commands:\n{commands}\n\nGoal: craft {self.goal}."
 
@@ -441,6 +441,23 @@ class Env(envs.Base):
         why = "it is the goal" if recipe.item == self.goal else f"{self.goal} needs it"
         return (f"I hold everything for {recipe.item}, and {why}: I craft it.",
                 str(recipe._replace(needs=needs)))
+
+    def other_goal(self, rng):
+        """Makes a thing of the page that is not the goal, then another, and so on."""
+        if not self.aim:
+            things = {i for recipe in self.shown for i in (recipe.item, *dict(recipe.needs))}
+            self.aim = rng.choice(sorted(things - {self.goal, *self.world.classes}))
+        aim = self.aim
+        number = rng.randint(1, 4) if aim in self.world.raw else 1
+        _, gets, crafts = supply(self.world, aim, number, ({**self.inventory, aim: 0}, {}, []))
+        if gets:
+            made, action = next((i, f"get {n} {i}") for i, n in gets.items())
+        else:
+            (made, *_), needs = crafts[0]
+            action = str(crafts[0][0]._replace(needs=needs))
+        if made == aim:
+            self.aim = None
+        return f"I would like to have {aim}.", action
 
     def random_action(self, rng):
         """A command shown, or a get of what such a command uses, or a look at the inventory."""

@@ -20,7 +20,7 @@ from envs import textcraft
 NAME, HORIZON, SUCCESS = "textcraft_small", 10, 1.0
 TRAIN, TEST = range(0, 6750), range(6750, 7110)      # 250 draws of 27 goals; 12 of each of 30
 FAMILIES = ("depth 1", "depth 2", "depth 3")
-TINY = dict(horizons=(6, 10))
+TINY = dict(horizons=(10,), steps=150, kl_coef=0.01, clone=dict(goal="other", skill=0.9))
 PROMPT = """Craft the goal. Actions:
 get N item
 craft N item using N a, M b

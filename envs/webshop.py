@@ -264,6 +264,7 @@ class Env(envs.Base):
         self.task_id, self.goal = task_id, self.shop.goals[task_id]
         self.browser = Browser(self.shop, self.goal.instruction)
         self.looked, self.fitting = set(), {}       # for the expert: asins, and {asin: it fits}
+        self.other = None           # of `other_goal`: a goal, and what fits it
         return text_of(self.browser.nodes)
 
     def act(self, action):
@@ -299,6 +300,15 @@ class Env(envs.Base):
         return f"Instruction: {self.goal.instruction}"
 
     # Players
+
+    def other_goal(self, rng):
+        """Buys, as the expert does, what another task asks for."""
+        mine = self.goal, self.fitting
+        self.other = self.other or (self.shop.goals[rng.choice(self.module.TRAIN)], {})
+        self.goal, self.fitting = self.other
+        thought, action = self.expert()
+        self.goal, self.fitting = mine
+        return thought, action
 
     def choices(self, product):
         """For each option that the goal asks for one of the product's; None if it lacks one."""

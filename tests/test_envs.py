@@ -22,7 +22,7 @@ from dataclasses import fields
 import pytest
 
 from agentevol import Clone
-from envs import tools_of
+from envs import record, tools_of
 from players import ROOT, play, printed
 from train import Config
 
@@ -177,6 +177,17 @@ def test_tools_can_say_all_that_the_expert_does(world):
         for task_id in some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 4):
             for action, *_ in expert_episode(world, env, task_id):
                 assert any(re.fullmatch(form, action) for form in forms)
+
+
+def test_a_player_of_other_goals_acts_well_and_seldom_solves_the_task(world):
+    if not hasattr(world.Env, "other_goal"):
+        pytest.skip("has no such player")
+    tasks = some_tasks(world, "TRAIN", 40)
+    games = [record(world.NAME, 1, 0, task, goal="other") for task in tasks]
+    assert games[0] == record(world.NAME, 1, 0, tasks[0], goal="other")
+    assert all(turn[-1]["valid"] for game in games for turn in game["turns"])
+    expert = sum(record(world.NAME, 1, 0, task)["success"] for task in tasks)
+    assert sum(game["success"] for game in games) < expert / 2
 
 
 def test_random_player_survives_200_turns(world, capsys):

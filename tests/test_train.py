@@ -396,8 +396,8 @@ def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
     assert same(weights_of(model), run.policy.state_dict())
     for line in run.history:
         assert (line["trained"], line["grad_norm"], line["constant_groups"]) == (0, 0, 1)
-        assert math.isnan(line["entropy"])
-        assert all(math.isfinite(v) for name, v in line.items() if name != "entropy")
+        of_tokens = {"entropy", "kl", "clipped", "clipped_high", "clipped_low"}
+        assert {name for name, v in line.items() if not math.isfinite(v)} == of_tokens
 
 
 # ---- what is not finite -------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_measure_on_a_hand_made_step(url, model):
     played[3].turns[1].cut = True
     stats = Stats(dropped=3, pages=7, preempted=1, tokens=Counter(prefill=10, decode=5),
                   seconds=Counter(rollout=4.0, decode=1.0, sampling=1.0))
-    figures = train.means_of(Counter(entropy=1.0), [])
+    figures = train.means_of(Counter(entropy=2.0, tokens=2), [])
     m = metrics.measure(run, 2, played, None, stats, figures, 5.0)
     assert m["rollout_tokens_per_second"] == m["rollout_tokens"] / 4
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)

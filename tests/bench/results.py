@@ -27,7 +27,12 @@ EVOLVE = ("agentevol.py evolve --resume --out runs/{run} --seed {seed} --explore
           "--eval-tasks 256 ")
 CLONE = "agentevol.py clone --out {at}/clone-{seed} --seed {seed} "
 FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
+SMALL = EVOLVE.replace("400", "1200") + "--env textcraft_small --n 8000 --goal other --skill 0.9 "
 TABLES = {
+    "main": {           # the same clone, as many episodes in both: 150 x 256 = 4 x 1200 x 8
+        "GRPO": [TRAIN + "--env textcraft_small --control"],
+        "AgentEvol": [SMALL + "--samples 8 --iterations 4"],
+    },
     "worlds": {
         **{name: [TRAIN + f"--env {name}"] for name in (
             "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
@@ -67,7 +72,9 @@ TABLES = {
     },
 }
 QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
-         "agentevol.py": " --steps 5 --batch 4", "recipes/unexplored.py": " --steps 5 --batch 4"}
+         "clone": " --steps 5 --batch 4",
+         "evolve": " --steps 5 --batch 4 --learn-steps 5 --explore 4 --samples 1"}
+QUICK["recipes/unexplored.py"] = QUICK["evolve"]
 
 
 def run(table, title, seed, quick=False):
@@ -81,7 +88,8 @@ def run(table, title, seed, quick=False):
             words = shlex.split(command.format(seed=seed, run=name, at=f"runs/{at}"))
             made = words[words.index("--out") + 1] if "clone" in words else ""
             if not (made and os.path.exists(made)):
-                more = shlex.split(QUICK[words[0]]) if quick else []
+                small = next(QUICK[word] for word in words if word in QUICK)
+                more = shlex.split(small) if quick else []
                 minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
         spent.write_text(json.dumps(minutes))
     result = json.loads(Path("runs", name, "result.json").read_text())
