@@ -161,8 +161,8 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_are_llamas(dtype):
-    """To the bit in float32. A norm in 16 bit is rounded once where Llama's is twice, so it may differ by
-    one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
+    """To the bit in float32. In 16 bit it is rounded once where Llama's is twice, so it may differ
+    by one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
     norm = engine_module.LlamaRMSNorm(64).to(dtype)
     x = torch.randn(1, 200, 64).to(dtype)
     norm.weight.data = torch.randn(64).to(dtype)
