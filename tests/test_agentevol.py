@@ -120,7 +120,7 @@ def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypa
 @pytest.mark.parametrize("count, rounds", [(2, 1), (4, 1), (7, 1), (8, 2), (13, 3)])
 def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, monkeypatch):
     """Failures too: they are part of what it does. Each round has other chances."""
-    monkeypatch.setattr(envs, "record", lambda name, skill, seed, task_id, horizon: dict(
+    monkeypatch.setattr(envs, "record", lambda name, skill, seed, task_id, **_: dict(
         task_id=task_id, seed=seed, success=False))
     demos = demonstrations("maze", [3, 1, 4, 5], count, 0.5, 9)
     assert [demo["task_id"] for demo in demos] == [3, 1, 4, 5][:count] * rounds
@@ -150,7 +150,7 @@ def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypat
     """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
     skills = []
 
-    def demonstrations(name, tasks, count, skill, *_):
+    def demonstrations(name, tasks, count, skill, *_, **more):
         skills.append(skill)
         return [dict(env=name, success=True) for _ in tasks[:count]]
     monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
@@ -162,6 +162,14 @@ def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypat
                               f", {len(wordle.TRAIN)} succeed")
     counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze")))
     assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
+
+
+def test_lesson_of_other_goals_never_sets_out_for_the_tasks_own(capsys):
+    for demo in lesson(replace(SMALL, n=50, skill=1, goal="other")):
+        goal = demo["turns"][0][0].rpartition("craft ")[2].rstrip(".")
+        assert all(turn[1] != f"I would like to have {goal}." for turn in demo["turns"])
+    with pytest.raises(ValueError, match="goal=other: wordle has no player for it; leave it out"):
+        lesson(replace(SMALL, env="wordle", goal="other"))
 
 
 # ---- what is imitated ----

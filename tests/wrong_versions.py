@@ -411,6 +411,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_open_envs_refuses_data_that_is_nobodys"),
         ('.strip("_") or "act"', '.strip() or "act"',
          "test_tools_of_webshop_are_agentgyms_functions"),
+        ('if goal == "task" else', 'if goal == "other" else',
+         "test_lesson_of_other_goals_never_sets_out_for_the_tasks_own"),
         ("if rng.random() > skill:", "if rng.random() < skill:",
          "test_record_of_full_skill_is_the_expert_and_of_none_never_is"),
         ('f"{name} {task_id} {stream}"', 'f"{name} {task_id}"',
@@ -625,6 +627,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_step_rewards_a_push_on_and_off_a_target_and_the_room"),
     ],
     "envs/textcraft.py": [
+        ("things - {self.goal, *self.world.classes}", "things - {*self.world.classes}",
+         "test_lesson_of_other_goals_never_sets_out_for_the_tasks_own"),
         ('"craft {items} using {ingredients}":', '"craft {items} with {ingredients}":',
          "test_tools_can_say_all_that_the_expert_does"),
         ("self.inventory[i] -= n", "self.inventory[i] -= 0",
