@@ -204,7 +204,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
         batch, run.cfg.micro_tokens) for i in (0, 1))
     batch.ratios = (logprobs - batch.old_logprobs).exp()
-    columns = {name: x.double().round(decimals=4) for name, x in vars(batch).items()
+    columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
                if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
     append(run, "samples.jsonl", [
         dict(step=step, split=split, family=load_env(t.env).family(t.task_id))
