@@ -170,8 +170,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_evaluations_are_as_many_as_were_asked_for"),
         ("(logprobs - batch.old_logprobs).exp()", "(batch.old_logprobs - logprobs).exp()",
          "test_samples_hold_what_the_policy_gave_each_token"),
-        ("kept if batch else played, run.cfg", "played, run.cfg",
-         "test_samples_hold_what_the_policy_gave_each_token"),
         ("if signal not in {name for", "if True or signal not in {name for",
          "test_record_names_a_warning_once"),
         ("min(file.tell(), run.written.get(name, 0))", "file.tell()",
