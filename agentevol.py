@@ -353,7 +353,7 @@ def run_all(cfg, began):
         if not run.evaluations:         # else the run is resumed
             metrics.evaluate(run)
         evolve(run, base_set)
-        metrics.report(run)
+        metrics.final_table(run)
 
 
 # ---- flags --------------------------------------------------------------------------------------

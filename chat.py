@@ -193,7 +193,7 @@ def split_thoughts(text):
 # ---- how a reply becomes an action --------------------------------------------------------------
 # A reader of replies: text -> (action, complaint). A complaint is shown before the environment's
 # next observation (agentgym: instead of it); its action is then empty and still costs a turn.
-# The transcripts are of textcraft_small, as Trajectory.text prints them; "..." marks a cut.
+# The transcripts are of textcraft_small, as report.py prints them; "..." marks a cut.
 
 def read_act(reply):
     """The reply is the action.

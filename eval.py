@@ -25,6 +25,7 @@ from typing import Literal
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
+import report
 from api import Api, collect_by_api
 from chat import Agent
 from client import EnvError, ServersGone, connected
@@ -145,7 +146,7 @@ def play_of(episode, tokens):
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
         turns=len(t.turns), valid=sum(valid) if valid or not t.turns else None, tokens=tokens,
-        conversation=t.text(tokenizer) if tokenizer else episode.messages))
+        conversation=report.sample_of(t, tokenizer) if tokenizer else episode.messages))
 
 
 def kept_groups(path):
@@ -264,6 +265,7 @@ def run(cfg):
           table(rows, cfg.k), sep="\n")
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
     write_json(os.path.join(folder, "results.json"), results)
+    report.write(folder)
     return results
 
 

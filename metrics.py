@@ -1,13 +1,13 @@
-"""metrics: what is watched: a step's figures, the log line, warnings, the final table, the curve.
+"""metrics: what is watched: a step's figures, the log line, samples, warnings, the final table.
 
-train.py calls `record` after each step, agentevol.py `record_iteration`, both `report` at the end;
-nothing here changes what is learned. docs/metrics.md says of each figure what it is and when it is
-healthy.
+train.py calls `record` after each step, agentevol.py `record_iteration`; nothing here changes what
+is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 
@@ -15,18 +15,19 @@ import torch
 
 import algos
 import parallel
+import report
+from envs import load_env
 from envs.parts.players import mean_and_error, player_rate
+from rollout import to_batch
 from run import write_json
 
-MOST_PARTS = 6                # environments or families that are told one by one
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
 
 def players(run):
-    """{"random", "expert": the success of each on the held-out tasks}: without them no curve means
-    anything."""
+    """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by."""
     return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
             for who in ("random", "expert")}
 
@@ -39,10 +40,11 @@ def held_out(run, temperature, policy=None):
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
+    if temperature and not policy:
+        write_samples(run, run.step, "test", played, 1, temperature)
     success, error = mean_and_error([t.success for t in played])
-    module = run.worlds[0].module
     parts = means(played, "success", lambda t: t.env if len(run.worlds) > 1 else
-                  module.family(t.task_id))
+                  run.worlds[0].module.family(t.task_id))
     return dict(success=success, stderr=error, n=len(played), parts=parts)
 
 
@@ -62,24 +64,26 @@ def greedy_and_sampled(run, policy=None):
 
 
 def evaluate(run):
-    """Measure the policy as it is after run.step steps, for the table and the curve."""
+    """Measure the policy as it is after run.step steps, for the table and the page."""
     run.evaluations.append((run.step, greedy_and_sampled(run)))
+    write_results(run)
 
 
 # ---- one step -----------------------------------------------------------------------------------
 
-def record(run, horizon, played, batch, stats, figures, seconds):
+def record(run, horizon, played, kept, batch, stats, figures, seconds):
     """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. Every
-    eval_every steps, from the first on, two of the step's episodes are kept as text."""
+    eval_every steps, from the first on, some of what it trained on is kept (else, was played)."""
     line = measure(run, horizon, played, batch, stats, figures, seconds)
-    remember(run, line)
+    run.history.append(line)
+    append(run, "metrics.jsonl", [line])
     parallel.say(log_line(line))
     if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
-        write_samples(run, line["step"], played)
+        write_samples(run, run.step, "train", kept if batch else played, run.cfg.group_size,
+                      run.cfg.temperature, batch)
     if run.step == 0:
-        left = 1.1 * (run.cfg.steps - 1) * seconds      # a tenth more, for the evaluations
-        total = time.perf_counter() - run.began + left
-        parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
+        total = time.perf_counter() - run.began + 1.1 * (run.cfg.steps - 1) * seconds
+        parallel.say(f"the whole run takes about {total / 60:.1f} minutes")     # evaluations: 10%
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
             run.warnings.append((run.step, signal, sentence))
@@ -102,17 +106,12 @@ def record_iteration(run, explored, kept, stats, seconds):
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
         random=players(run)["random"]["success"], held_out_greedy=greedy["success"],
         held_out=sampled["success"], held_out_stderr=sampled["stderr"])
-    remember(run, line)
-    write_samples(run, line["step"], explored)
+    run.history.append(line)
+    append(run, "metrics.jsonl", [line])
+    write_samples(run, line["step"], "train", explored, 1, run.cfg.temperature)
     parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
                  f"{percent(line['success'])} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
-
-
-def remember(run, line):
-    """Add a line of metrics to run.history and to metrics.jsonl, there with null for not finite."""
-    run.history.append(line)
-    append(run, "metrics.jsonl", json.dumps(with_nulls(line)) + "\n")
 
 
 def with_nulls(value):
@@ -120,13 +119,13 @@ def with_nulls(value):
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def append(run, name, text):
-    """Add text to a file of the run's folder. What a killed run wrote after its last checkpoint is
-    played again, so it is cut off."""
+def append(run, name, lines):
+    """Add lines of JSON to a file of the run's folder, null for numbers that are not finite. What
+    a killed run wrote after its last checkpoint is played again, so it is cut off."""
     if parallel.rank() == 0:
         with open(os.path.join(run.folder, name), "a") as file:
             file.truncate(min(file.tell(), run.written.get(name, 0)))
-            file.write(text)
+            file.writelines(json.dumps(with_nulls(line)) + "\n" for line in lines)
             run.written[name] = file.tell()
 
 
@@ -137,8 +136,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
     turns = [turn for t in played for turn in t.turns]
     sampled = [t.token_ids[turn.start:turn.end] for t in played for turn in t.turns]
     return dict(
-        step=run.step, horizon=horizon,
-        random=players(run)["random"]["success"],
+        step=run.step, horizon=horizon, random=players(run)["random"]["success"],
         reward=rewards.mean().item(), success=sum(t.success for t in played) / len(played),
         reward_std=spread.mean().item(), constant_groups=(spread <= 1e-6).float().mean().item(),
         valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
@@ -192,11 +190,27 @@ def log_line(m):
             + f"\n          {', '.join(rare)}" * bool(rare))
 
 
-def write_samples(run, step, trajectories):
-    """A few episodes as text, the trained tokens marked: most failures show here first."""
-    tokenizer = run.worlds[0].agent.tokenizer
-    append(run, "samples.txt", "".join(f"---- step {step} ----\n{t.text(tokenizer)}\n"
-                                       for t in trajectories[:2]))
+def write_samples(run, step, split, trajectories, group_size, temperature, batch=None):
+    """Add 16 episodes to samples.jsonl, or two whole groups, with what their batch holds of each
+    token, the ratio pi / pi_old and the entropy of pi, the policy as it now is."""
+    count, firsts = max(2, 16 // group_size), range(0, len(trajectories), group_size)
+    rows = [row for first in firsts[::max(1, len(firsts) // count)][:count]
+            for row in range(first, first + group_size) if trajectories[row].turns]
+    if not rows:
+        return
+    picked = [trajectories[row] for row in rows]
+    batch = batch.rows(rows) if batch else to_batch(picked, run.device)
+    logprobs, batch.entropies = (parallel.on_all_rows(
+        lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
+        batch, run.cfg.micro_tokens) for i in (0, 1))
+    batch.ratios = (logprobs - batch.old_logprobs).exp()
+    columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
+               if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
+    append(run, "samples.jsonl", [
+        dict(step=step, split=split, family=load_env(t.env).family(t.task_id))
+        | report.sample_of(t, run.worlds[0].agent.tokenizer)
+        | {name: x[row, :len(t.token_ids)].tolist() for name, x in columns.items()}
+        for row, t in enumerate(picked)])
 
 
 def of_batch(batch):
@@ -217,31 +231,33 @@ def of_batch(batch):
 
 # ---- the end ------------------------------------------------------------------------------------
 
-def report(run):
-    """The table at the end, result.json and curve.png."""
-    cfg, seconds = run.cfg, time.perf_counter() - run.began
+def write_results(run):
+    """result.json, as far as the run has come, and its page -> what result.json holds."""
+    result = with_nulls(dict(
+        env=run.cfg.env, algo=run.cfg.algo, seed=run.cfg.seed, steps=run.step,
+        seconds=round(time.perf_counter() - run.began, 1), rl_seconds=round(run.rl_seconds, 1),
+        command=sys.argv, warnings=run.warnings, players=players(run),
+        evaluations=run.evaluations, control=run.control))
+    if parallel.rank() == 0:
+        write_json(os.path.join(run.folder, "result.json"), result)
+        report.write(run.folder)
+    return result
+
+
+def final_table(run):
+    """The table at the end, result.json, the page and curve.png."""
+    cfg, result = run.cfg, write_results(run)
     local = ", our local game" * hasattr(run.worlds[0].module, "Served")
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
-             f"{run.step} steps of {cfg.algo}, {seconds:.0f} s in all",
+             f"{run.step} steps of {cfg.algo}, {result['seconds']:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    for title, rates in (("before", run.evaluations[0][1]),
-                         (f"after {cfg.algo}", run.evaluations[-1][1]),
-                         ("control: more cloning instead", run.control)):
-        if rates:
-            lines.append(row(title, rates["greedy"], rates["sampled"]))
-            parts = rates["greedy"]["parts"]
-            if 1 < len(parts) <= MOST_PARTS:
-                lines.append("    greedy: " + ", ".join(
-                    f"{part} {share:.0%}" for part, share in parts.items()))
+    lines += [row(title, rates["greedy"], rates["sampled"]) for title, rates in (
+        ("before", run.evaluations[0][1]), (f"after {cfg.algo}", run.evaluations[-1][1]),
+        ("control: more cloning instead", run.control)) if rates]
     lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
     if parallel.rank() == 0:
-        write_json(os.path.join(run.folder, "result.json"), with_nulls(dict(
-            env=cfg.env, algo=cfg.algo, seed=cfg.seed, steps=run.step, seconds=round(seconds, 1),
-            rl_seconds=round(run.rl_seconds, 1), warnings=run.warnings, players=players(run),
-            evaluations=run.evaluations, control=run.control)))
-        draw(run)
-    parallel.say("\n".join([*lines, f"{run.folder}: result.json, metrics.jsonl, samples.txt, "
-                                    f"curve.png, step_{run.step}/"]))
+        report.draw(run.folder, run.history, result)
+    parallel.say("\n".join([*lines, f"{run.folder}: report.html, curve.png, step_{run.step}/"]))
 
 
 def row(title, *rates):
@@ -252,34 +268,6 @@ def row(title, *rates):
 
 def percent(share):
     return f"{share:.1%}" if math.isfinite(share) else "-"
-
-
-def draw(run):
-    """curve.png: success on held-out tasks and while training, and the lines to judge it by."""
-    from matplotlib.figure import Figure
-    cfg, figure = run.cfg, Figure((9, 4), dpi=120, layout="tight")
-    axes, steps = figure.subplots(), [line["step"] + 1 for line in run.history]
-    axes.plot(steps, [line["success"] for line in run.history], color="0.8", lw=1,
-              label="training tasks, T=1")
-    evaluated, rates = zip(*run.evaluations)
-    axes.plot(evaluated, [x["greedy"]["success"] for x in rates], "o-", color="C0", lw=2,
-              label="held-out tasks, greedy")
-    axes.plot(evaluated, [x["sampled"]["success"] for x in rates], "^--", color="C0", lw=1,
-              label="held-out tasks, T=1")
-    parts = [x["greedy"]["parts"] for x in rates]
-    for i, part in enumerate(parts[0] if 1 < len(parts[0]) <= MOST_PARTS else ()):
-        axes.plot(evaluated, [shares.get(part) for shares in parts], f"C{4 + i}", lw=1,
-                  label=f"{part}, greedy")
-    if run.control:
-        axes.axhline(run.control["greedy"]["success"], color="C1", ls="--",
-                     label="control: more cloning, greedy")
-    axes.plot(steps, [line["random"] for line in run.history], "C3:", label="random player")
-    axes.axhline(players(run)["expert"]["success"], color="C2", ls=":", label="expert")
-    axes.set(xlabel=f"steps of {cfg.algo}", ylabel="success", ylim=(0, 1.04),
-             title=f"{cfg.env}, seed {cfg.seed}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(os.path.join(run.folder, "curve.png"))
 
 
 # ---- the panel: signs that a run is about to collapse -------------------------------------------

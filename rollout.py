@@ -87,22 +87,6 @@ class Trajectory:
         """The episode's return: the sum of its turns' rewards."""
         return sum((turn.reward for turn in self.turns), 0.0)
 
-    def text(self, tokenizer):
-        """The episode as text; the tokens that are trained on stand between ⟦ and ⟧."""
-        marks = defaultdict(str)            # what is written before which token
-        for turn in self.turns:
-            marks[turn.start] += "⟦"
-            understood = ", not understood" if turn.valid is False else ""
-            marks[turn.end] += f"⟧ (reward {turn.reward:g}{understood})"
-        for start in self.contexts[1:]:
-            marks[start] += "\n--- a context of its own:\n"
-        cuts = sorted({0, *marks, len(self.token_ids)})
-        text = "".join(tokenizer.decode(self.token_ids[begin:end]) + marks[end]
-                       for begin, end in itertools.pairwise(cuts))
-        how = "done" if self.done else f"truncated: {self.truncated}"
-        return f"{text}\n[{self.env} {self.task_id}: return {self.reward:g}, " \
-               f"score {self.score:g}, {how}]"
-
 
 @dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
 class World:

@@ -65,7 +65,7 @@ def train(run):
         else:                                          #    nothing is learned in this step
             batch, figures = None, means_of(Counter(), [])
         seconds = time.perf_counter() - began
-        metrics.record(run, horizon, played, batch, stats, figures, seconds)
+        metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
         run.step += 1
         if evaluate_and_save(run):
             break
@@ -477,10 +477,9 @@ def main(argv=None, kind=Config):
                 metrics.evaluate(run)
             with ends_after_step(run):
                 train(run)
-            metrics.report(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
                 run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
-                metrics.report(run)
+            metrics.final_table(run)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import run as runs
 import agentevol
 import envs
 import metrics
+import report
 import parallel
 import train
 from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
@@ -515,7 +516,7 @@ TINY = dict(env="toy", n=8, steps=2, batch=4, iterations=2, learn_steps=3, learn
 def here(monkeypatch, tmp_path):
     """Runs are written to a folder of their own, without a picture, which takes longest."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(metrics, "draw", lambda *_: None)
+    monkeypatch.setattr(report, "draw", lambda *_: None)
 
 
 def begun(url, **flags):
@@ -552,8 +553,8 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     script(monkeypatch, url, out="e/", **TINY)
     assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
-        "clone", "config.json", "curve.png", "metrics.jsonl", "result.json", "samples.txt",
-        "step_1", "step_2"]
+        "clone", "config.json", "curve.png", "metrics.jsonl", "report.html", "result.json",
+        "samples.jsonl", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
     assert all(line["explored"] == 12 and 0 <= line["kept"] <= 12 for line in lines)
@@ -596,7 +597,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     flags = dict(model=model, start=start, **TINY | dict(iterations=3))
     script(monkeypatch, url, out="whole", **flags)
     for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
-                                (agentevol, "save", 1), (metrics, "report", 0)):
+                                (agentevol, "save", 1), (metrics, "final_table", 0)):
         real, left = getattr(owner, name), [passes]
 
         def killing(*arguments, real=real, left=left):
@@ -615,10 +616,10 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     assert all(torch.equal(mine[key], its[key]) for key in its)
     assert not all(torch.equal(its[key], x) for key, x in weights_of("whole/clone").items())
     assert lines_of("e") == lines_of("whole") and len(lines_of("e")) == 3
-    assert open("e/samples.txt").read() == open("whole/samples.txt").read()
+    assert open("e/samples.jsonl").read() == open("whole/samples.jsonl").read()
     results = [json.load(open(f"{out}/result.json")) for out in ("e", "whole")]
     for result in results:
-        assert result.pop("seconds") > 0 and result.pop("rl_seconds") > 0
+        assert result.pop("seconds") > 0 and result.pop("rl_seconds") > 0 and result.pop("command")
     assert results[0] == results[1]
 
 
@@ -633,7 +634,7 @@ def a_rank(rank, url, model, port):
     make_known()
     sys.modules["envs.toy"].TINY = dict(clone=dict(steps=3, n=8, width=16, heads=2))
     torch.set_num_threads(1)
-    metrics.draw = lambda *_: None
+    report.draw = lambda *_: None
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     evolve(*begun(url, out="e2", model=model, **RANKS))

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
+import report
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from engine import load_policy, make_policy
@@ -209,7 +210,8 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     turns = [turn for t in trajectories for turn in t.turns]
     assert every["valid"] == sum(turn.valid for turn in turns) / len(turns)
     kept = [play for group in kept_in(tmp_path / "out") for play in group]
-    assert [p["conversation"] for p in kept] == [t.text(agent.tokenizer) for t in trajectories]
+    assert [p["conversation"] for p in kept] == [json.loads(json.dumps(report.sample_of(
+        t, agent.tokenizer))) for t in trajectories]
     assert [(p["env"], p["task_id"], p["success"], p["score"], p["reward"], p["turns"])
             for p in kept] == [("maze", t.task_id, t.success, t.score, t.reward, len(t.turns))
                                for t in trajectories]
@@ -332,7 +334,7 @@ def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
     # within its three turns the expert plays those that take no more
     assert rows["textcraft", "all"]["turns"] <= 3 and rows["textcraft", "depth 4"]["success"] == 0
     assert {p.name for p in (tmp_path / "runs/small-expert").iterdir()} == {
-        "config.json", "trajectories.jsonl", "results.json"}
+        "config.json", "trajectories.jsonl", "results.json", "report.html"}
     out = capsys.readouterr().out
     assert out.startswith("wordle is left out: wordle needs its engine: pip install words\n"
                           "nowhere is left out: unknown environment 'nowhere'\n")

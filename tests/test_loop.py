@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import algos
 import metrics
 import parallel
+import report
 import train
 from envs.parts import players
 from fakes import command, config, started, trained
@@ -94,7 +95,7 @@ def recorded_main(url, model, *more, **flags):
         steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, lr_end=LR_END,
         max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "draw", lambda *_: None)     # the slowest part by far
+        patch.setattr(report, "draw", lambda *_: None)     # the slowest part by far
         record = Record(patch)
         hook = register_optimizer_step_pre_hook(record.noting_step)
         try:
@@ -185,6 +186,7 @@ def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
 def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_step(url, model,
                                                                                   monkeypatch):
     run, asked = started(url, config(model)), []
+    monkeypatch.setattr(metrics, "write_samples", lambda *_: None)
     monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, *rest: (
         asked.append((policy, rest[-1])) or (fakes([1]), Stats())))
     for run.step, policy in ((0, None), (5, "another")):

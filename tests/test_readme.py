@@ -13,7 +13,7 @@ import agentevol
 import envs
 import eval as evaluation
 import train
-from recipes import icepop, unexplored
+from recipes import icepop, trackers, unexplored
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment.md").read_text(),
@@ -24,7 +24,7 @@ ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment
 def checkout(tmp_path_factory):
     """A copy of the code, with the environment in it."""
     folder = tmp_path_factory.mktemp("checkout")
-    for pattern in ("*.py", "pyproject.toml", "envs/**/*.*", "tests/*.py"):
+    for pattern in ("*.py", "*.html", "*.toml", "docs/*.md", "envs/**/*.*", "tests/*.py"):
         for path in ROOT.glob(pattern):
             copy = folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ OTHERS = ("index-url", "no-build-isolation",                            # of pip
 
 def test_every_flag_in_the_docs_is_one():
     kinds = (train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve, icepop.Config,
-             unexplored.Config)
+             trackers.Train, unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
     for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):

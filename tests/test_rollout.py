@@ -100,24 +100,6 @@ def test_trajectory_lists_stay_parallel():
     assert t.reward == -0.5
 
 
-def test_trajectory_text_marks_exactly_the_trained_tokens():
-    tok = tokenizer()
-    t = Trajectory(3, env="maze", score=0.5, truncated="horizon")
-    t.begin_context(tok.encode("<|user|>hi<|end|><|assistant|>"))
-    t.add_action(tok.encode("go<|end|>"), [-1.0] * 3)
-    t.turns[0].reward = 0.5
-    t.add_observation(tok.encode("<|user|>ok<|end|><|assistant|>"))
-    t.add_action(tok.encode("so"), [-1.0] * 2)
-    t.turns[1].valid = False
-    t.add_observation([0])
-    assert t.text(tok) == (
-        "<|user|>hi<|end|><|assistant|>⟦go<|end|>⟧ (reward 0.5)<|user|>ok<|end|><|assistant|>"
-        "⟦so⟧ (reward 0, not understood)<|end|>\n"
-        "[maze 3: return 0.5, score 0.5, truncated: horizon]")
-    t.turns[1].valid = None                                # an original does not say
-    assert "not understood" not in t.text(tok)
-
-
 # ---- chat templates -----------------------------------------------------------------------------
 
 REFUSED = {         # how the template goes wrong -> its text, what is said

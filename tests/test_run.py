@@ -25,7 +25,7 @@ from fakes import command, config, flags_of, started, trained, trainer_of
 from test_train import killed_in, lines_of, lines_of_all, same, weights_of
 
 import run as runs
-import metrics
+import report
 import parallel
 import train
 from client import EnvError, ServersGone
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.fixture(autouse=True)
 def nothing_drawn(monkeypatch):
     """curve.png takes longer than the runs."""
-    monkeypatch.setattr(metrics, "draw", lambda *_: None)
+    monkeypatch.setattr(report, "draw", lambda *_: None)
 
 
 def contents(folder):
@@ -172,7 +172,7 @@ def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkey
         file.seek(0, os.SEEK_END)
         file.truncate(file.tell() - 30)             # the disk was full in the middle of step 2's
     train.train(started(url, replace(cfg, resume=True)))
-    assert Path("runs/x/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
+    assert Path("runs/x/samples.jsonl").read_text() == Path("runs/whole/samples.jsonl").read_text()
     assert lines_of("runs/x") == lines_of(whole.folder) and len(lines_of("runs/x")) == 4
 
 
@@ -412,7 +412,8 @@ def test_five_kills_at_random_moments_change_nothing(model):
     for kept in (weights_of, trainer_of):
         assert same(kept("runs/whole/step_16"), kept("runs/broken/step_16"))
     assert lines_of("runs/whole") == lines_of("runs/broken") and len(lines_of("runs/whole")) == 16
-    assert Path("runs/whole/samples.txt").read_text() == Path("runs/broken/samples.txt").read_text()
+    whole, broken = (Path("runs", name, "samples.jsonl") for name in ("whole", "broken"))
+    assert whole.read_text() == broken.read_text()
     one, other = (json.load(open(f"runs/{name}/result.json")) for name in ("whole", "broken"))
     assert one["evaluations"] == other["evaluations"]
     assert len(servers) >= 5 and not living(servers)

@@ -492,13 +492,9 @@ def test_main_clones_trains_and_reports(url, capsys):
             assert 0 <= rates[how]["success"] <= 1 and rates[how]["n"] == 8
     players = {who: rate["success"] for who, rate in result["players"].items()}
     assert players["expert"] == 1 and 0 < players["random"] <= 1
-    assert sorted(os.listdir("runs/all")) == ["clone", "config.json", "curve.png", "metrics.jsonl",
-                                              "result.json", "samples.txt", "step_2"]
-    episodes = open("runs/all/samples.txt").read().split("---- step ")[1:]
-    assert [episode[0] for episode in episodes] == ["0", "0", "1", "1"]
-    for episode in episodes:
-        assert re.search(r"<\|user\|>Task \d+: reply!*<\|end\|><\|assistant\|>⟦", episode)
-        assert "⟧ (reward" in episode and "[toy " in episode
+    assert sorted(os.listdir("runs/all")) == [
+        "clone", "config.json", "curve.png", "metrics.jsonl", "report.html", "result.json",
+        "samples.jsonl", "step_2"]
     out = capsys.readouterr().out
     for row in ("before", "after grpo", "control: ", "random player", "expert player"):
         assert row in out

@@ -1,0 +1,114 @@
+"""A run is watched in TensorBoard, Weights & Biases or Trackio as well.
+
+    python recipes/trackers.py --log wandb,tensorboard          any flag of train.py
+    python recipes/trackers.py evolve --log trackio             any flag of agentevol.py evolve
+
+Sent are the figures of metrics.jsonl as train/<name>, success on held-out tasks as held_out/greedy
+and held_out/sampled, and the episodes of samples.jsonl: to wandb as a table, to trackio as traces.
+TensorBoard's files lie in the run's folder; --resume begins another run in the other two.
+"""
+import functools
+import itertools
+import json
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import train        # before torch: see there
+
+import agentevol
+import metrics
+import parallel
+import report
+from run import number
+
+NAMES = ("tensorboard", "wandb", "trackio")
+Trackers = number(str, f"some of {', '.join(NAMES)} that pip has installed, comma-separated",
+                  lambda text: all(name in NAMES and find_spec(name) for name in text.split(",")))
+ABOUT = ("env", "task_id", "split", "success", "reward")        # what is told of an episode
+plain_append, plain_evaluate = metrics.append, metrics.evaluate
+
+
+@dataclass
+class Train(train.Config):
+    # who else is told
+    log: Trackers = ""            # trackers
+
+
+@dataclass
+class Evolve(agentevol.Evolve):
+    # who else is told
+    log: Trackers = ""            # trackers
+
+
+@functools.cache
+def opened(name, folder):
+    """The tracker, told of the run in this folder: its module, of tensorboard a writer."""
+    if name == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+        return SummaryWriter(folder)
+    tracker = __import__(name)
+    tracker.init(project="nanoAgentGym", name=Path(folder).name,
+                 config=json.loads(Path(folder, "config.json").read_text()))
+    return tracker
+
+
+def track(run, step, figures, samples=()):
+    """Send {name: number} and, where texts are shown, episodes."""
+    for name in filter(None, run.cfg.log.split(",")) if parallel.rank() == 0 else ():
+        tracker = opened(name, run.folder)
+        if name == "tensorboard":
+            for key, x in figures.items():
+                tracker.add_scalar(key, x, step)
+            tracker.flush()
+        elif samples:
+            tracker.log({"episodes": EPISODES[name](tracker, samples)}, step=step)
+        else:
+            tracker.log(figures, step=step)
+
+
+def table(wandb, samples):
+    return wandb.Table(columns=[*ABOUT, "text"], data=[
+        [*(s[key] for key in ABOUT), report.text_of(s)] for s in samples])
+
+
+def traces(trackio, samples):
+    return [trackio.Trace(messages=messages_of(s), metadata={key: s[key] for key in ABOUT})
+            for s in samples]
+
+
+def messages_of(sample):
+    """[{"role", "content"}]: what the policy read and what it wrote, in turn."""
+    cuts = [0, *(turn[end] for turn in sample["turns"] for end in ("start", "end"))]
+    return [dict(role=role, content="".join(sample["texts"][begin:end])) for role, (begin, end) in
+            zip(itertools.cycle(("user", "assistant")), itertools.pairwise(cuts))]
+
+
+EPISODES = {"wandb": table, "trackio": traces}
+
+
+def append(run, name, lines):
+    plain_append(run, name, lines)
+    if name == "samples.jsonl":
+        track(run, run.step, {}, lines)
+    for line in lines if name == "metrics.jsonl" else ():
+        track(run, run.step, {f"train/{key}": x for key, x in line.items()})
+
+
+def evaluate(run):
+    plain_evaluate(run)
+    rates = run.evaluations[-1][1]
+    track(run, run.step, {f"held_out/{how}": rate["success"] for how, rate in rates.items()})
+
+
+if __name__ == "__main__":
+    metrics.append, metrics.evaluate = append, evaluate
+    for script in (train, agentevol):
+        script.MAY_CHANGE.add("log")        # with --resume
+    if sys.argv[1:2] == ["evolve"]:
+        agentevol.main(evolving=Evolve)
+    else:
+        train.main(kind=Train)
