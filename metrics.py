@@ -19,8 +19,9 @@ import report
 from envs import load_env
 from envs.parts.players import mean_and_error, player_rate
 from rollout import to_batch
-from run import write_json
+from run import last_checkpoint, write_json
 
+MOST_PARTS = 6                # families or environments that are told one by one
 EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
 
 
@@ -92,8 +93,7 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
 
 def way_back(run):
     """Where a run that collapses may begin anew, by StarPO-S: its last checkpoint."""
-    step = run.step - run.step % run.cfg.save_every
-    policy = f"{run.folder}/step_{step}" if step else run.cfg.model
+    policy = last_checkpoint(run.folder) or run.cfg.model
     return ("StarPO-S trains only on the tasks with the largest in-group reward std: python "
             f"train.py --algo starpo_s --env {run.cfg.env}" + f" --model {policy}" * bool(policy))
 
@@ -185,8 +185,8 @@ def log_line(m):
     rare += [f"valid {m['valid']:.0%}"] * (m["valid"] < 0.5) + [f"kl {m['kl']:.2f}"] * (
         m["kl"] > 0.05)
     return (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) | "
-            f"entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s"
+            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {percent(m['random'])}) "
+            f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s"
             + f"\n          {', '.join(rare)}" * bool(rare))
 
 
@@ -251,9 +251,15 @@ def final_table(run):
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
              f"{run.step} steps of {cfg.algo}, {result['seconds']:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    lines += [row(title, rates["greedy"], rates["sampled"]) for title, rates in (
-        ("before", run.evaluations[0][1]), (f"after {cfg.algo}", run.evaluations[-1][1]),
-        ("control: more cloning instead", run.control)) if rates]
+    for title, rates in (("before", run.evaluations[0][1]),
+                         (f"after {cfg.algo}", run.evaluations[-1][1]),
+                         ("control: more cloning instead", run.control)):
+        if rates:
+            lines.append(row(title, rates["greedy"], rates["sampled"]))
+            parts = rates["greedy"]["parts"]
+            if 1 < len(parts) <= MOST_PARTS:
+                lines.append("    greedy: " + ", ".join(
+                    f"{part} {share:.0%}" for part, share in parts.items()))
     lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
     if parallel.rank() == 0:
         report.draw(run.folder, run.history, result)
@@ -262,7 +268,7 @@ def final_table(run):
 
 def row(title, *rates):
     """A row of the table: of a policy greedy and sampled, of a player one rate."""
-    shares = " ".join(f"{rate['success']:7.1%} {percent(rate['stderr']):>6}" for rate in rates)
+    shares = " ".join(f"{percent(rate['success']):>7} {percent(rate['stderr']):>6}" for rate in rates)
     return f"{title:32} {shares:29} {rates[0]['n']:4d}"
 
 

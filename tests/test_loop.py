@@ -599,14 +599,14 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     assert metrics.of_batch(None) == dict(trained=0, masked=0.0)
 
 
-def test_way_back_names_the_last_checkpoint_or_where_the_run_began():
-    cfg = SimpleNamespace(save_every=20, env="maze", model="")
-    run = SimpleNamespace(cfg=cfg, step=39, folder="runs/x")
-    assert metrics.way_back(run).endswith("--algo starpo_s --env maze --model runs/x/step_20")
-    run.step = 19
+def test_way_back_names_the_last_checkpoint_or_where_the_run_began(tmp_path):
+    run = SimpleNamespace(cfg=SimpleNamespace(env="maze", model=""), folder=tmp_path)
     assert metrics.way_back(run).endswith("--algo starpo_s --env maze")
-    cfg.model = "runs/clone"
+    run.cfg.model = "runs/clone"
     assert metrics.way_back(run).endswith("--env maze --model runs/clone")
+    for step in (5, 20):
+        (tmp_path / f"step_{step}").mkdir()
+    assert metrics.way_back(run).endswith(f"--algo starpo_s --env maze --model {tmp_path}/step_20")
 
 
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
