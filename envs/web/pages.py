@@ -57,11 +57,13 @@ def bullets(items, kind=""):
 # Each control stands inside its label, which is its name for a screen reader and an agent.
 
 def field(label, name, value="", kind="text"):
-    return html('<label>{} <input type="{}" name="{}" value="{}"></label>', label, kind, name, value)
+    return html('<label>{} <input type="{}" name="{}" value="{}"></label>', label, kind, name,
+                value)
 
 
 def area(label, name, value=""):
-    return html('<label>{} <textarea name="{}" rows="5">\n{}</textarea></label>', label, name, value)
+    return html('<label>{} <textarea name="{}" rows="5">\n{}</textarea></label>', label, name,
+                value)
 
 
 def select(label, name, options, chosen=""):
@@ -125,19 +127,33 @@ class Ask:
         return self.row(sql, *values)[0]
 
     def run(self, sql, *values):
-        self.db.execute(sql, values)
+        """Write; -> the number of rows that it concerned."""
+        return self.db.execute(sql, values).rowcount
 
-    def page_number(self):
-        """page= of the address: 1 where it is left out or no number."""
+    def paged(self, sql, *values, per_page=20):
+        """(one page of the rows, how many there are in all, links to the pages beside it)."""
         text = self.query.get("page", "1")
-        return max(int(text), 1) if re.fullmatch("[0-9]{1,4}", text) else 1
+        number = max(int(text), 1) if re.fullmatch("[0-9]{1,4}", text) else 1
+        count = self.value(f"SELECT count(*) FROM ({sql})", *values)
+        last = -(-count // per_page)
+        links = [link(url(self.path, **{**self.query, "page": page}), words)
+                 for page, words in ((number - 1, "Previous"), (number + 1, "Next"))
+                 if 1 <= page <= last]
+        found = self.rows(f"{sql} LIMIT {per_page} OFFSET {per_page * (number - 1)}", *values)
+        return found, count, html('<p class="small">Page {} of {}. {}</p>', number, max(last, 1),
+                                  bullets(links, "row") if links else None)
 
-    def page_links(self, number, count, per_page):
-        """Links to the pages before and after, as far as there are any."""
-        def to(page, words):
-            return link(url(self.path, **{**self.query, "page": page}), words)
-        return html("<p>{} {}</p>", to(number - 1, "Previous") if number > 1 else None,
-                    to(number + 1, "Next") if number * per_page < count else None)
+    def where(self, **conditions):
+        """(a condition of SQL, its values) of the address's fields that are filled in: name -> SQL
+        with a "?" for the field, or without one, a text in which each word of it must occur."""
+        parts, values = ["1"], []
+        for name, condition in conditions.items():
+            text = self.query.get(name, "").strip()[:200]
+            words = [text] if "?" in condition and text else text.lower().split()[:8]
+            parts += [condition if "?" in condition else f"instr(lower({condition}), ?) > 0"
+                      ] * len(words)
+            values += words
+        return " AND ".join(parts), values
 
     def text(self, name, most=200, least=1):
         """A field of the form, stripped, of least to most letters."""
@@ -155,15 +171,16 @@ class Ask:
             raise Problem(400, f"{name} must be a whole number from {least} to {most}.")
         return int(text)
 
+    def cents(self, name):
+        """An amount of the form, "12" or "12.50", in cents."""
+        text = self.form.get(name, "").strip().removeprefix("$")
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,2})?", text):
+            raise Problem(400, f"{name} must be an amount such as 12.50.")
+        return round(100 * float(text))
+
     def choice(self, name, options):
-        """A field of the form that must be one of the options."""
-        if self.form.get(name, "") not in options:
+        """A field of the form that must be one of the options; "" stands for a field left out."""
+        text = self.form.get(name, "")
+        if text not in options:
             raise Problem(400, f"{name} must be one of: {', '.join(options)}.")
-        return self.form[name]
-
-
-def matching(columns, words):
-    """A condition of SQL and its values: each of the words occurs in one of the columns."""
-    words = words.lower().split()[:8]
-    text = " || ' ' || ".join(columns)
-    return " AND ".join(["1"] + [f"instr(lower({text}), ?) > 0"] * len(words)), words
+        return text

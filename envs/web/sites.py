@@ -18,14 +18,16 @@ import sqlite3
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
-from envs.web import shop
+from envs.web import admin, forum, shop
 from envs.web.pages import Ask, Html, Problem, bullets, html, link
 
-SITES = {"onestopmarket.com": shop}
+SITES = {"onestopmarket.com": shop, "luma.com": admin, "reddit.com": forum}
 HOME = "homepage.com"
 HOSTS = (*SITES, HOME)
 GROWTH = 128            # pages of 4 kB by which an episode's database may grow
-LONGEST_FORM, LONGEST_URL = 20_000, 2000        # letters
+LONGEST_FORM, LONGEST_URL = 20_000, 8000        # letters
+ERRORS = {400: "Please check your entries", 404: "Page not found", 413: "Too large",
+          507: "Storage full"}
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")      # what no text may hold
 STYLE = Html("""
 body{font:15px/1.45 system-ui,sans-serif;margin:0;color:#222;background:#f6f6f4}
@@ -81,27 +83,27 @@ class Sites:
         """
         for _ in range(5):
             host, parts = locate(url)
-            status, result = self.answer(method, host, parts, form or [], len(url))
+            status, result = self.answer(method, host, parts, form or [])
             if isinstance(result, Html):
                 return Page(status, url, str(result))
             method, url, form = "GET", urljoin(url, result), None
         raise PermissionError(f"{url}: more than five redirects")
 
-    def answer(self, method, host, parts, form, length):
+    def answer(self, method, host, parts, form):
         """(status, a whole page) or (303, the address to go on to)."""
         site = SITES.get(host)
-        query = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100) \
-            if parts.query.count("&") < 100 else []
+        query = parse_qsl(parts.query[:LONGEST_URL], keep_blank_values=True)
         ask = Ask(self.db, clean(unquote(parts.path)) or "/", texts(query), texts(form))
         status = 200
         try:
-            if length > LONGEST_URL or sum(len(a) + len(b) for a, b in form) > LONGEST_FORM:
-                raise Problem(413, f"This is too large: a form may have {LONGEST_FORM:,} letters "
-                              f"and an address {LONGEST_URL:,}.")
+            if sum(len(name) + len(value) + 1 for name, value in form) > LONGEST_FORM:
+                raise Problem(413, f"A form may have at most {LONGEST_FORM:,} letters.")
+            if len(parts.path) + len(parts.query) > LONGEST_URL:
+                raise Problem(413, f"An address may have at most {LONGEST_URL:,} letters.")
             result = home() if host == HOME else self.call(site, method, ask)
         except Problem as problem:
-            status, message = problem.args
-            result = str(message), html("<p>{}</p>", message)
+            status, sentence = problem.args
+            result = ERRORS[status], html("<p>{}</p>", sentence)
         if isinstance(result, str):
             return 303, result
         return status, framed(site, ask, *result)

@@ -6,9 +6,24 @@ def lines_of(text):
     return [[part.strip() for part in line.split("|")] for line in text.strip().splitlines()]
 
 
-FIRST = ("Abel Alma Anton Beatriz Callum Chiara Dara Edwin Elif Esther Farah Felix Gwen Hanna Hector "
-         "Ingrid Isaac Jamal Joanna Kofi Leila Linus Magda Marco Mei Naomi Oscar Petra Quentin "
-         "Rafael Ruth Selim Tamara Theo Ursula Vera Wanda Yusuf Zoe").split()
+def people(rng, count):
+    """So many different names."""
+    return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
+
+
+def address(rng):
+    return f"{rng.randint(1, 180)} {rng.choice(STREETS)}"
+
+
+def day(rng, first, last):
+    """A day of these years; of 2023 only what lies before an episode's day."""
+    year = rng.randint(first, last)
+    return f"{year}-{rng.randint(1, 12 if year < 2023 else 5):02}-{rng.randint(1, 28):02}"
+
+
+FIRST = ("Abel Alma Anton Beatriz Callum Chiara Dara Edwin Elif Esther Farah Felix Gwen Hanna "
+         "Hector Ingrid Isaac Jamal Joanna Kofi Leila Linus Magda Marco Mei Naomi Oscar Petra "
+         "Quentin Rafael Ruth Selim Tamara Theo Ursula Vera Wanda Yusuf Zoe").split()
 LAST = ("Adler Baptiste Brooks Calder Dunne Eklund Farrow Gallo Hartmann Ibarra Jordan Kessler "
         "Lange Mbeki Nilsen Ortega Pryce Quist Renner Sandoval Tanaka Ulrich Vance Whitlock Yates "
         "Zeller").split()
@@ -53,28 +68,133 @@ Toys | Card Game | 8 25 | | cards, rules, box
 """
 BRANDS = ("Aldermoor Brightwell Cobalt&Co Dunmore Everly Fernhill Granite Halden Ironwood Juno "
           "Kestrel Larkspur").split()
-DESCRIPTIONS = """
-Made to be used every day and to look good while it is.|A favorite of our own staff for years.
-Designed by a small team and tested for two seasons before it went on sale.|Spare parts are available.
-A plain, sturdy design with nothing that can get in the way.|Comes in a box made from recycled paper.
-The second generation, improved after what customers told us about the first.|Two years of warranty.
-Simple to clean, simple to store, and hard to break.|Makes a good present, too.
-""".strip().splitlines()
-GOOD = """
-Exactly what I hoped for|The {topic} could not be better. I use it nearly every day.
-Would buy again|My sister recommended it because of the {topic}, and she was right.
-Great value|For this price I expected less. The {topic} in particular surprised me.
-Happy customer|Arrived a day early, well packed. I really like the {topic}.
-Better than my old one|I compared three of them, and the {topic} decided it. No regrets.
-""".strip().splitlines()
-MIXED = """
-It is fine|Does what it should. The {topic} is nothing special.
-Good but not great|I like it on the whole, though the {topic} could be better.
-Okay for the money|No complaints about the delivery. The {topic} takes getting used to.
-""".strip().splitlines()
-BAD = """
-Disappointed|The {topic} gave up after two weeks. I am sending it back.
-Not as described|In the pictures the {topic} looks quite different. Poor quality for the price.
-Would not recommend|I wanted to like it, but the {topic} is a real problem.
-Save your money|Customer service was friendly, yet the {topic} never worked for me.
-""".strip().splitlines()
+DESCRIPTIONS = lines_of("""
+Made to be used every day and to look good while it is. | A favorite of our own staff for years.
+Designed by a small team and tested for two seasons. | Spare parts are available.
+A plain, sturdy design. | Comes in a box made from recycled paper.
+The second generation, improved after what customers told us. | Two years of warranty.
+Simple to clean, simple to store, and hard to break. | Makes a good present, too.
+""")
+REVIEWS = {4: lines_of("""
+Exactly what I hoped for | The {topic} could not be better. I use it nearly every day.
+Would buy again | My sister recommended it because of the {topic}, and she was right.
+Great value | For this price I expected less. The {topic} in particular surprised me.
+Happy customer | Arrived a day early, well packed. I really like the {topic}.
+Better than my old one | I compared three of them, and the {topic} decided it. No regrets.
+"""), 3: lines_of("""
+It is fine | Does what it should. The {topic} is nothing special.
+Good but not great | I like it on the whole, though the {topic} could be better.
+Okay for the money | No complaints about the delivery. The {topic} takes getting used to.
+"""), 2: lines_of("""
+Disappointed | The {topic} gave up after two weeks. I am sending it back.
+Not as described | In the pictures the {topic} looks quite different. Poor quality for the price.
+Would not recommend | I wanted to like it, but the {topic} is a real problem.
+Save your money | Customer service was friendly, yet the {topic} never worked for me.
+""")}       # by rating: 4 and more, 3, less
+
+SEARCHES = ("mug|kettle|usb charger|wool socks|rain coat|bird feeder|gift for dad|puzzle 1000|"
+            "desk lamp|headphones|knife set|bath salt|otter|running shoes size 12|solar lights|"
+            "lunch box").split("|")       # what customers looked for
+# ---- places: the shop's customers live here, the map shows them --------------------------------
+# town | state | zip code | x and y on the map, in metres
+TOWNS = [(town, state, code) for town, state, code, _ in lines_of("""
+Alderford | Vermont | 05910 | 0 0
+Briar Falls | Vermont | 05922 | 14000 6000
+Camden Ridge | New Hampshire | 03771 | 31000 -4000
+Dunmere | New Hampshire | 03784 | 22000 17000
+Easthaven | Maine | 04690 | 47000 9000
+""")]
+
+# ---- the forum ----------------------------------------------------------------------------------
+# a community: title and description; its posts: title | text
+FORUMS = {
+    "books": ("Books", "What we read, and what we thought of it.", """
+Which novel did you finish in a single day? | For me it was a slim one about a lighthouse keeper.
+Libraries that lend more than books | Ours has sewing machines and a telescope. Does yours?
+I reread my favorite from school and hated it | The hero is insufferable. Was I like that at 15?
+Looking for quiet mysteries without murders | Something with letters, maps or a missing painting.
+How do you organize your shelves? | I tried colors for a year and could not find anything.
+Audiobooks count as reading, right? | My brother says no. I drive two hours a day and disagree.
+Best translation of the Odyssey for a first reader | I would like verse, but nothing too stiff.
+The ending of The Salt Road, spoilers inside | Did she stay or did she go? I read it twice.
+Short story collections to carry on a train | Ten to twenty pages each would be perfect.
+Our book club is stuck, please suggest something funny | Eight people, all tired of war novels."""),
+    "cooking": ("Cooking", "Recipes, failures and questions from home kitchens.", """
+My sourdough finally rose | The trick was a warmer shelf and a lot more patience.
+What is your weeknight dinner under 20 minutes? | Mine is lentils with whatever is left over.
+Cast iron: soap or no soap? | My grandmother used soap for fifty years and the pan still shines.
+Too much dill in the garden | I have eaten it with potatoes for a week. Ideas are welcome.
+How do I keep rice from sticking? | I rinse it, I measure it, and still there is a crust.
+A knife for under 50 dollars that lasts | I only need one good one, no set.
+Substitute for buttermilk in pancakes | Yogurt and milk worked, lemon did not.
+Cooking for one without eating the same thing all week | Freezer tips are welcome.
+The best soup for a cold | Mine has ginger, garlic and far too much pepper.
+I burned the caramel again | Three pans so far. What am I doing wrong?"""),
+    "space": ("Space", "News and pictures from above the air.", """
+First picture of Saturn through my small telescope | The rings are tiny but they are there!
+Why do rockets launch close to the equator? | I know it has to do with rotation. How much?
+How to watch the meteors this August | A dark field, a blanket, and half an hour for your eyes.
+The probe that would not die | It was built for 90 days and lasted 14 years.
+Is a lunar base really cheaper than an orbital one? | I read both numbers this week.
+What would you take on a one way trip to Mars? | I would take a guitar and a lot of spare strings.
+Identifying a bright light in the west after sunset | It does not twinkle. Venus?
+Books on the history of rocketry | I look for something with engineers, not only heroes.
+Radio astronomy with an old satellite dish | I could hear the sun. Instructions inside.
+Naming rights for asteroids | How does one propose a name, and who decides?"""),
+    "gardening": ("Gardening", "Soil, seeds and stubborn slugs.", """
+Slugs ate all my lettuce | Copper tape did nothing. What works for you?
+When do you plant tomatoes outside? | We had frost in May last year, so I am careful now.
+A hedge that birds like | About two metres high, sunny side, poor soil.
+My compost smells | I added grass, peels and leaves. Too wet?
+Which tools did you stop using? | I have not touched the leaf blower in years.
+Raised beds: how deep is deep enough? | Carrots are the goal, the soil below is clay.
+Rain barrel set up for under 40 dollars | Pictures and a list of parts are below.
+Roses with black spots | I do not want to spray. Is there a hardy kind?
+Seeds swap for the north east | I have beans, dill and far too many marigolds.
+Moles: live with them or not? | The lawn looks like the moon, but the beds are fine."""),
+    "bicycles": ("Bicycles", "Riding, repairing, commuting.", """
+My chain slips under load | New chain, old cassette. Is that the reason?
+Commuting in the rain | Fenders, a cape, and dry socks in a drawer at work.
+How tight should a helmet be? | Mine moves when I shake my head.
+The best touring route along a river | Flat, with a campsite every 40 miles or so.
+Tubeless or not for a city bike? | I get a flat twice a year and wonder about the fuss.
+A bike for a tall beginner | I am 6 foot 5 and everything feels like a toy.
+Which lock survived your city? | Two of mine were cut within a year.
+First century ride done | 101 miles, one flat, four bananas.
+Squeaky disc brakes after winter | Cleaning did not help. New pads?
+Taking a bike on the train | Which lines ask for a reservation?"""),
+    "boardgames": ("Board Games", "For evenings around a table.", """
+Games that work for two and for six | We never know who comes on Fridays.
+My nephew beat me at chess | He is seven. I blame the coffee.
+Cooperative games without one loud leader | The same person always plans for everyone.
+How do you store cards that get used a lot? | Sleeves feel wrong to me.
+A game for people who hate games | It must be explained in five minutes.
+Lost pieces: where do you get new ones? | I need one blue ship and two grey houses.
+The longest game you ever finished | Ours took two weekends and one friendship.
+Solo games for a rainy week | I like maps and puzzles, no fighting.
+House rules that made a game better | We never pay taxes on the free parking.
+Teaching rules without losing the room | I start with how one wins. And you?"""),
+}
+COMMENTS = """I had the same problem last year and solved it by waiting.
+This is the best advice I have read here in a while.
+I disagree, but I see your point.
+Can you post a picture?
+My neighbor swears by it. I never dared to try.
+Thanks, I will try that this weekend!
+It depends on where you live, honestly.
+We talked about this a month ago, search for it.
+That made me laugh out loud at work.
+Do not listen to the others. Do what you enjoy.
+I tried it twice and it never worked for me.
+Saved for later. Please tell us how it went.
+Is there a cheaper way to do this?
+I wish I had known that ten years ago.
+Came here to say exactly this.
+Careful, this can go wrong quickly.
+Ask at a small shop, they usually know.
+Great post. The second part surprised me.""".splitlines()
+HANDLES = ("old_kettle quietmango riverine paperplane77 mosslight tinyharbor grumpyheron "
+           "nightbaker sevenspoons foxglove_ littlecomet brasskey wandering_elm salty_pretzel "
+           "copperowl lateforlunch").split()
+BIOS = ("I read more than I write.|Amateur at everything.|Here for the pictures.|Teacher by day.|"
+        "Two cats, one garden.|Still learning.").split("|")
