@@ -196,8 +196,7 @@ def tree_of(document, focus=None):
                               + properties_of(element, role, focus)))
             depth += 1
         if role in FIELDS:
-            for n, line in enumerate(value_of(element).split("\n")):
-                say(depth, element, 0, line)
+            say(depth, element, 0, value_of(element))
         elif role != "option":
             silent = element.tag == "label" and redundant(element)
             say(depth, element, 0, "" if silent else element.text)

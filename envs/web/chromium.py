@@ -212,9 +212,8 @@ class Chromium:
                                           f"{role} {name!r}{properties_of(node, role)}")))
                 depth += 1
             if role in FIELDS:
-                value = str(node.get("value", {}).get("value", ""))
-                for n, line in enumerate(value.split("\n")):
-                    say(depth, place, 10**9 + 1000 * number + n, spot, plain(line))
+                value = plain(str(node.get("value", {}).get("value", "")))
+                say(depth, place, 10**9 + number, spot, value)
             elif role != "option":
                 for child in node["childIds"]:
                     if child in tree:
