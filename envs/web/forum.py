@@ -62,10 +62,9 @@ def fill(db, rng):
         posts += [(name, *line) for line in words.lines_of(lines)]
     rng.shuffle(posts)
     for number, (name, title, body) in enumerate(posts, 1):
-        author, day = ME if number % 20 == 0 else rng.choice(words.HANDLES), words.day(
-            rng, 2022, 2023)
-        db.execute("INSERT INTO post VALUES (?, ?, ?, ?, ?, ?, 0, 0)", (number, name, author, day,
-                                                                       title, body))
+        author, day = rng.choice(words.HANDLES), words.day(rng, 2022, 2023)
+        db.execute("INSERT INTO post VALUES (?, ?, ?, ?, ?, ?, 0, 0)", (
+            number, name, ME if number % 20 == 0 else author, day, title, body))
         for text in rng.sample(words.COMMENTS, rng.randint(3, 9)):
             others = [row[0] for row in db.execute("SELECT id FROM comment WHERE post_id = ? AND "
                                                    "parent = 0", (number,))]
@@ -91,7 +90,7 @@ def post_list(ask, sql, *values):
     sort = ask.query.get("sort", "top")
     order = SORTS.get(sort, SORTS["top"])[1]
     found, count, links = ask.paged(f"{sql} ORDER BY {order}, id", *values, per_page=15)
-    return [form(ask.path, "Sort", *[hidden("q", ask.query["q"])] * ("q" in ask.query),
+    return [form(ask.path, "Sort", hidden("q", ask.query["q"]) if "q" in ask.query else None,
                  select("Sort by", "sort", [(key, SORTS[key][0]) for key in SORTS], sort),
                  method="get", kind="inline"), html("<p>{} posts</p>", count),
             [html('<article><h2>{}</h2><p class="small">{points} points · Submitted by {} in {} '

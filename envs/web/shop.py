@@ -104,9 +104,9 @@ def fill(db, rng):
                 rng.choice(("Approved",) * 7 + ("Pending",)))
     people = ["Nora Whitlock", *words.people(rng, 39)]
     for number, name in enumerate(people, 1):
-        street, (city, _, zip_code) = words.address(rng), rng.choice(words.TOWNS)
+        town, _, code, *_ = rng.choice(words.TOWNS)
         add("customer", number, name, name.lower().replace(" ", ".") + "@example.com",
-            f"555-01{number + 20}", street, city, zip_code, words.day(rng, 2019, 2021),
+            f"555-01{number + 20}", words.address(rng), town, code, words.day(rng, 2019, 2021),
             rng.randint(0, 1))
     days = sorted(words.day(rng, 2022, 2023) for _ in range(240))
     for number, day in enumerate(days, 1):

@@ -18,10 +18,11 @@ import sqlite3
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
-from envs.web import admin, forum, shop
+from envs.web import admin, code, forum, maps, shop
 from envs.web.pages import Ask, Html, Problem, bullets, html, link
 
-SITES = {"onestopmarket.com": shop, "luma.com": admin, "reddit.com": forum}
+SITES = {"onestopmarket.com": shop, "luma.com": admin, "reddit.com": forum, "gitlab.com": code,
+         "openstreetmap.org": maps}
 HOME = "homepage.com"
 HOSTS = (*SITES, HOME)
 GROWTH = 128            # pages of 4 kB by which an episode's database may grow
@@ -111,7 +112,7 @@ class Sites:
     def call(self, site, method, ask):
         """The page function's result. What a failed one has written is taken back."""
         for verb, pattern, function in site.ROUTES:
-            found = verb == method and re.fullmatch(pattern, ask.path)
+            found = verb == method and re.fullmatch(pattern, ask.path, re.ASCII)
             if found:
                 try:
                     with self.db:

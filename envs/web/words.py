@@ -97,7 +97,7 @@ SEARCHES = ("mug|kettle|usb charger|wool socks|rain coat|bird feeder|gift for da
             "lunch box").split("|")       # what customers looked for
 # ---- places: the shop's customers live here, the map shows them --------------------------------
 # town | state | zip code | x and y on the map, in metres
-TOWNS = [(town, state, code) for town, state, code, _ in lines_of("""
+TOWNS = [(town, state, code, *map(int, at.split())) for town, state, code, at in lines_of("""
 Alderford | Vermont | 05910 | 0 0
 Briar Falls | Vermont | 05922 | 14000 6000
 Camden Ridge | New Hampshire | 03771 | 31000 -4000
@@ -198,3 +198,70 @@ HANDLES = ("old_kettle quietmango riverine paperplane77 mosslight tinyharbor gru
            "copperowl lateforlunch").split()
 BIOS = ("I read more than I write.|Amateur at everything.|Here for the pictures.|Teacher by day.|"
         "Two cats, one garden.|Still learning.").split("|")
+
+# ---- the code host ------------------------------------------------------------------------------
+# project | language | description | its parts, of which issues, merge requests and commits speak
+PROJECTS = lines_of("""
+tidewatch | Python | Tide tables and alerts for small harbors | forecast, chart, alert mail, importer
+paperclip | Go | Keeps notes and attachments in one searchable file | index, search, export, viewer
+greenhouse | Python | Reads sensors and opens windows | sensor, schedule, dashboard, relay
+marble | Rust | A small physics engine for 2D games | collision, solver, demo, contact cache
+lantern | TypeScript | A slide show that runs in any browser | theme, timer, export, keyboard map
+quillpost | Ruby | Mailing lists without the pain | archive, bounce handler, digest, signup form
+cartograph | Python | Draws maps from open data | tiles, labels, legend, projection
+hushbot | Go | A chat bot that says very little | parser, reminder, login, plugin
+breadbox | JavaScript | Recipes that scale and convert units | units, shopping list, timer, import
+sundial | C | A calendar library with no dependencies | time zones, recurrence, parser, leap days
+wayfarer | Kotlin | Offline hiking routes | elevation, track, download, compass
+stitch | Python | Joins photographs into panoramas | matching, blending, preview, command line
+""")
+PROBLEMS = """The {part} crashes on empty input
+The {part} is slow with more than 10,000 entries
+Wrong result in the {part} after midnight
+Document the {part}
+The {part} ignores the language setting
+Let users switch off the {part}
+Flaky test in the {part}
+The {part} leaks memory
+Dark mode for the {part}
+The {part} fails behind a proxy""".splitlines()
+DETAILS = """I can reproduce this with the latest release. Happy to help with a patch.
+It worked before the last update. A log is below; the interesting part is at the end.
+Several people asked for this in the chat. It should not be hard.
+Steps: open it, wait a minute, look. Expected: nothing happens.
+See also the discussion in the old tracker.""".splitlines()
+CHANGES = """Fix rounding in the {part}
+Add tests for the {part}
+Rewrite the {part} without global state
+Update the docs of the {part}
+Make the {part} twice as fast
+Remove dead code from the {part}
+Handle timeouts in the {part}
+Rename options of the {part}
+Pin versions needed by the {part}
+Check inputs of the {part}""".splitlines()
+REMARKS = """I can look into this next week.
+Could you add a test for it?
+Works for me on two machines.
+This looks good, only one small question about naming.
+Please rebase, the build was broken yesterday.
+Thanks, that was quick!""".splitlines()
+DEVELOPERS = ("Ada Lindqvist|Ben Okoro|Carla Mendes|Dev Raman|Eva Horak|Finn Carlsen|Gita Rao|"
+              "Hugo Perrin|Iris Tanaka|Jonas Weber").split("|")
+
+# ---- the map ------------------------------------------------------------------------------------
+# kind | what the places of this kind are called, one for each of TOWNS | opening hours
+PLACES = lines_of("""
+Cafe | Lantern Coffee, The Daily Grind, Cafe Marigold, Old Mill Espresso, Harbor Beans | 07:00-18:00
+Restaurant | Trattoria Bella, The Copper Pot, Golden Lotus, Ridge Grill, Lobster House | 11:30-22:00
+Museum | Museum of Clockwork, Falls Art Museum, Ridge Mining Museum, Toy Museum, Whaling Museum | 10:00-17:00
+Pharmacy | Alder Pharmacy, Falls Drugstore, Camden Pharmacy, Corner Chemist, East Side Pharmacy | 08:00-20:00
+Hotel | Hotel Bellevue, Riverside Inn, The Summit Lodge, Station Hotel, Seaview Hotel | 00:00-24:00
+Library | Alderford Public Library, Briar Library, Camden Town Library, Reading Room, Easthaven Library | 09:00-19:00
+School | Alder High School, Falls Elementary, Ridge Academy, Dunmere College, Maritime School | 08:00-16:00
+Supermarket | Fresh Basket, Falls Market, Hilltop Foods, Green Grocer, Bayside Market | 07:00-22:00
+Bus Station | Alderford Terminal, Falls Bus Stop, Ridge Transit Center, Dunmere Central, Haven Coach Station | 05:00-23:30
+Park | Founders Park, Waterfall Gardens, Lookout Park, Rose Garden, Lighthouse Park | 06:00-21:00
+Hospital | Saint Brigid Hospital, Falls Clinic, Camden Memorial Hospital, Dunmere Infirmary, Bay Hospital | 00:00-24:00
+Gas Station | Route 9 Fuel, Quick Stop, Mountain Gas, Crossroads Fuel, Coastal Fuel | 06:00-24:00
+""")
