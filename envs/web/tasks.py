@@ -9,9 +9,10 @@ import zlib
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from envs.web.maps import KINDS, clock, kilometres
+from envs.web.maps import KINDS, MODES, clock, kilometres
 from envs.web.pages import money
 from envs.web.shop import CATEGORIES, SORTS, STATUSES
+from envs.web.sites import Sites
 
 HOSTS = {"shopping": "http://onestopmarket.com", "shopping_admin": "http://luma.com",
          "reddit": "http://reddit.com", "gitlab": "http://gitlab.com",
@@ -49,7 +50,7 @@ class Step(NamedTuple):
 
 
 def held_out(key):
-    return zlib.crc32(str(key).encode()) % 5 == 0
+    return zlib.crc32(f"webarena {key}".encode()) % 5 == 0
 
 
 class Task:
@@ -366,14 +367,14 @@ def customer_detail(t):
     what = t.rng.choice(("email", "phone", "city"))
     t.wants("What is the {{what}} of the customer {{name}}?", what=what, name=x["name"])
     t.says(x[what])
-    t.seek_customer(x["name"], x[what])
+    seek_customer(t, x["name"], x[what])
 
 
 def customer_by_phone(t):
     x = t.one("SELECT phone, * FROM customer ORDER BY id")
     t.wants("Which customer has the phone number {{phone}}?", phone=x["phone"])
     t.says(x["name"])
-    t.seek_customer(x["phone"], x["name"])
+    seek_customer(t, x["phone"], x["name"])
 
 
 def seek_customer(t, words, text):
@@ -386,7 +387,7 @@ def no_customer(t):
     name = t.pick(STRANGERS)
     t.wants("What is the email of the customer {{name}}?", name=name)
     t.cannot("There is no such customer.")
-    t.seek_customer(name, "0 records found")
+    seek_customer(t, name, "0 records found")
 
 
 def stock(t):
@@ -431,7 +432,7 @@ def admin_product(t):
 
 
 def set_price(t):
-    x, page = t.admin_product()
+    x, page = admin_product(t)
     cents = t.rng.randint(500, 9999)
     t.wants("Set the price of the {{product}} to {{price}}.", product=x["name"],
             price=money(cents))
@@ -440,7 +441,7 @@ def set_price(t):
 
 
 def set_stock(t):
-    x, page = t.admin_product()
+    x, page = admin_product(t)
     n = t.rng.randint(10, 400)
     t.wants("The warehouse counted {{n}} pieces of the {{product}}. Correct its quantity.",
             product=x["name"], n=n)
@@ -449,7 +450,7 @@ def set_stock(t):
 
 
 def disable(t):
-    x, page = t.admin_product()
+    x, page = admin_product(t)
     t.wants("Disable the {{product}}, so that the shop no longer shows it.", product=x["name"])
     t.shows(f"/product/{x['id']}", "The page you requested was not found.",
             host=HOSTS["shopping"])
@@ -486,7 +487,7 @@ def admin_order(t):
 
 
 def ship(t):
-    x, page = t.admin_order()
+    x, page = admin_order(t)
     code = f"TRK{t.rng.randrange(10**6, 10**7)}"
     t.wants("The order of {{customer}} of {{day}} is on its way. Submit the shipment with the "
             "tracking number {{code}}.", customer=x["name"], day=x["day"], code=code)
@@ -495,7 +496,7 @@ def ship(t):
 
 
 def comment_order(t):
-    x, page = t.admin_order()
+    x, page = admin_order(t)
     text = t.sentence()
     t.wants("Add this comment to the order of {{customer}} of {{day}}: \"{{text}}\".",
             customer=x["name"], day=x["day"], text=text)
@@ -754,21 +755,21 @@ def place(t):
 
 
 def address(t):
-    x, page = t.place()
+    x, page = place(t)
     t.wants("What is the address of {{place}}?", place=x["name"])
     t.says(x["street"], x["town"])
     t.read(page, x["street"])
 
 
 def coordinates(t):
-    x, page = t.place()
+    x, page = place(t)
     t.wants("What are the coordinates of {{place}}, as latitude and longitude?", place=x["name"])
     t.says(f"{x['lat']:.5f}", f"{x['lon']:.5f}")
     t.read(page, f"{x['lat']:.5f}")
 
 
 def hours(t):
-    x, page = t.place()
+    x, page = place(t)
     what = t.rng.choice(("hours", "phone"))
     t.wants("What {{what}} does {{place}} have?", place=x["name"],
             what={"hours": "opening hours", "phone": "phone number"}[what])
@@ -784,15 +785,15 @@ def way(t):
     x = t.rows("SELECT * FROM way WHERE start = ? AND goal = ? AND mode = ?", a["id"], b["id"],
                mode)[0]
     t.click("", "Directions")
-    t.fill("/directions", {"From": a["name"], "To": b["name"], "By": t.modes[mode]}, "Go")
+    t.fill("/directions", {"From": a["name"], "To": b["name"], "By": MODES[mode]}, "Go")
     return a["name"], b["name"], mode, x, "/directions?" + urlencode(
         {"from": a["name"], "to": b["name"], "mode": mode})
 
 
 def distance(t):
-    a, b, mode, x, page = t.way()
+    a, b, mode, x, page = way(t)
     t.wants("How long is the way from {{a}} to {{b}} by {{mode}}, in kilometers?", a=a, b=b,
-            mode=t.modes[mode].lower())
+            mode=MODES[mode].lower())
     if x["metres"] < 1000:
         raise Dull
     t.says(kilometres(x["metres"]).removesuffix("km"))
@@ -800,17 +801,17 @@ def distance(t):
 
 
 def duration(t):
-    a, b, mode, x, page = t.way()
+    a, b, mode, x, page = way(t)
     t.wants("How much time does it take to get from {{a}} to {{b}} by {{mode}}? Answer as "
-            "hours:minutes.", a=a, b=b, mode=t.modes[mode].lower())
+            "hours:minutes.", a=a, b=b, mode=MODES[mode].lower())
     t.says(clock(x["minutes"]))
     t.read(page, clock(x["minutes"]))
 
 
 def directions(t):
-    a, b, mode, x, page = t.way()
+    a, b, mode, x, page = way(t)
     t.wants("Show me the way from {{a}} to {{b}} by {{mode}}.", a=a, b=b,
-            mode=t.modes[mode].lower())
+            mode=MODES[mode].lower())
     t.lands(page)
 
 
@@ -837,10 +838,6 @@ def no_place(t):
     t.read(t.found(thing), "No results found.")
 
 
-for helper in (seek_customer, admin_product, admin_order, place, way):
-    setattr(Task, helper.__name__, helper)
-Task.modes = {"car": "Car", "bike": "Bicycle", "foot": "Foot"}
-
 TEMPLATES = [(site, function) for site, functions in {
     "shopping": (price, rating, reviewers, order_total, order_status, cheapest, sorted_category,
                  wish, add_to_cart, review, account, buy, cancel, draft, not_sold),
@@ -855,13 +852,15 @@ TEMPLATES = [(site, function) for site, functions in {
 }.items() for function in functions]
 
 
-def task_of(task_id, number, test, db):
-    """The task of a template, in the world of this database."""
+def task_of(task_id, number, test):
+    """The task of a template -> (Sites, Task). Where the world of this id makes none, another."""
     site, function = TEMPLATES[number]
     for attempt in itertools.count():
-        task = Task(task_id, attempt, site, test, db)
+        if attempt % 20 == 0:
+            sites = Sites(task_id if attempt == 0 else f"{task_id} {attempt}")
+        task = Task(task_id, attempt, site, test, sites.db)
         try:
             function(task)
         except Dull:
             continue
-        return task
+        return sites, task
