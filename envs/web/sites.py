@@ -15,7 +15,9 @@ import functools
 import random
 import re
 import sqlite3
+import threading
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 from envs.web import admin, code, forum, maps, shop
@@ -172,3 +174,56 @@ def world():
     db.commit()
     db.execute("VACUUM")
     return db.serialize()
+
+
+# ---- for a person's own browser -----------------------------------------------------------------
+
+def server(port=0):
+    """An HTTP server of one episode on 127.0.0.1: /onestopmarket.com/cart is the shop's /cart.
+    Another host name in the request, or a form that another site's page sends, is refused."""
+    sites, lock = Sites("a visitor"), threading.Lock()
+
+    class Visit(BaseHTTPRequestHandler):
+        timeout = 60
+
+        def do_GET(self, form=None):
+            host = self.headers.get("Host")
+            if host not in (f"127.0.0.1:{self.server.server_port}",
+                            f"localhost:{self.server.server_port}") \
+                    or form is not None and self.headers.get("Origin") != f"http://{host}":
+                return self.send_error(403, "Forbidden", "This server answers its own pages only.")
+            try:
+                with lock:
+                    page = sites.request("GET" if form is None else "POST",
+                                         "http:/" + (self.path if self.path != "/" else
+                                                     f"/{HOME}/"), form)
+            except PermissionError as error:
+                return self.send_error(404, "Not Found", str(error))
+            self.send_response(303 if form is not None and page.status == 200 else page.status)
+            self.send_header("Location", page.url.removeprefix("http:/"))    # a browser follows 303
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Security-Policy", "default-src 'none'; style-src "
+                             "'unsafe-inline'; form-action 'self'; frame-ancestors 'none'")
+            self.end_headers()
+            at = urlsplit(page.url).netloc      # links: /cart, or to another site with its name
+            self.wfile.write(re.sub('(href|action)="(http:/)?(?=/)', lambda link: f'{link[1]}="' + (
+                "" if link[2] else f"/{at}"), page.html).encode())
+
+        def do_POST(self):
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or int(length) > 12 * LONGEST_FORM:
+                return self.send_error(413)
+            self.do_GET(parse_qsl(self.rfile.read(int(length)).decode("utf-8", "replace"),
+                                  keep_blank_values=True))
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Visit)
+
+
+def serve(port=0):
+    """Serve the sites to a person until Ctrl-C."""
+    with server(port) as visited:
+        print(f"The sites: http://127.0.0.1:{visited.server_port}/ (Ctrl-C ends it)", flush=True)
+        try:
+            visited.serve_forever()
+        except KeyboardInterrupt:
+            pass
