@@ -18,13 +18,13 @@ Pages, and what their forms send:
     GET  /admin/reviews?status=&q=      also rating=, product=, page=
     GET  /admin/review/5                POST /admin/review/5: status
                                         POST /admin/review/5/delete
-    GET  /admin/reports/bestsellers?from=&to=      GET /admin/reports/sales?from=&to=   (by month)
-    GET  /admin/reports/customers?from=&to=        GET /admin/reports/searches
+    GET  /admin/reports/bestsellers     by from=, to= (days)    GET /admin/reports/searches
+    GET  /admin/reports/sales           the same, by month      GET /admin/reports/customers
 
 Tables: those of shop.py, and
     note(id, sale_id, day, body)        comments on an order
     search_term(id, query, results, uses)
-    View bestseller_line(product_id, name, day, quantity, amount): lines of orders not canceled.
+    bestseller_line(product_id, name, day, quantity, amount)    a view: orders not canceled
 What is asked about: bestsellers of a period, orders and takings by month, status or customer,
 stock, reviews that wait or that customers wrote, search terms. What is done: every form above.
 """
@@ -145,7 +145,7 @@ def customer(ask, key):
 
 
 def products(ask):
-    return "Products", [link("/admin/products/new", "Add Product"), listing(
+    return "Products", [html("<p>{}</p>", link("/admin/products/new", "Add Product")), listing(
         ask, "SELECT * FROM product WHERE FILTERS ORDER BY id", lambda found: table(
             ["ID", "Name", "SKU", "Category", "Price", "Quantity", "Status"],
             [[x["id"], link(f"/admin/product/{x['id']}", x["name"]), x["sku"], x["category"],

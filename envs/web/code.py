@@ -72,7 +72,7 @@ VARY = ("UPDATE project SET stars = LUCK % 900, starred = LUCK % 5 = 0",
 
 
 def fill(db, rng):
-    names = {name.split()[0][0].lower() + name.split()[1].lower(): name
+    names = {"".join((name[0], *name.split()[1:])).lower(): name
              for name in ("Nora Whitlock", *words.DEVELOPERS)}
     for username, name in names.items():
         words.add(db, "person", username, name, "")
@@ -81,26 +81,28 @@ def fill(db, rng):
         owner, parts = ME if key % 4 == 1 else rng.choice(others), parts.split(", ")
         team = [owner, *rng.sample([name for name in everyone if name != owner], 4)]
         words.add(db, "project", key, owner, name, description, language, "Public",
-            f"{name}\n{description}.\nInstall it with your package manager, then run {name} --help."
-            f"\nThe main parts are: {', '.join(parts)}.", 0, 0, words.day(rng, 2020, 2021))
+                  f"{name}\n{description}.\nInstall it, then run {name} --help.\n"
+                  f"The main parts are: {', '.join(parts)}.", 0, 0, words.day(rng, 2020, 2021))
         for username in team:
-            words.add(db, "member_of", None, key, username, "Owner" if username == owner else
-                rng.choice(ROLES[:3]))
-        for k, title in enumerate(rng.sample(words.PROBLEMS, rng.randint(6, 9)), 1):
+            words.add(db, "member_of", None, key, username,
+                      "Owner" if username == owner else rng.choice(ROLES[:3]))
+        for k, (title, label) in enumerate(rng.sample(words.PROBLEMS, rng.randint(6, 9)), 1):
             words.add(db, "issue", None, key, k, title.format(part=rng.choice(parts)),
-                rng.choice(words.DETAILS), rng.choice(everyone), rng.choice([*team, ""]),
-                rng.choice(LABELS), "", words.day(rng, 2022, 2023))
+                      rng.choice(words.DETAILS), rng.choice(everyone), rng.choice([*team, ""]),
+                      label, "", words.day(rng, 2022, 2023))
         for k, title in enumerate(rng.sample(words.CHANGES, rng.randint(3, 5)), 1):
             title = title.format(part=rng.choice(parts))
-            words.add(db, "merge_request", None, key, k, title, re.sub(r"\W+", "-", title.lower()),
-                rng.choice(team), rng.choice([*team, ME]), "", words.day(rng, 2022, 2023))
+            words.add(db, "merge_request", None, key, k, title,
+                      re.sub(r"\W+", "-", title.lower()), rng.choice(team),
+                      rng.choice([*team, ME]), "", words.day(rng, 2022, 2023))
         for day in sorted(words.day(rng, 2022, 2023) for _ in range(rng.randint(25, 40))):
-            words.add(db, "change", None, key, f"{rng.getrandbits(32):08x}", rng.choice(team), day,
-                rng.choice(words.CHANGES).format(part=rng.choice(parts)))
+            words.add(db, "change", None, key, f"{rng.getrandbits(32):08x}", rng.choice(team),
+                      day, rng.choice(words.CHANGES).format(part=rng.choice(parts)))
     for kind in ("issue", "merge_request"):
         for (about,) in db.execute(f"SELECT id FROM {kind}").fetchall():
             for text in rng.sample(words.REMARKS, rng.randint(0, 2)):
-                words.add(db, "remark", None, kind, about, rng.choice(everyone), "2023-05-30", text)
+                words.add(db, "remark", None, kind, about, rng.choice(everyone), "2023-05-30",
+                          text)
 
 
 # ---- forms --------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def my_requests(ask):
 
 
 def issues(ask, x):
-    return "Issues", [link(f"{x['path']}/issues/new", "New issue"), listing(
+    return "Issues", [html("<p>{}</p>", link(f"{x['path']}/issues/new", "New issue")), listing(
         ask, f"{ISSUES} WHERE project_id = ? AND {NEWEST}", issue_table, *ISSUE_FILTERS,
         given=[x["id"]])]
 

@@ -9,8 +9,8 @@ Pages; nothing can be changed:
 
 Tables. x and y are metres.
     place(id, name, kind, street, town, state, zip, phone, hours, x, y)
-    View spot: place with lat and lon
-    View way(start, goal, mode, metres, minutes): ids of places; every pair in every mode
+    spot(id, name, kind, street, town, state, zip, phone, hours, x, y, lat, lon)    a view
+    way(start, goal, mode, metres, minutes)     a view: ids of places; every pair in every mode
 What is asked about: an address, coordinates, hours; distance and time between two places; the
 nearest of a kind; what can be reached within a time.
 """

@@ -8,10 +8,11 @@ Pages, and what their forms send:
     GET  /product/3                         price, stock, options, reviews, forms
     POST /cart/add         product, quantity, option
     GET  /cart                              POST /cart/update: line, quantity (0 removes it)
-    POST /wishlist/add     product          GET /wishlist. POST /wishlist/remove: product
+    GET  /wishlist                          POST /wishlist/add: product
+                                            POST /wishlist/remove: product
     POST /product/3/review rating, nickname, title, body
     GET  /checkout                          POST /checkout: name, street, city, zip, phone, shipping
-                                            (Flat Rate, Express): an order; the cart is empty
+                                            (Flat Rate or Express): an order; the cart is empty
     GET  /orders                            POST /order/5/cancel: while it is Pending
     GET  /order/5                           POST /order/5/reorder: its lines into the cart
     GET  /account                           POST /account: email, phone, street, city, zip,
@@ -29,7 +30,7 @@ who speak of something, own orders and what was spent; what is done: every form 
     sale(id, customer_id, day, status, name, street, city, zip, phone, shipping, postage, tracking)
         an order. status: Pending, Processing, Complete or Canceled
     sale_line(id, sale_id, product_id, option, quantity, price)
-    View sale_total(id, customer_id, customer, day, status, items, total)
+    sale_total(id, customer_id, customer, day, status, items, total)        a view
     cart(id, product_id, option, quantity), wish(product_id), message(id, name, email, body)
 """
 from envs.web import words

@@ -42,7 +42,8 @@ input:focus,select:focus,textarea:focus{outline:3px solid #f2a900}
 table{border-collapse:collapse;width:100%;margin:.6rem 0} th,td{text-align:left;padding:.35rem
 .6rem;border-bottom:1px solid #e3e3e3;vertical-align:top} th{background:#f0f0ee}
 form{margin:.6rem 0} form label{display:block;margin:.4rem 0} form.inline,form.inline label,td form
-{display:inline;margin:0 .5rem 0 0} header label{color:#fff} textarea{width:100%;display:block}
+{display:inline;margin:0 .5rem 0 0} header label{color:#fff}
+header button{border:1px solid #fff} textarea{width:100%;display:block}
 button{background:COLOUR;color:#fff;border:0;border-radius:4px;padding:.35rem .8rem;cursor:pointer}
 ul.row{list-style:none;padding:0} ul.row li{display:inline-block;margin-right:1rem}
 ul.cards{list-style:none;padding:0;display:grid;grid-template-columns:repeat(3,1fr);gap:1rem}
@@ -71,7 +72,7 @@ class Sites:
         rng = random.Random(f"webarena {seed}")
         for site in SITES.values():
             for statement in site.VARY:
-                self.db.execute(statement.replace("LUCK", f"((id * {rng.randrange(1, 65521)} + "
+                self.db.execute(statement.replace("LUCK", f"((id * {rng.randrange(9999, 65521)} + "
                                                   f"{rng.randrange(65521)}) % 65521)"))
         self.db.commit()
 
@@ -85,10 +86,10 @@ class Sites:
         of the user's (an unknown page, a field left empty) is a page with a status of 400 or more.
         """
         for _ in range(5):
-            host, parts = locate(url)
+            host, parts = locate(clean(url))
             status, result = self.answer(method, host, parts, form or [])
             if isinstance(result, Html):
-                return Page(status, url, str(result))
+                return Page(status, parts.geturl(), str(result))
             method, url, form = "GET", urljoin(url, result), None
         raise PermissionError(f"{url}: more than five redirects")
 

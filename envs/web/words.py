@@ -219,16 +219,19 @@ sundial | C | A calendar library with no dependencies | time zones, recurrence, 
 wayfarer | Kotlin | Offline hiking routes | elevation, track, download, compass
 stitch | Python | Joins photographs into panoramas | matching, blending, preview, command line
 """)
-PROBLEMS = """The {part} crashes on empty input
-The {part} is slow with more than 10,000 entries
-Wrong result in the {part} after midnight
-Document the {part}
-The {part} ignores the language setting
-Let users switch off the {part}
-Flaky test in the {part}
-The {part} leaks memory
-Dark mode for the {part}
-The {part} fails behind a proxy""".splitlines()
+PROBLEMS = lines_of("""
+The {part} crashes on empty input | bug
+The {part} is slow with more than 10,000 entries | bug
+Wrong result in the {part} after midnight | bug
+Document the {part} | documentation
+The example for the {part} is out of date | documentation
+The {part} ignores the language setting | bug
+Let users switch off the {part} | feature
+Flaky test in the {part} | help wanted
+The {part} leaks memory | help wanted
+Dark mode for the {part} | feature
+The {part} fails behind a proxy | bug
+""")
 DETAILS = """I can reproduce this with the latest release. Happy to help with a patch.
 It worked before the last update. A log is below; the interesting part is at the end.
 Several people asked for this in the chat. It should not be hard.
