@@ -510,6 +510,48 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("pairs[task_id // 2 % len(pairs)]", "pairs[task_id % len(pairs)]",
          "test_arms_keep_their_meaning_in_train_and_lose_it_in_reversed"),
     ],
+    "envs/web/pages.py": [
+        ("return escape(value)", "return value", "test_markup_in_every_text_field_is_shown_as_text"),
+        ("if not first.rowcount:", "if first.rowcount is None:",
+         "test_an_order_takes_what_is_in_the_cart"),
+        ("OFFSET {per_page * (page - 1)}", "OFFSET {(per_page - 1) * (page - 1)}",
+         "test_pages_of_a_list_hold_every_row_once"),
+        ("return round(100 * float(", "return int(float(",
+         "test_what_the_administration_changes_the_shop_shows"),
+    ],
+    "envs/web/sites.py": [
+        ("max_page_count = {pages + GROWTH}", "max_page_count = {pages + 9 * GROWTH}",
+         "test_a_form_posted_a_thousand_times_stays_bounded"),
+        ("parts.netloc.lower() not in HOSTS", "parts.hostname not in HOSTS",
+         "test_only_the_sites_exist"),
+        ("> LONGEST_FORM:\n                raise", "> 9 * LONGEST_FORM:\n                raise",
+         "test_a_form_that_is_wrong_or_too_large_changes_nothing"),
+        ('random.Random(f"webarena {seed}")', 'random.Random("webarena")',
+         "test_the_same_seed_makes_the_same_sites_and_another_seed_others"),
+        ('self.headers.get("Origin") != f"http://{host}"', 'self.headers.get("Origin") == "null"',
+         "test_the_server_answers_a_persons_browser_alone"),
+    ],
+    "envs/web/shop.py": [
+        ("max(stock - (SELECT", "max(stock - 0 * (SELECT", "test_an_order_takes_what_is_in_the_cart"),
+        ("product_id = ? AND status = 'Approved' ORDER", "product_id = ? ORDER",
+         "test_what_the_administration_changes_the_shop_shows"),
+    ],
+    "envs/web/admin.py": [
+        ("product_id WHERE status != 'Canceled'", "product_id",
+         "test_bestsellers_and_sales_by_month_are_sums_over_the_lines"),
+    ],
+    "envs/web/forum.py": [
+        ("WHEN :value THEN 0", "WHEN :value THEN :value",
+         "test_a_vote_counts_once_and_can_be_taken_back"),
+    ],
+    "envs/web/code.py": [
+        ("FROM issue WHERE project_id = project.id)", "FROM issue)",
+         "test_issues_are_numbered_by_project_and_closed_and_opened"),
+    ],
+    "envs/web/maps.py": [
+        ("INSERT INTO mode VALUES ('car', 120, 700)", "INSERT INTO mode VALUES ('car', 100, 700)",
+         "test_a_way_is_measured_along_the_streets"),
+    ],
     "envs/parts/databases.py": [
         ('("whose {c} is below {v}"', '("whose {c} is above {v} "',
          "test_conditions_words_say_the_side"),

@@ -38,13 +38,13 @@ assignee, stars, members; what is done: every form above.
 import re
 
 from envs.web import words
-from envs.web.pages import (TODAY, Problem, area, bullets, field, form, html, link, paragraphs,
-                            select, table)
+from envs.web.pages import (Field, Filter, Form, act, area, bullets, form_page, heading, html, link,
+                            listing, paragraphs, select, table)
 
 NAME, COLOUR, ABOUT, ME = "Gitbarn", "#3b3560", "a code host", "nwhitlock"
 LABELS = ("bug", "feature", "documentation", "help wanted")
 ROLES = ("Guest", "Developer", "Maintainer", "Owner")
-VISIBILITY = ("Private", "Internal", "Public")
+SORTS = {"stars": ("Most stars", "stars + starred DESC"), "name": ("Name", "name")}
 SCHEMA = """
 CREATE TABLE project(id INTEGER PRIMARY KEY, owner TEXT, name TEXT, description TEXT,
     language TEXT, visibility TEXT, readme TEXT, stars INT, starred INT, created TEXT,
@@ -72,41 +72,60 @@ VARY = ("UPDATE project SET stars = LUCK % 900, starred = LUCK % 5 = 0",
 
 
 def fill(db, rng):
-    def add(name, *row):
-        db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
-
-    names = {name.split()[0][0].lower() + name.split()[1].lower(): name
+    names = {"".join((name[0], *name.split()[1:])).lower(): name
              for name in ("Nora Whitlock", *words.DEVELOPERS)}
     for username, name in names.items():
-        add("person", username, name, "")
+        words.add(db, "person", username, name, "")
     everyone, others = list(names), list(names)[1:]
-    for number, (name, language, description, parts) in enumerate(words.PROJECTS, 1):
-        owner, parts = ME if number % 4 == 1 else rng.choice(others), parts.split(", ")
+    for key, (name, language, description, parts) in enumerate(words.PROJECTS, 1):
+        owner, parts = ME if key % 4 == 1 else rng.choice(others), parts.split(", ")
         team = [owner, *rng.sample([name for name in everyone if name != owner], 4)]
-        add("project", number, owner, name, description, language, "Public",
-            f"{name}\n{description}.\nInstall it with your package manager, then run {name} --help."
-            f"\nThe main parts are: {', '.join(parts)}.", 0, 0, words.day(rng, 2020, 2021))
+        words.add(db, "project", key, owner, name, description, language, "Public",
+                  f"{name}\n{description}.\nInstall it, then run {name} --help.\n"
+                  f"The main parts are: {', '.join(parts)}.", 0, 0, words.day(rng, 2020, 2021))
         for username in team:
-            add("member_of", None, number, username, "Owner" if username == owner else
-                rng.choice(ROLES[:3]))
-        for k, title in enumerate(rng.sample(words.PROBLEMS, rng.randint(6, 9)), 1):
-            add("issue", None, number, k, title.format(part=rng.choice(parts)),
-                rng.choice(words.DETAILS), rng.choice(everyone), rng.choice([*team, ""]),
-                rng.choice(LABELS), "", words.day(rng, 2022, 2023))
+            words.add(db, "member_of", None, key, username,
+                      "Owner" if username == owner else rng.choice(ROLES[:3]))
+        for k, (title, label) in enumerate(rng.sample(words.PROBLEMS, rng.randint(6, 9)), 1):
+            words.add(db, "issue", None, key, k, title.format(part=rng.choice(parts)),
+                      rng.choice(words.DETAILS), rng.choice(everyone), rng.choice([*team, ""]),
+                      label, "", words.day(rng, 2022, 2023))
         for k, title in enumerate(rng.sample(words.CHANGES, rng.randint(3, 5)), 1):
             title = title.format(part=rng.choice(parts))
-            add("merge_request", None, number, k, title, re.sub(r"\W+", "-", title.lower()),
-                rng.choice(team), rng.choice([*team, ME]), "", words.day(rng, 2022, 2023))
+            words.add(db, "merge_request", None, key, k, title,
+                      re.sub(r"\W+", "-", title.lower()), rng.choice(team),
+                      rng.choice([*team, ME]), "", words.day(rng, 2022, 2023))
         for day in sorted(words.day(rng, 2022, 2023) for _ in range(rng.randint(25, 40))):
-            add("change", None, number, f"{rng.getrandbits(32):08x}", rng.choice(team), day,
-                rng.choice(words.CHANGES).format(part=rng.choice(parts)))
+            words.add(db, "change", None, key, f"{rng.getrandbits(32):08x}", rng.choice(team),
+                      day, rng.choice(words.CHANGES).format(part=rng.choice(parts)))
     for kind in ("issue", "merge_request"):
         for (about,) in db.execute(f"SELECT id FROM {kind}").fetchall():
             for text in rng.sample(words.REMARKS, rng.randint(0, 2)):
-                add("remark", None, kind, about, rng.choice(everyone), "2023-05-30", text)
+                words.add(db, "remark", None, kind, about, rng.choice(everyone), "2023-05-30",
+                          text)
 
 
-# ---- looking ------------------------------------------------------------------------------------
+# ---- forms --------------------------------------------------------------------------------------
+
+PEOPLE = "SELECT username FROM person ORDER BY username"
+NOBODY = "SELECT '' UNION SELECT username FROM person"
+TEXT, LABEL = area("Description", "body", 5000, least=0), select("Label", "label", LABELS)
+ASSIGNEE = select("Assignee", "assignee", NOBODY)
+ABOUT_IT = Field("Description", "description", least=0, most=500)
+ISSUE = Form("Create issue", Field("Title", "title"), TEXT, ASSIGNEE, LABEL)
+CLOSE, ASSIGN = Form("Close issue", inline=True), Form("Assign", ASSIGNEE, inline=True)
+TAG, COMMENT = Form("Set label", LABEL, inline=True), Form("Comment", area("Comment", "body"))
+REVIEW = Form("Assign", select("Reviewer", "reviewer", NOBODY), inline=True)
+MERGE = Form("Update", select("State", "state", ("merged", "closed")), inline=True)
+INVITE = Form("Invite", select("Username", "username", PEOPLE), select("Role", "role", ROLES))
+PROJECT = Form("Create project", Field("Project name", "name", most=40), ABOUT_IT,
+               select("Visibility", "visibility", ("Private", "Internal", "Public")))
+EDIT = Form("Commit changes", ABOUT_IT, area("README", "readme", 8000, least=0))
+STAR = Form("Star", inline=True)
+PROFILE = Form("Update profile", Field("Status", "status", least=0))
+
+
+# ---- pages --------------------------------------------------------------------------------------
 
 def bar(ask):
     return [link("/explore", "Explore"), link("/dashboard/issues", "Issues"),
@@ -115,11 +134,12 @@ def bar(ask):
 
 
 def home(ask):
-    own = ask.rows("SELECT project.* FROM project JOIN member_of ON project_id = project.id "
-                   "WHERE username = ? ORDER BY name LIMIT 60", ME)
-    starred = ask.rows("SELECT * FROM project WHERE starred ORDER BY name LIMIT 60")
-    return "Projects", [html("<h2>Yours</h2>"), project_table(own), html("<h2>Starred</h2>"),
-                        project_table(starred)]
+    return "Projects", [
+        heading("Yours"), project_table(ask.rows(
+            "SELECT project.* FROM project JOIN member_of ON project_id = project.id "
+            "WHERE username = ? ORDER BY name LIMIT 60", ME)),
+        heading("Starred"), project_table(ask.rows(
+            "SELECT * FROM project WHERE starred ORDER BY name LIMIT 60"))]
 
 
 def project_table(found):
@@ -129,317 +149,200 @@ def project_table(found):
 
 
 def explore(ask):
-    condition, values = ask.where(q="name || ' ' || description || ' ' || language")
-    sort = ask.query.get("sort", "stars")
-    order = "name" if sort == "name" else "stars + starred DESC"
-    found, count, links = ask.paged(f"SELECT * FROM project WHERE {condition} ORDER BY {order}, "
-                                    "id", *values)
-    return "Explore projects", [
-        form("/explore", "Search", field("Search", "q", ask.query.get("q", "")),
-             select("Sort by", "sort", [("stars", "Most stars"), ("name", "Name")], sort),
-             method="get", kind="inline"), project_table(found), links]
+    return "Explore projects", listing(
+        ask, "SELECT * FROM project WHERE FILTERS ORDER", project_table,
+        Filter("Search", "q", "name || ' ' || description || ' ' || language"), sorts=SORTS)
 
 
-def project_of(ask, owner, name):
-    return ask.row("SELECT *, '/' || owner || '/' || name AS path FROM project WHERE owner = ? "
-                   "AND name = ?", owner, name)
+def of_project(make):
+    """The page function of one of a project's pages: make(ask, project) -> (title, markup)."""
+    def page(ask, owner, name):
+        x = ask.row(f"SELECT *, {PATH} AS path FROM project WHERE owner = ? AND name = ?", owner,
+                    name)
+        title, body = make(ask, x)
+        return f"{title} · {owner} / {name}", [bullets([
+            link(x["path"] + path, text) for path, text in (
+                ("", "Project"), ("/issues", "Issues"), ("/merge_requests", "Merge requests"),
+                ("/commits", "Commits"), ("/contributors", "Contributors"),
+                ("/members", "Members"), ("/edit", "Edit README"))], "row"), body]
+    return page
 
 
-def titled(x, title):
-    """The page of a project: its title, and links to its other pages."""
-    return f"{title} · {x['name']}" if title else f"{x['owner']} / {x['name']}", bullets(
-        [link(x["path"] + path, text) for path, text in (
-            ("", "Project"), ("/issues", "Issues"), ("/merge_requests", "Merge requests"),
-            ("/commits", "Commits"), ("/contributors", "Contributors"), ("/members", "Members"))],
-        "row")
-
-
-def project(ask, owner, name):
-    x = project_of(ask, owner, name)
-    title, links = titled(x, "")
-    return title, [
-        links, html("<p>{description}</p><p>{language} · {visibility} · created on {created} · "
-                    "{} stars</p>", x["stars"] + x["starred"], **x),
-        form(f"{x['path']}/star", "Unstar" if x["starred"] else "Star", kind="inline"),
-        link(f"{x['path']}/edit", "Edit README"), html("<h2>README</h2>"),
-        paragraphs(x["readme"])]
+def project(ask, x):
+    return "Project", [
+        html("<p>{description}</p><p>{language} · {visibility} · created on {created} · {} stars"
+             "</p>", x["stars"] + x["starred"], **x),
+        STAR.show(ask, f"{x['path']}/star", button="Unstar" if x["starred"] else "Star"),
+        heading("README"), paragraphs(x["readme"])]
 
 
 def person_link(username):
     return link(f"/{username}", username) if username else "nobody"
 
 
-ISSUES = ("SELECT issue.*, '/' || owner || '/' || name AS path FROM issue JOIN project ON "
-          "project.id = project_id")
+PATH = "'/' || owner || '/' || name"
+ISSUES = (f"SELECT issue.*, {PATH} || '/issues/' || number AS path FROM issue "
+          "JOIN project ON project.id = project_id")
 REQUESTS = ISSUES.replace("issue", "merge_request")
+ISSUE_FILTERS = (Filter("State", "state", "state = ?", ("open", "closed")),
+                 Filter("Label", "label", "label = ?", LABELS),
+                 Filter("Author", "author", "author = ?"),
+                 Filter("Assignee", "assignee", "assignee = ?"), Filter("Search", "q", "title"))
+STATE = Filter("State", "state", "state = ?", ("open", "merged", "closed"))
+NEWEST = "FILTERS ORDER BY day DESC, number"
 
 
-def issue_page(ask, sql, *values):
-    """A page of issues or merge requests, with the filters that fit both."""
-    condition, more = ask.where(state="state = ?", label="label = ?", author="author = ?",
-                                assignee="assignee = ?", q="title")
-    found, count, links = ask.paged(f"{sql} AND {condition} ORDER BY day DESC, number", *values,
-                                    *more)
-    return [form(ask.path, "Filter",
-                 select("State", "state", [("", "All"), "open", "closed"],
-                        ask.query.get("state", "")),
-                 select("Label", "label", [("", "All"), *LABELS], ask.query.get("label", "")),
-                 field("Author", "author", ask.query.get("author", "")),
-                 field("Assignee", "assignee", ask.query.get("assignee", "")),
-                 field("Search", "q", ask.query.get("q", "")), method="get", kind="inline"),
-            html("<p>{} issues</p>", count), table(
-                ["Title", "State", "Label", "Author", "Assignee", "Created"],
-                [[link(f"{x['path']}/issues/{x['number']}", x["title"]), x["state"], x["label"],
-                  person_link(x["author"]), person_link(x["assignee"]), x["day"]]
-                 for x in found]), links]
+def issue_table(found):
+    return table(["Title", "State", "Label", "Author", "Assignee", "Created"], [
+        [link(x["path"], x["title"]), x["state"], x["label"], person_link(x["author"]),
+         person_link(x["assignee"]), x["day"]] for x in found])
+
+
+def request_table(found):
+    return table(["Title", "State", "Author", "Reviewer", "Created"], [
+        [link(x["path"], x["title"]), x["state"], person_link(x["author"]),
+         person_link(x["reviewer"]), x["day"]] for x in found])
 
 
 def my_issues(ask):
-    return "Issues assigned to you", issue_page(ask, f"{ISSUES} WHERE assignee = ?", ME)
-
-
-def issues(ask, owner, name):
-    x = project_of(ask, owner, name)
-    title, links = titled(x, "Issues")
-    return title, [links, html("<p>{}</p>", link(f"{x['path']}/issues/new", "New issue")),
-                   issue_page(ask, f"{ISSUES} WHERE project_id = ?", x["id"])]
-
-
-def request_page(ask, sql, *values):
-    condition, more = ask.where(state="state = ?")
-    found, count, links = ask.paged(f"{sql} AND {condition} ORDER BY day DESC, number", *values,
-                                    *more)
-    return [form(ask.path, "Filter", select("State", "state", [("", "All"), "open", "merged",
-                                                               "closed"],
-                                            ask.query.get("state", "")), method="get",
-                 kind="inline"),
-            html("<p>{} merge requests</p>", count), table(
-                ["Title", "State", "Author", "Reviewer", "Created"],
-                [[link(f"{x['path']}/merge_requests/{x['number']}", x["title"]), x["state"],
-                  person_link(x["author"]), person_link(x["reviewer"]), x["day"]]
-                 for x in found]), links]
+    return "Issues assigned to you", listing(
+        ask, f"{ISSUES} WHERE assignee = ? AND {NEWEST}", issue_table, *ISSUE_FILTERS, given=[ME])
 
 
 def my_requests(ask):
-    return "Merge requests to review", request_page(ask, f"{REQUESTS} WHERE reviewer = ?", ME)
+    return "Merge requests to review", listing(
+        ask, f"{REQUESTS} WHERE reviewer = ? AND {NEWEST}", request_table, STATE, given=[ME])
 
 
-def merge_requests(ask, owner, name):
-    x = project_of(ask, owner, name)
-    title, links = titled(x, "Merge requests")
-    return title, [links, request_page(ask, f"{REQUESTS} WHERE project_id = ?", x["id"])]
+def issues(ask, x):
+    return "Issues", [html("<p>{}</p>", link(f"{x['path']}/issues/new", "New issue")), listing(
+        ask, f"{ISSUES} WHERE project_id = ? AND {NEWEST}", issue_table, *ISSUE_FILTERS,
+        given=[x["id"]])]
 
 
-def issue(ask, owner, name, number):
-    x = ask.row(f"{ISSUES} WHERE owner = ? AND name = ? AND number = ?", owner, name, number)
-    path = f"{x['path']}/issues/{x['number']}"
+def merge_requests(ask, x):
+    return "Merge requests", listing(
+        ask, f"{REQUESTS} WHERE project_id = ? AND {NEWEST}", request_table, STATE,
+        given=[x["id"]])
+
+
+def issue(ask, owner, name, key):
+    x = ask.row(f"{ISSUES} WHERE owner = ? AND name = ? AND number = ?", owner, name, key)
     return x["title"], [
-        html("<p>{} #{number} · <strong>{state}</strong> · {label} · opened on {day} by {} · "
-             "assigned to {}</p>{}", link(f"{x['path']}/issues", "Issues"),
+        html("<p>{} · Issue #{number} · <strong>{state}</strong> · {label} · opened on {day} by {} "
+             "· assigned to {}</p>{}", link(f"/{owner}/{name}", f"{owner} / {name}"),
              person_link(x["author"]), person_link(x["assignee"]), paragraphs(x["body"]), **x),
-        form(f"{path}/state", "Close issue" if x["state"] == "open" else "Reopen issue",
-             kind="inline"),
-        form(f"{path}/assign", "Assign", select("Assignee", "assignee", people(ask),
-                                                x["assignee"]), kind="inline"),
-        form(f"{path}/label", "Set label", select("Label", "label", LABELS, x["label"]),
-             kind="inline"), remarks(ask, "issue", x["id"], path)]
+        CLOSE.show(ask, f"{x['path']}/state",
+                   button="Close issue" if x["state"] == "open" else "Reopen issue"),
+        ASSIGN.show(ask, f"{x['path']}/assign", x), TAG.show(ask, f"{x['path']}/label", x),
+        remarks(ask, "issue", x)]
 
 
-def people(ask):
-    return [("", "nobody"), *[row["username"] for row in ask.rows("SELECT username FROM person "
-                                                                  "ORDER BY username")]]
-
-
-def remarks(ask, kind, about, path):
-    found, count, links = ask.paged("SELECT * FROM remark WHERE kind = ? AND about = ? "
-                                    "ORDER BY id", kind, about)
-    return [html("<h2>Comments ({})</h2>", count),
-            bullets(html('<span class="small">{} on {day}</span><br>{body}',
-                         person_link(y["author"]), **y) for y in found), links,
-            form(f"{path}/comment", "Comment", area("Comment", "body"))]
-
-
-def merge_request(ask, owner, name, number):
-    x = ask.row(f"{REQUESTS} WHERE owner = ? AND name = ? AND number = ?", owner, name, number)
-    path = f"{x['path']}/merge_requests/{x['number']}"
+def merge_request(ask, owner, name, key):
+    x = ask.row(f"{REQUESTS} WHERE owner = ? AND name = ? AND number = ?", owner, name, key)
     return x["title"], [
-        html("<p>{} !{number} · <strong>{state}</strong> · {branch} into main · opened on {day} "
-             "by {} · reviewer: {}</p>", link(f"{x['path']}/merge_requests", "Merge requests"),
+        html("<p>{} · Merge request !{number} · <strong>{state}</strong> · {branch} into main · "
+             "opened on {day} by {} · reviewer: {}</p>", link(f"/{owner}/{name}",
+                                                              f"{owner} / {name}"),
              person_link(x["author"]), person_link(x["reviewer"]), **x),
-        [form(f"{path}/state", "Update", select("State", "state", ("merged", "closed")),
-              kind="inline")] if x["state"] == "open" else None,
-        form(f"{path}/assign", "Assign", select("Reviewer", "reviewer", people(ask),
-                                                x["reviewer"]), kind="inline"),
-        remarks(ask, "merge_request", x["id"], path)]
+        MERGE.show(ask, f"{x['path']}/state") if x["state"] == "open" else None,
+        REVIEW.show(ask, f"{x['path']}/assign", x), remarks(ask, "merge_request", x)]
 
 
-def commits(ask, owner, name):
-    x = project_of(ask, owner, name)
-    condition, values = ask.where(author="author = ?")
-    found, count, pages = ask.paged(f"SELECT * FROM change WHERE project_id = ? AND {condition} "
-                                    "ORDER BY day DESC, id DESC", x["id"], *values)
-    title, links = titled(x, "Commits")
-    return title, [links, form(ask.path, "Filter", field("Author", "author", ask.query.get(
-        "author", "")), method="get", kind="inline"), html("<p>{} commits</p>", count),
-        table(["Date", "Author", "Message", "Commit"], [
-            [y["day"], person_link(y["author"]), y["message"], y["sha"]] for y in found]), pages]
+def remarks(ask, kind, x):
+    return [heading("Comments"), listing(
+        ask, "SELECT * FROM remark WHERE kind = ? AND about = ? ORDER BY id",
+        lambda found: bullets(html('<span class="small">{} on {day}</span><br>{body}',
+                                   person_link(y["author"]), **y) for y in found),
+        given=[kind, x["id"]]), COMMENT.show(ask, f"{x['path']}/comment")]
 
 
-def contributors(ask, owner, name):
-    x = project_of(ask, owner, name)
-    title, links = titled(x, "Contributors")
-    return title, [links, table(["Author", "Name", "Commits"], [
+def commits(ask, x):
+    return "Commits", listing(
+        ask, "SELECT * FROM change WHERE project_id = ? AND FILTERS ORDER BY day DESC, id DESC",
+        lambda found: table(["Date", "Author", "Message", "Commit"], [
+            [y["day"], person_link(y["author"]), y["message"], y["sha"]] for y in found]),
+        Filter("Author", "author", "author = ?"), given=[x["id"]])
+
+
+def contributors(ask, x):
+    return "Contributors", table(["Author", "Name", "Commits"], [
         [person_link(y["author"]), y["name"], y["commits"]] for y in ask.rows(
             "SELECT author, person.name, count(*) AS commits FROM change JOIN person ON username "
             "= author WHERE project_id = ? GROUP BY author ORDER BY commits DESC, author",
-            x["id"])])]
+            x["id"])])
 
 
-def members(ask, owner, name):
-    x = project_of(ask, owner, name)
-    title, links = titled(x, "Members")
-    return title, [links, table(["Username", "Name", "Role"], [
+def members(ask, x):
+    return "Members", [table(["Username", "Name", "Role"], [
         [person_link(y["username"]), y["name"], y["role"]] for y in ask.rows(
             "SELECT member_of.*, person.name FROM member_of JOIN person USING (username) WHERE "
             "project_id = ? ORDER BY member_of.id", x["id"])]),
-        form(f"{x['path']}/members", "Invite", select("Username", "username", people(ask)[1:]),
-             select("Role", "role", ROLES))]
+        INVITE.show(ask, f"{x['path']}/members")]
 
 
 def person(ask, username):
     x = ask.row("SELECT * FROM person WHERE username = ?", username)
-    found = ask.rows("SELECT * FROM project WHERE owner = ? ORDER BY name LIMIT 60", username)
-    return x["name"], [html("<p>{username} · {status}</p><h2>Projects</h2>", **x),
-                       project_table(found)]
+    return x["name"], [html("<p>{username} · {status}</p><h2>Projects</h2>", **x), project_table(
+        ask.rows("SELECT * FROM project WHERE owner = ? ORDER BY name LIMIT 60", username))]
 
 
-# ---- doing --------------------------------------------------------------------------------------
-
-def star(ask, owner, name):
-    ask.run("UPDATE project SET starred = 1 - starred WHERE owner = ? AND name = ?", owner, name)
-    return f"/{owner}/{name}"
-
-
-def project_form(ask):
-    return "New project", form("/projects", "Create project", field("Project name", "name"),
-                               area("Description", "description"),
-                               select("Visibility", "visibility", VISIBILITY))
-
-
-def create_project(ask):
-    name = ask.text("name", 40)
-    if not re.fullmatch("[A-Za-z0-9_.-]+", name):
-        raise Problem(400, "name may have letters, digits, _, . and - only.")
-    if not ask.run("INSERT OR IGNORE INTO project VALUES (NULL, ?, ?, ?, '', ?, ?, 0, 0, ?)", ME,
-                   name, ask.text("description", 500, least=0),
-                   ask.choice("visibility", VISIBILITY), name, TODAY):
-        raise Problem(400, "You have a project of this name.")
-    ask.run("INSERT INTO member_of VALUES (NULL, last_insert_rowid(), ?, 'Owner')", ME)
-    return f"/{ME}/{name}"
-
-
-def issue_form(ask, owner, name):
-    x = project_of(ask, owner, name)
-    return "New issue", form(f"{x['path']}/issues", "Create issue", field("Title", "title"),
-                             area("Description", "body"),
-                             select("Assignee", "assignee", people(ask)),
-                             select("Label", "label", LABELS))
-
-
-def create_issue(ask, owner, name):
-    x = project_of(ask, owner, name)
-    number = ask.value("SELECT coalesce(max(number), 0) + 1 FROM issue WHERE project_id = ?",
-                       x["id"])
-    ask.run("INSERT INTO issue VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, 'open', ?)", x["id"], number,
-            ask.text("title", 200), ask.text("body", 5000, least=0), ME, chosen(ask, "assignee"),
-            ask.choice("label", LABELS), TODAY)
-    return f"{x['path']}/issues/{number}"
-
-
-def chosen(ask, name):
-    """A field of the form with somebody's username, or ""."""
-    return ask.choice(name, [pair if isinstance(pair, str) else pair[0] for pair in people(ask)])
-
-
-def change_issue(ask, owner, name, number, what):
-    x = ask.row(f"{ISSUES} WHERE owner = ? AND name = ? AND number = ?", owner, name, number)
-    if what == "state":
-        ask.run("UPDATE issue SET state = ? WHERE id = ?",
-                "closed" if x["state"] == "open" else "open", x["id"])
-    elif what == "assign":
-        ask.run("UPDATE issue SET assignee = ? WHERE id = ?", chosen(ask, "assignee"), x["id"])
-    elif what == "label":
-        ask.run("UPDATE issue SET label = ? WHERE id = ?", ask.choice("label", LABELS), x["id"])
-    else:
-        write_remark(ask, "issue", x["id"])
-    return f"{x['path']}/issues/{number}"
-
-
-def write_remark(ask, kind, about):
-    ask.run("INSERT INTO remark VALUES (NULL, ?, ?, ?, ?, ?)", kind, about, ME, TODAY,
-            ask.text("body", 2000))
-
-
-def change_request(ask, owner, name, number, what):
-    x = ask.row(f"{REQUESTS} WHERE owner = ? AND name = ? AND number = ?", owner, name, number)
-    if what == "state":
-        ask.run("UPDATE merge_request SET state = ? WHERE id = ? AND state = 'open'",
-                ask.choice("state", ("merged", "closed")), x["id"])
-    elif what == "assign":
-        ask.run("UPDATE merge_request SET reviewer = ? WHERE id = ?", chosen(ask, "reviewer"),
-                x["id"])
-    else:
-        write_remark(ask, "merge_request", x["id"])
-    return f"{x['path']}/merge_requests/{number}"
-
-
-def add_member(ask, owner, name):
-    x = project_of(ask, owner, name)
-    ask.run("INSERT OR REPLACE INTO member_of VALUES (NULL, ?, ?, ?)", x["id"], ask.value(
-        "SELECT username FROM person WHERE username = ?", ask.text("username")),
-        ask.choice("role", ROLES))
-    return f"{x['path']}/members"
-
-
-def edit_form(ask, owner, name):
-    x = project_of(ask, owner, name)
-    return f"Edit {name}", form(f"{x['path']}/edit", "Commit changes",
-                                field("Description", "description", x["description"]),
-                                area("README", "readme", x["readme"]))
-
-
-def edit_project(ask, owner, name):
-    x = project_of(ask, owner, name)
-    ask.run("UPDATE project SET description = ?, readme = ? WHERE id = ?",
-            ask.text("description", 500, least=0), ask.text("readme", 8000, least=0), x["id"])
-    return x["path"]
-
-
-def profile(ask):
-    return "Edit profile", form("/profile", "Update profile", field("Status", "status", ask.value(
-        "SELECT status FROM person WHERE username = ?", ME)))
-
-
-def save_profile(ask):
-    ask.run("UPDATE person SET status = ? WHERE username = ?", ask.text("status", 100, least=0),
-            ME)
-    return f"/{ME}"
-
-
-P = "/([\\w.-]+)/([\\w.-]+)"
+# In SQL: the project of the path /:a/:b, and its issue or merge request with the number :c.
+THIS = "(SELECT id FROM project WHERE owner = :a AND name = :b)"
+AT = f"WHERE project_id = {THIS} AND number = :c"
+P, ITS = "/([\\w.-]+)/([\\w.-]+)", "/{0}/{1}"
+ISSUE_AT, REQUEST_AT = f"{P}/issues/(\\d+)", f"{P}/merge_requests/(\\d+)"
+BACK, REQUEST_BACK = f"{ITS}/issues/{{2}}", f"{ITS}/merge_requests/{{2}}"
 ROUTES = [
     ("GET", "/", home), ("GET", "/explore", explore), ("GET", "/dashboard/issues", my_issues),
-    ("GET", "/dashboard/merge_requests", my_requests), ("GET", "/projects/new", project_form),
-    ("POST", "/projects", create_project), ("GET", "/profile", profile),
-    ("POST", "/profile", save_profile), ("GET", "/(\\w+)", person), ("GET", P, project),
-    ("POST", f"{P}/star", star), ("GET", f"{P}/issues", issues),
-    ("GET", f"{P}/issues/new", issue_form), ("POST", f"{P}/issues", create_issue),
-    ("GET", f"{P}/issues/(\\d+)", issue),
-    ("POST", f"{P}/issues/(\\d+)/(state|assign|label|comment)", change_issue),
-    ("GET", f"{P}/merge_requests", merge_requests),
-    ("GET", f"{P}/merge_requests/(\\d+)", merge_request),
-    ("POST", f"{P}/merge_requests/(\\d+)/(state|assign|comment)", change_request),
-    ("GET", f"{P}/commits", commits), ("GET", f"{P}/contributors", contributors),
-    ("GET", f"{P}/members", members), ("POST", f"{P}/members", add_member),
-    ("GET", f"{P}/edit", edit_form), ("POST", f"{P}/edit", edit_project),
+    ("GET", "/dashboard/merge_requests", my_requests),
+    ("GET", "/projects/new", form_page("New project", PROJECT, "/projects")),
+    ("POST", "/projects", act(
+        PROJECT, f"/{ME}/{{name}}", f"INSERT OR IGNORE INTO project SELECT NULL, '{ME}', :name, "
+        ":description, '', :visibility, :name, 0, 0, :today WHERE NOT :name GLOB "
+        "'*[^A-Za-z0-9_.-]*'", "INSERT OR IGNORE INTO member_of SELECT NULL, id, owner, 'Owner' "
+        f"FROM project WHERE owner = '{ME}' AND name = :name")),
+    ("GET", "/profile", form_page("Edit profile", PROFILE, "/profile",
+                                  f"SELECT * FROM person WHERE username = '{ME}'")),
+    ("POST", "/profile", act(
+        PROFILE, f"/{ME}", f"UPDATE person SET status = :status WHERE username = '{ME}'")),
+    ("GET", "/(\\w+)", person), ("GET", P, of_project(project)),
+    ("GET", f"{P}/issues", of_project(issues)), ("GET", f"{P}/commits", of_project(commits)),
+    ("GET", f"{P}/merge_requests", of_project(merge_requests)),
+    ("GET", f"{P}/contributors", of_project(contributors)),
+    ("GET", f"{P}/members", of_project(members)), ("GET", ISSUE_AT, issue),
+    ("GET", REQUEST_AT, merge_request),
+    ("POST", f"{P}/star", act(
+        STAR, ITS, f"UPDATE project SET starred = 1 - starred WHERE id = {THIS}")),
+    ("POST", f"{P}/members", act(
+        INVITE, f"{ITS}/members", "INSERT OR REPLACE INTO member_of SELECT NULL, id, :username, "
+        f":role FROM project WHERE id = {THIS}")),
+    ("GET", f"{P}/edit", form_page("Edit {1}", EDIT, f"{ITS}/edit",
+                                   f"SELECT * FROM project WHERE id = {THIS}")),
+    ("POST", f"{P}/edit", act(EDIT, ITS, "UPDATE project SET description = :description, "
+                              f"readme = :readme WHERE id = {THIS}")),
+    ("GET", f"{P}/issues/new", form_page("New issue", ISSUE, f"{ITS}/issues",
+                                         f"SELECT 1 FROM project WHERE id = {THIS}")),
+    ("POST", f"{P}/issues", act(
+        ISSUE, "/-/issue/{new}", "INSERT INTO issue SELECT NULL, id, (SELECT 1 + "
+        "coalesce(max(number), 0) FROM issue WHERE project_id = project.id), :title, :body, "
+        f"'{ME}', :assignee, :label, 'open', :today FROM project WHERE id = {THIS}")),
+    ("GET", "/-/issue/(\\d+)", lambda ask, key: ask.row(f"{ISSUES} WHERE issue.id = ?",
+                                                         key)["path"]),
+    ("POST", f"{ISSUE_AT}/state", act(
+        CLOSE, BACK, "UPDATE issue SET state = CASE state WHEN 'open' THEN 'closed' ELSE 'open' "
+        f"END {AT}")),
+    ("POST", f"{ISSUE_AT}/assign", act(
+        ASSIGN, BACK, f"UPDATE issue SET assignee = :assignee {AT}")),
+    ("POST", f"{ISSUE_AT}/label", act(TAG, BACK, f"UPDATE issue SET label = :label {AT}")),
+    ("POST", f"{ISSUE_AT}/comment", act(
+        COMMENT, BACK, f"INSERT INTO remark SELECT NULL, 'issue', id, '{ME}', :today, :body "
+        f"FROM issue {AT}")),
+    ("POST", f"{REQUEST_AT}/state", act(
+        MERGE, REQUEST_BACK, f"UPDATE merge_request SET state = :state {AT} AND state = 'open'")),
+    ("POST", f"{REQUEST_AT}/assign", act(
+        REVIEW, REQUEST_BACK, f"UPDATE merge_request SET reviewer = :reviewer {AT}")),
+    ("POST", f"{REQUEST_AT}/comment", act(
+        COMMENT, REQUEST_BACK, "INSERT INTO remark SELECT NULL, 'merge_request', id, "
+        f"'{ME}', :today, :body FROM merge_request {AT}")),
 ]

@@ -5,7 +5,8 @@ Pages, and what their forms send:
     GET  /forums                        all forums
     GET  /f/books?sort=&page=           one of them     POST /f/books/subscribe: on or off
     GET  /f/books/12                    a post and its comments
-    POST /f/books/12/comment  body, parent (a comment's number, or "")
+    POST /f/books/12/comment  body
+    POST /f/books/12/reply    body, parent (a comment's id)
     POST /f/books/12/vote     value: 1 or -1; the same once more takes it back
     POST /comment/7/vote      value
     GET  /f/books/12/edit               POST /f/books/12/edit: title, body  (of one's own)
@@ -22,13 +23,13 @@ Tables:
         mine: nora_w's vote, 1, 0 or -1; what is shown as points is score + mine
     comment(id, post_id, parent, author, day, body, score, mine)        parent: 0, or a comment's id
     member(name, bio, joined)
-    View post_count(id, comments): how many comments a post has
+    listed(id, forum, author, day, title, body, score, mine, points, comments)     a view of posts
 What is asked about: who wrote, the best post or comment, counts of comments and posts, points; what
 is done: every form above.
 """
 from envs.web import words
-from envs.web.pages import (TODAY, Problem, area, bullets, field, form, hidden, html, link,
-                            paragraphs, select, table)
+from envs.web.pages import (TODAY, Field, Filter, Form, act, area, bullets, form_page, heading,
+                            html, link, listing, number, paragraphs, select, table)
 
 NAME, COLOUR, ABOUT, ME = "Commons", "#7a2e2e", "a forum", "nora_w"
 SORTS = {"top": ("Top", "points DESC"), "new": ("New", "day DESC"),
@@ -41,10 +42,8 @@ CREATE TABLE comment(id INTEGER PRIMARY KEY, post_id INT, parent INT, author TEX
     body TEXT, score INT, mine INT);
 CREATE INDEX comment_post ON comment(post_id);
 CREATE TABLE member(name TEXT PRIMARY KEY, bio TEXT, joined TEXT);
-CREATE VIEW post_count AS SELECT id, (SELECT count(*) FROM comment WHERE post_id = post.id)
-    AS comments FROM post;
-CREATE VIEW listed AS SELECT post.*, score + mine AS points, comments
-    FROM post JOIN post_count USING (id);
+CREATE VIEW listed AS SELECT post.*, score + mine AS points,
+    (SELECT count(*) FROM comment WHERE post_id = post.id) AS comments FROM post;
 """
 VARY = ("UPDATE post SET score = 1 + LUCK % 400", "UPDATE comment SET score = LUCK % 60 - 9",
         "DELETE FROM comment WHERE LUCK % 3 = 0",
@@ -52,52 +51,62 @@ VARY = ("UPDATE post SET score = 1 + LUCK % 400", "UPDATE comment SET score = LU
 
 
 def fill(db, rng):
-    db.executemany("INSERT INTO member VALUES (?, ?, ?)", [
-        (name, rng.choice(words.BIOS), words.day(rng, 2019, 2021))
-        for name in (ME, *words.HANDLES)])
+    for name in (ME, *words.HANDLES):
+        words.add(db, "member", name, rng.choice(words.BIOS), words.day(rng, 2019, 2021))
     posts = []
     for name, (title, description, lines) in words.FORUMS.items():
-        db.execute("INSERT INTO forum VALUES (?, ?, ?, ?)", (name, title, description,
-                                                             rng.random() < 0.4))
+        words.add(db, "forum", name, title, description, rng.random() < 0.4)
         posts += [(name, *line) for line in words.lines_of(lines)]
     rng.shuffle(posts)
-    for number, (name, title, body) in enumerate(posts, 1):
+    for key, (name, title, body) in enumerate(posts, 1):
         author, day = rng.choice(words.HANDLES), words.day(rng, 2022, 2023)
-        db.execute("INSERT INTO post VALUES (?, ?, ?, ?, ?, ?, 0, 0)", (
-            number, name, ME if number % 20 == 0 else author, day, title, body))
+        words.add(db, "post", key, name, ME if key % 20 == 0 else author, day, title, body, 0, 0)
         for text in rng.sample(words.COMMENTS, rng.randint(3, 9)):
-            others = [row[0] for row in db.execute("SELECT id FROM comment WHERE post_id = ? AND "
-                                                   "parent = 0", (number,))]
-            db.execute("INSERT INTO comment VALUES (NULL, ?, ?, ?, ?, ?, 0, 0)", (
-                number, rng.choice([0, 0, *others]), rng.choice((ME, *words.HANDLES)),
-                rng.choice((day, max(day, "2023-05-20"), TODAY)), text))
+            above = [row[0] for row in db.execute("SELECT id FROM comment WHERE post_id = ? AND "
+                                                  "parent = 0", (key,))]
+            words.add(db, "comment", None, key, rng.choice([0, 0, *above]),
+                      rng.choice((ME, *words.HANDLES)),
+                      rng.choice((day, max(day, "2023-05-20"), TODAY)), text, 0, 0)
 
 
-# ---- looking ------------------------------------------------------------------------------------
+# ---- forms --------------------------------------------------------------------------------------
+
+SEARCH = Form("Search", Field("Search", "q"), inline=True)
+TITLE, BODY = Field("Title", "title"), area("Body", "body", most=5000, least=0)
+SUBMIT = Form("Create submission", TITLE, BODY,
+              select("Forum", "forum", "SELECT name FROM forum ORDER BY name LIMIT 200"))
+EDIT, DELETE = Form("Save", TITLE, BODY), Form("Delete")
+COMMENT = Form("Post", area("Comment", "body"))
+REPLY = Form("Reply", number("parent"), Field("Reply", "body", most=2000), inline=True)
+VOTE = Form("Upvote", number("value", -1, 1), inline=True)
+SUBSCRIBE = Form("Subscribe", inline=True)
+FORUM = Form("Create forum", Field("Name", "name", most=30), Field("Title", "title"),
+             area("Description", "description"))
+BIO = Form("Save", area("Biography", "bio", least=0))
+
+
+# ---- pages --------------------------------------------------------------------------------------
 
 def bar(ask):
     return [link("/forums", "Forums"), link("/submit/books", "Submit"),
             link(f"/user/{ME}", ME), link("/edit_biography", "Edit biography"),
-            form("/search", "Search", field("Search", "q", ask.query.get("q", "")), method="get",
-                 kind="inline")]
+            SEARCH.show(ask, "/search", ask.query, "get")]
 
 
 def front(ask):
-    return "All posts", post_list(ask, "SELECT * FROM listed")
+    return "All posts", post_list(ask, "1")
 
 
-def post_list(ask, sql, *values):
-    sort = ask.query.get("sort", "top")
-    order = SORTS.get(sort, SORTS["top"])[1]
-    found, count, links = ask.paged(f"{sql} ORDER BY {order}, id", *values, per_page=15)
-    return [form(ask.path, "Sort", hidden("q", ask.query["q"]) if "q" in ask.query else None,
-                 select("Sort by", "sort", [(key, SORTS[key][0]) for key in SORTS], sort),
-                 method="get", kind="inline"), html("<p>{} posts</p>", count),
-            [html('<article><h2>{}</h2><p class="small">{points} points · Submitted by {} in {} '
-                  '· {day} · {}</p></article>',
-                  link(f"/f/{x['forum']}/{x['id']}", x["title"]), member_link(x["author"]),
-                  link(f"/f/{x['forum']}", x["forum"]), f"{x['comments']} comments", **x)
-             for x in found], links]
+def post_list(ask, condition, *values, filters=()):
+    return listing(ask, f"SELECT * FROM listed WHERE {condition} AND FILTERS ORDER", lambda found: [
+        html('<article><h2>{}</h2><p class="small">{points} points · Submitted by {} in {} · {day}'
+             ' · {comments} comments</p></article>', post_link(x), member_link(x["author"]),
+             link(f"/f/{x['forum']}", x["forum"]), **x) for x in found], *filters, given=values,
+        sorts=SORTS, per_page=15)
+
+
+def post_link(x):
+    return link(f"/f/{x['forum']}/{x['id']}", x["title"])
 
 
 def member_link(name):
@@ -105,182 +114,102 @@ def member_link(name):
 
 
 def forums(ask):
-    found = ask.rows("SELECT forum.*, count(post.id) AS posts FROM forum LEFT JOIN post "
-                     "ON forum = name GROUP BY name ORDER BY name LIMIT 100")
-    return "Forums", [
-        html("<p>{}</p>", link("/create_forum", "Create new forum")),
-        table(["Forum", "Title", "Description", "Posts", ""], [
-            [link(f"/f/{x['name']}", x["name"]), x["title"], x["description"], x["posts"],
-             "subscribed" if x["subscribed"] else ""] for x in found])]
+    return "Forums", [html("<p>{}</p>", link("/create_forum", "Create new forum")), listing(
+        ask, "SELECT forum.*, count(post.id) AS posts FROM forum LEFT JOIN post ON forum = name "
+        "GROUP BY name ORDER BY name", lambda found: table(
+            ["Forum", "Title", "Description", "Posts", ""],
+            [[link(f"/f/{x['name']}", x["name"]), x["title"], x["description"], x["posts"],
+              "subscribed" if x["subscribed"] else ""] for x in found]))]
 
 
 def forum(ask, name):
     x = ask.row("SELECT * FROM forum WHERE name = ?", name)
     return x["title"], [
         html("<p>{}</p>", x["description"]),
-        form(f"/f/{name}/subscribe", "Unsubscribe" if x["subscribed"] else "Subscribe",
-             kind="inline"), link(f"/submit/{name}", "Submit a post"),
-        post_list(ask, "SELECT * FROM listed WHERE forum = ?", name)]
+        SUBSCRIBE.show(ask, f"/f/{name}/subscribe",
+                       button="Unsubscribe" if x["subscribed"] else "Subscribe"),
+        link(f"/submit/{name}", "Submit a post"), post_list(ask, "forum = ?", name)]
 
 
-def post(ask, name, number):
-    x = ask.row("SELECT * FROM listed WHERE id = ? AND forum = ?", number, name)
+def post(ask, name, key):
+    x = ask.row("SELECT * FROM listed WHERE id = ? AND forum = ?", key, name)
     path = f"/f/{name}/{x['id']}"
-    comments, count, links = ask.paged(
-        "SELECT *, score + mine AS points FROM comment WHERE post_id = ? "
-        "ORDER BY CASE parent WHEN 0 THEN id ELSE parent END, id", x["id"], per_page=40)
-    own = [html("<p>{}</p>", link(f"{path}/edit", "Edit")),
-           form(f"{path}/delete", "Delete")] if x["author"] == ME else None
     return x["title"], [
         html('<p class="small">{points} points · Submitted by {} in {} · {day}</p>{}',
              member_link(x["author"]), link(f"/f/{name}", name), paragraphs(x["body"]), **x),
-        votes(f"{path}/vote", x["mine"]), own,
-        form(f"{path}/comment", "Post", area("Comment", "body")),
-        html("<h2>Comments ({})</h2>", count), [comment(path, y) for y in comments], links]
+        votes(ask, f"{path}/vote", x["mine"]),
+        [link(f"{path}/edit", "Edit"), DELETE.show(ask, f"{path}/delete")]
+        if x["author"] == ME else None, COMMENT.show(ask, f"{path}/comment"), heading("Comments"),
+        listing(ask, "SELECT *, score + mine AS points FROM comment WHERE post_id = ? ORDER BY "
+                "CASE parent WHEN 0 THEN id ELSE parent END, id",
+                lambda found: [comment(ask, path, y) for y in found], given=[key], per_page=40)]
 
 
-def comment(path, y):
-    text = html('<p class="small">{} wrote on {day} · {points} points</p>{}',
-                member_link(y["author"]), paragraphs(y["body"]), **y)
-    return html("<article>{}{}</article>", html("<blockquote>{}</blockquote>", text)
-                if y["parent"] else text, [
-        votes(f"/comment/{y['id']}/vote", y["mine"]),
-        form(f"{path}/comment", "Reply", hidden("parent", y["id"]), field("Reply", "body"),
-             kind="inline") if not y["parent"] else None])
+def comment(ask, path, y):
+    text = html('<p class="small">{} wrote on {day} · {points} points</p>{}{}',
+                member_link(y["author"]), paragraphs(y["body"]),
+                votes(ask, f"/comment/{y['id']}/vote", y["mine"]), **y)
+    return html("<article><blockquote>{}</blockquote></article>", text) if y["parent"] else html(
+        "<article>{}{}</article>", text, REPLY.show(ask, f"{path}/reply", dict(parent=y["id"])))
 
 
-def votes(action, mine):
-    return [form(action, "Retract upvote" if mine > 0 else "Upvote", hidden("value", 1),
-                 kind="inline"),
-            form(action, "Retract downvote" if mine < 0 else "Downvote", hidden("value", -1),
-                 kind="inline")]
+def votes(ask, action, mine):
+    return [VOTE.show(ask, action, dict(value=value),
+                      button=f"Retract {word.lower()}" if mine == value else word)
+            for value, word in ((1, "Upvote"), (-1, "Downvote"))]
 
 
 def member(ask, name):
     x = ask.row("SELECT * FROM member WHERE name = ?", name)
-    comments = ask.rows("SELECT comment.*, title, forum FROM comment JOIN post ON post.id = "
-                        "post_id WHERE comment.author = ? ORDER BY comment.id DESC LIMIT 20", name)
-    return name, [html("<h2>Biography</h2>{}<p>Member since {}</p>", paragraphs(x["bio"]),
-                       x["joined"]),
-                  html("<h2>Posts</h2>"),
-                  post_list(ask, "SELECT * FROM listed WHERE author = ?", name),
-                  html("<h2>Comments</h2>"),
-                  bullets(html("{} on {}", y["body"], link(f"/f/{y['forum']}/{y['post_id']}",
-                                                           y["title"])) for y in comments)]
+    comments = ask.rows("SELECT comment.body, post.* FROM comment JOIN post ON post.id = post_id "
+                        "WHERE comment.author = ? ORDER BY comment.id DESC LIMIT 20", name)
+    return name, [heading("Biography"), paragraphs(x["bio"]),
+                  html("<p>Member since {}</p>", x["joined"]),
+                  heading("Posts"), post_list(ask, "author = ?", name), heading("Comments"),
+                  bullets(html("{} on {}", y[0], post_link(y)) for y in comments)]
 
 
 def search(ask):
-    condition, values = ask.where(q="title || ' ' || body")
     return f"Search: {ask.query.get('q', '')}", post_list(
-        ask, f"SELECT * FROM listed WHERE {condition}", *values)
+        ask, "1", filters=[Filter("Words", "q", "title || ' ' || body")])
 
 
-# ---- doing --------------------------------------------------------------------------------------
-
-def subscribe(ask, name):
-    ask.run("UPDATE forum SET subscribed = 1 - subscribed WHERE name = ?", name)
-    return f"/f/{name}"
-
-
-def write_comment(ask, name, number):
-    number = ask.value("SELECT id FROM post WHERE id = ? AND forum = ?", number, name)
-    parent = ask.whole("parent", 1, 10**6) if ask.form.get("parent") else 0
-    if parent:
-        ask.value("SELECT id FROM comment WHERE id = ? AND post_id = ?", parent, number)
-    ask.run("INSERT INTO comment VALUES (NULL, ?, ?, ?, ?, ?, 1, 0)", number, parent, ME, TODAY,
-            ask.text("body", 2000))
-    return f"/f/{name}/{number}"
-
-
-def vote_post(ask, name, number):
-    vote(ask, "UPDATE post SET mine = CASE mine WHEN ?1 THEN 0 ELSE ?1 END WHERE id = ?2", number)
-    return f"/f/{name}/{number}"
-
-
-def vote_comment(ask, number):
-    x = ask.row("SELECT forum, post.id FROM comment JOIN post ON post.id = post_id "
-                "WHERE comment.id = ?", number)
-    vote(ask, "UPDATE comment SET mine = CASE mine WHEN ?1 THEN 0 ELSE ?1 END WHERE id = ?2",
-         number)
-    return f"/f/{x['forum']}/{x['id']}"
-
-
-def vote(ask, sql, number):
-    ask.run(sql, int(ask.choice("value", ("1", "-1"))), number)
-
-
-def submit_form(ask, name):
-    names = [row["name"] for row in ask.rows("SELECT name FROM forum ORDER BY name LIMIT 100")]
-    return "Create submission", form("/submit", "Create submission", field("Title", "title"),
-                                     area("Body", "body"), select("Forum", "forum", names, name))
-
-
-def submit(ask):
-    name = ask.value("SELECT name FROM forum WHERE name = ?", ask.form.get("forum", ""))
-    ask.run("INSERT INTO post VALUES (NULL, ?, ?, ?, ?, ?, 1, 0)", name, ME, TODAY,
-            ask.text("title", 200), ask.text("body", 5000, least=0))
-    return f"/f/{name}/{ask.value('SELECT last_insert_rowid()')}"
-
-
-def edit_form(ask, name, number):
-    x = own_post(ask, name, number)
-    return "Edit submission", form(f"/f/{name}/{number}/edit", "Save",
-                                   field("Title", "title", x["title"]),
-                                   area("Body", "body", x["body"]))
-
-
-def own_post(ask, name, number):
-    return ask.row("SELECT * FROM post WHERE id = ? AND forum = ? AND author = ?", number, name, ME)
-
-
-def edit_post(ask, name, number):
-    ask.run("UPDATE post SET title = ?, body = ? WHERE id = ?", ask.text("title", 200),
-            ask.text("body", 5000, least=0), own_post(ask, name, number)["id"])
-    return f"/f/{name}/{number}"
-
-
-def delete_post(ask, name, number):
-    number = own_post(ask, name, number)["id"]
-    ask.run("DELETE FROM comment WHERE post_id = ?", number)
-    ask.run("DELETE FROM post WHERE id = ?", number)
-    return f"/f/{name}"
-
-
-def forum_form(ask):
-    return "Create new forum", form(
-        "/create_forum", "Create forum", field("Name", "name"), field("Title", "title"),
-        area("Description", "description"))
-
-
-def create_forum(ask):
-    name = ask.text("name", 30)
-    if not name.isascii() or not name.replace("_", "a").isalnum():
-        raise Problem(400, "name may have letters, digits and _ only.")
-    if not ask.run("INSERT OR IGNORE INTO forum VALUES (?, ?, ?, 1)", name,
-                   ask.text("title", 100), ask.text("description", 1000)):
-        raise Problem(400, "There is a forum of this name.")
-    return f"/f/{name}"
-
-
-def bio_form(ask):
-    return "Edit biography", form("/edit_biography", "Save", area("Biography", "bio", ask.value(
-        "SELECT bio FROM member WHERE name = ?", ME)))
-
-
-def save_bio(ask):
-    ask.run("UPDATE member SET bio = ? WHERE name = ?", ask.text("bio", 1000, least=0), ME)
-    return f"/user/{ME}"
-
-
-POST = "/f/(\\w+)/(\\d+)"
+VOTED = "SET mine = CASE mine WHEN :value THEN 0 ELSE :value END WHERE id ="
+OWN = f"author = '{ME}' AND forum = :a AND id = :b"
+POST, BACK = "/f/(\\w+)/(\\d+)", "/f/{0}/{1}"
 ROUTES = [
     ("GET", "/", front), ("GET", "/forums", forums), ("GET", "/f/(\\w+)", forum),
-    ("POST", "/f/(\\w+)/subscribe", subscribe), ("GET", POST, post),
-    ("POST", POST + "/comment", write_comment), ("POST", POST + "/vote", vote_post),
-    ("GET", POST + "/edit", edit_form), ("POST", POST + "/edit", edit_post),
-    ("POST", POST + "/delete", delete_post), ("POST", "/comment/(\\d+)/vote", vote_comment),
-    ("GET", "/submit/(\\w+)", submit_form), ("POST", "/submit", submit),
-    ("GET", "/create_forum", forum_form), ("POST", "/create_forum", create_forum),
-    ("GET", "/user/(\\w+)", member), ("GET", "/edit_biography", bio_form),
-    ("POST", "/edit_biography", save_bio), ("GET", "/search", search),
+    ("GET", POST, post), ("GET", "/user/(\\w+)", member), ("GET", "/search", search),
+    ("POST", "/f/(\\w+)/subscribe", act(
+        SUBSCRIBE, "/f/{0}", "UPDATE forum SET subscribed = 1 - subscribed WHERE name = :a")),
+    ("POST", f"{POST}/comment", act(
+        COMMENT, BACK, f"INSERT INTO comment SELECT NULL, id, 0, '{ME}', :today, :body, 1, 0 "
+        "FROM post WHERE forum = :a AND id = :b")),
+    ("POST", f"{POST}/reply", act(
+        REPLY, BACK, f"INSERT INTO comment SELECT NULL, post_id, id, '{ME}', :today, :body, 1, 0 "
+        "FROM comment WHERE id = :parent AND post_id = :b AND parent = 0")),
+    ("POST", f"{POST}/vote", act(VOTE, BACK, f"UPDATE post {VOTED} :b")),
+    ("POST", "/comment/(\\d+)/vote", act(VOTE, "/comment/{0}", f"UPDATE comment {VOTED} :a")),
+    ("GET", "/comment/(\\d+)", lambda ask, key: "/f/{forum}/{id}".format(**ask.row(
+        "SELECT post.* FROM comment JOIN post ON post.id = post_id WHERE comment.id = ?", key))),
+    ("GET", f"{POST}/edit", form_page("Edit submission", EDIT, f"{BACK}/edit",
+                                      f"SELECT * FROM post WHERE {OWN}")),
+    ("POST", f"{POST}/edit", act(
+        EDIT, BACK, f"UPDATE post SET title = :title, body = :body WHERE {OWN}")),
+    ("POST", f"{POST}/delete", act(
+        DELETE, "/f/{0}", f"DELETE FROM post WHERE {OWN}",
+        "DELETE FROM comment WHERE post_id NOT IN (SELECT id FROM post)")),
+    ("GET", "/submit/(\\w+)", form_page("Create submission", SUBMIT, "/submit",
+                                        "SELECT :a AS forum")),
+    ("POST", "/submit", act(
+        SUBMIT, "/f/{forum}/{new}", f"INSERT INTO post VALUES (NULL, :forum, '{ME}', :today, "
+        ":title, :body, 1, 0)")),
+    ("GET", "/create_forum", form_page("Create new forum", FORUM, "/create_forum")),
+    ("POST", "/create_forum", act(
+        FORUM, "/f/{name}", "INSERT OR IGNORE INTO forum SELECT :name, :title, :description, 1 "
+        "WHERE NOT :name GLOB '*[^A-Za-z0-9_]*'")),
+    ("GET", "/edit_biography", form_page("Edit biography", BIO, "/edit_biography",
+                                         f"SELECT bio FROM member WHERE name = '{ME}'")),
+    ("POST", "/edit_biography", act(BIO, f"/user/{ME}",
+                                    f"UPDATE member SET bio = :bio WHERE name = '{ME}'")),
 ]

@@ -9,17 +9,23 @@ Pages; nothing can be changed:
 
 Tables. x and y are metres.
     place(id, name, kind, street, town, state, zip, phone, hours, x, y)
-    View spot: place with lat and lon
-    View way(start, goal, mode, metres, minutes): ids of places; every pair in every mode
+    spot(id, name, kind, street, town, state, zip, phone, hours, x, y, lat, lon)    a view
+    way(start, goal, mode, metres, minutes)     a view: ids of places; every pair in every mode
 What is asked about: an address, coordinates, hours; distance and time between two places; the
 nearest of a kind; what can be reached within a time.
 """
 from envs.web import words
-from envs.web.pages import (Problem, bullets, field, form, html, link, select, table, url)
+from envs.web.pages import (Field, Filter, Form, Problem, bullets, heading, html, link, listing,
+                            select, table, url)
 
 NAME, COLOUR, ABOUT = "Open Map", "#2e6b46", "a map"
 MODES = {"car": "Car", "bike": "Bicycle", "foot": "Foot"}
-KINDS = [kind for kind, _, _ in words.PLACES]
+KINDS = [kind for kind, *_ in words.PLACES]
+SEARCH = Form("Search", Field("Search", "q"), inline=True)
+DIRECTIONS = Form("Go", Field("From", "from"), Field("To", "to"),
+                  select("By", "mode", list(MODES.items())), inline=True)
+NEARBY = Form("Find", select("Find the nearest", "kind", KINDS), Field("to", "of"), inline=True)
+WORDS = "name || ' ' || kind || ' ' || street || ' ' || town || ' ' || state || ' ' || zip"
 # Streets run east-west and north-south. detour: percent of that way; speed: metres a minute.
 SCHEMA = """
 CREATE TABLE place(id INTEGER PRIMARY KEY, name TEXT, kind TEXT, street TEXT, town TEXT,
@@ -37,36 +43,33 @@ VARY = ("UPDATE place SET x = x + LUCK % 1400 - 700", "UPDATE place SET y = y + 
 
 
 def fill(db, rng):
-    rows = [(kind, name, town, hours) for kind, names, hours in words.PLACES
+    rows = [(kind, name, town, hours) for kind, hours, names in words.PLACES
             for name, town in zip(names.split(", "), words.TOWNS)]
     rng.shuffle(rows)
-    for number, (kind, name, (town, state, code, x, y), hours) in enumerate(rows, 1):
-        db.execute("INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
-            number, name, kind, words.address(rng), town, state, code, f"555-02{number + 20}",
-            hours, x + rng.randint(-1800, 1800), y + rng.randint(-1800, 1800)))
+    for key, (kind, name, (town, state, code, x, y), hours) in enumerate(rows, 1):
+        words.add(db, "place", key, name, kind, words.address(rng), town, state, code,
+                  f"555-02{key + 20}", hours, x + rng.randint(-1800, 1800),
+                  y + rng.randint(-1800, 1800))
 
 
 # ---- pages --------------------------------------------------------------------------------------
 
 def bar(ask):
-    return [form("/search", "Search", field("Search", "q", ask.query.get("q", "")), method="get",
-                 kind="inline"), link("/directions", "Directions"), link("/nearby", "Nearby")]
+    return [SEARCH.show(ask, "/search", ask.query, "get"), link("/directions", "Directions"),
+            link("/nearby", "Nearby")]
 
 
 def home(ask):
-    return NAME, [html("<h2>Towns</h2>"),
-                  bullets(link(url("/search", q=town[0]), f"{town[0]}, {town[1]}")
-                          for town in words.TOWNS), html("<h2>Places</h2>"),
+    return NAME, [heading("Towns"), bullets(link(url("/search", q=town), f"{town}, {state}")
+                                            for town, state, *_ in words.TOWNS),
+                  heading("Places"),
                   bullets([link(url("/search", q=kind), kind) for kind in KINDS], "row")]
 
 
 def search(ask):
-    condition, values = ask.where(q="name || ' ' || kind || ' ' || street || ' ' || town || ' ' "
-                                    "|| state || ' ' || zip")
-    found, count, links = ask.paged(f"SELECT * FROM place WHERE {condition} ORDER BY name",
-                                    *values)
-    return "Search Results", [html("<p>{} results for: {}</p>", count, ask.query.get("q", "")),
-                              place_table(found), links]
+    return "Search Results", listing(
+        ask, "SELECT * FROM place WHERE FILTERS ORDER BY name", place_table,
+        Filter("Words", "q", WORDS))
 
 
 def place_table(found):
@@ -79,8 +82,8 @@ def address(x):
     return f"{x['street']}, {x['town']}, {x['state']} {x['zip']}"
 
 
-def place(ask, number):
-    x = ask.row("SELECT * FROM spot WHERE id = ?", number)
+def place(ask, key):
+    x = ask.row("SELECT * FROM spot WHERE id = ?", key)
     return x["name"], [
         table(["Tag", "Value"], [["Kind", x["kind"]], ["Address", address(x)],
                                  ["Coordinates", f"{x['lat']:.5f}, {x['lon']:.5f}"],
@@ -95,21 +98,18 @@ def named(ask, text):
     found = ask.rows("SELECT * FROM place WHERE lower(name) = lower(?)", text.strip())
     if not found:
         parts = text.lower().split()[:8]
-        found = ask.rows("SELECT * FROM place WHERE " + " AND ".join(
-            ["instr(lower(name || ' ' || kind || ' ' || street || ' ' || town), ?) > 0"]
-            * len(parts) or ["0"]), *parts)
+        found = ask.rows(" AND ".join(["SELECT * FROM place WHERE 1",
+                                       *[f"instr(lower({WORDS}), ?)"] * len(parts)]), *parts)
     if len(found) != 1:
-        names = ", ".join(x["name"] for x in found[:9])
-        raise Problem(404, f"Which place is '{text[:100]}'? " + (f"These fit: {names}." if found
-                                                                else "None fits."))
+        names = ", ".join(x["name"] for x in found[:9]) or "none"
+        raise Problem(404, f"Which place is '{text[:100]}'? These fit: {names}.")
     return found[0]
 
 
 def directions(ask):
     start, goal = ask.query.get("from", ""), ask.query.get("to", "")
-    mode = ask.query.get("mode", "car")
-    asked = form("/directions", "Go", field("From", "from", start), field("To", "to", goal),
-                 select("By", "mode", list(MODES.items()), mode), method="get", kind="inline")
+    mode, asked = ask.query.get("mode", "car"), DIRECTIONS.show(ask, "/directions", ask.query,
+                                                                "get")
     if not start or not goal or mode not in MODES:
         return "Directions", [asked, html("<p>Enter two places.</p>")]
     a, b = named(ask, start), named(ask, goal)
@@ -140,8 +140,7 @@ def clock(minutes):
 
 def nearby(ask):
     name, kind = ask.query.get("of", ""), ask.query.get("kind", KINDS[0])
-    asked = form("/nearby", "Find", select("Find the nearest", "kind", KINDS, kind),
-                 field("to", "of", name), method="get", kind="inline")
+    asked = NEARBY.show(ask, "/nearby", ask.query, "get")
     if not name:
         return "Nearby", [asked, html("<p>Enter a place.</p>")]
     here = named(ask, name)

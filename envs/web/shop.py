@@ -8,10 +8,11 @@ Pages, and what their forms send:
     GET  /product/3                         price, stock, options, reviews, forms
     POST /cart/add         product, quantity, option
     GET  /cart                              POST /cart/update: line, quantity (0 removes it)
-    POST /wishlist/add     product          GET /wishlist. POST /wishlist/remove: product
+    GET  /wishlist                          POST /wishlist/add: product
+                                            POST /wishlist/remove: product
     POST /product/3/review rating, nickname, title, body
     GET  /checkout                          POST /checkout: name, street, city, zip, phone, shipping
-                                            (Flat Rate, Express): an order; the cart is empty
+                                            (Flat Rate or Express): an order; the cart is empty
     GET  /orders                            POST /order/5/cancel: while it is Pending
     GET  /order/5                           POST /order/5/reorder: its lines into the cart
     GET  /account                           POST /account: email, phone, street, city, zip,
@@ -29,20 +30,19 @@ who speak of something, own orders and what was spent; what is done: every form 
     sale(id, customer_id, day, status, name, street, city, zip, phone, shipping, postage, tracking)
         an order. status: Pending, Processing, Complete or Canceled
     sale_line(id, sale_id, product_id, option, quantity, price)
-    View sale_total(id, customer_id, customer, day, status, items, total)
+    sale_total(id, customer_id, customer, day, status, items, total)        a view
     cart(id, product_id, option, quantity), wish(product_id), message(id, name, email, body)
 """
 from envs.web import words
-from envs.web.pages import (TODAY, Problem, area, bullets, checkbox, field, form, hidden, html,
-                            link, money, paragraphs, select, table)
+from envs.web.pages import (Field, Filter, Form, Problem, act, area, bullets, form_page, heading,
+                            html, link, listing, money, number, paragraphs, select, table)
 
 NAME, COLOUR, ABOUT = "One Stop Market", "#1f5f8b", "a shop"
 CATEGORIES = ("Kitchen", "Electronics", "Clothing", "Garden", "Beauty", "Toys")
+STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 SORTS = {"name": ("Name", "name"), "price": ("Price: low to high", "price"),
          "price_desc": ("Price: high to low", "price DESC"), "rating": ("Rating", "rating DESC"),
          "newest": ("Newest", "added DESC")}
-SHIPPING = {"Flat Rate": 500, "Express": 1500}      # cents
-STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 SCHEMA = """
 CREATE TABLE product(id INTEGER PRIMARY KEY, sku TEXT, name TEXT, brand TEXT, category TEXT,
     price INT, stock INT, description TEXT, option_name TEXT, option_values TEXT, enabled INT,
@@ -57,7 +57,8 @@ CREATE TABLE sale(id INTEGER PRIMARY KEY, customer_id INT, day TEXT, status TEXT
 CREATE TABLE sale_line(id INTEGER PRIMARY KEY, sale_id INT, product_id INT, option TEXT,
     quantity INT, price INT);
 CREATE INDEX sale_line_sale ON sale_line(sale_id);
-CREATE TABLE cart(id INTEGER PRIMARY KEY, product_id INT, option TEXT, quantity INT);
+CREATE TABLE cart(id INTEGER PRIMARY KEY, product_id INT, option TEXT, quantity INT,
+    UNIQUE(product_id, option));
 CREATE TABLE wish(product_id INTEGER PRIMARY KEY);
 CREATE TABLE message(id INTEGER PRIMARY KEY, name TEXT, email TEXT, body TEXT);
 CREATE VIEW shown AS SELECT product.*, (SELECT round(avg(rating), 1) FROM review
@@ -79,164 +80,181 @@ VARY = ("UPDATE product SET price = price * (85 + LUCK % 31) / 100",
 # ---- the content --------------------------------------------------------------------------------
 
 def fill(db, rng):
-    def add(name, *row):
-        db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
-
     goods = [(kind, brand) for kind in words.lines_of(words.GOODS)
              for brand in rng.sample(words.BRANDS, 2)]
     rng.shuffle(goods)
     prices, options = {}, {}
-    for number, ((category, kind, dollars, option, topics), brand) in enumerate(goods, 1):
+    for key, ((category, kind, dollars, option, topics), brand) in enumerate(goods, 1):
         low, high = map(int, dollars.split())
-        prices[number] = 100 * rng.randint(low, high) - rng.choice((1, 5, 50))
-        option, _, options[number] = option.partition(": ")
+        prices[key] = 100 * rng.randint(low, high) - rng.choice((1, 5, 50))
+        option, _, options[key] = option.partition(": ")
         topics = topics.split(", ")
         story, more = rng.choice(words.DESCRIPTIONS)
-        story = f"{story} Customers like the {rng.choice(topics)}. {more}"
-        add("product", number, f"{category[:2].upper()}-{1000 + 7 * number}", f"{brand} {kind}",
-            brand, category, prices[number], 0, story, option, options[number], 1,
-            words.day(rng, 2020, 2021))
+        words.add(db, "product", key, f"{category[:2].upper()}-{1000 + 7 * key}",
+                  f"{brand} {kind}", brand, category, prices[key], 0,
+                  f"{story} Customers like the {rng.choice(topics)}. {more}", option,
+                  options[key], 1, words.day(rng, 2020, 2021))
         for _ in range(rng.randint(6, 12)):
             rating, topic = rng.choice((1, 2, 3, 3, 4, 4, 5, 5, 5)), rng.choice(topics)
             title, body = rng.choice(words.REVIEWS[min(max(rating, 2), 4)])
-            add("review", None, number, f"{rng.choice(words.FIRST)} {rng.choice(words.LAST)[0]}.",
-                words.day(rng, 2022, 2023), rating, title, body.format(topic=topic), topic,
-                rng.choice(("Approved",) * 7 + ("Pending",)))
-    people = ["Nora Whitlock", *words.people(rng, 39)]
-    for number, name in enumerate(people, 1):
+            words.add(db, "review", None, key,
+                      f"{rng.choice(words.FIRST)} {rng.choice(words.LAST)[0]}.",
+                      words.day(rng, 2022, 2023), rating, title, body.format(topic=topic), topic,
+                      rng.choice(("Approved",) * 7 + ("Pending",)))
+    for key, name in enumerate(["Nora Whitlock", *words.people(rng, 39)], 1):
         town, _, code, *_ = rng.choice(words.TOWNS)
-        add("customer", number, name, name.lower().replace(" ", ".") + "@example.com",
-            f"555-01{number + 20}", words.address(rng), town, code, words.day(rng, 2019, 2021),
-            rng.randint(0, 1))
-    days = sorted(words.day(rng, 2022, 2023) for _ in range(240))
-    for number, day in enumerate(days, 1):
-        buyer = 1 if number % 16 == 0 else rng.randint(2, 40)
-        shipping = rng.choice(sorted(SHIPPING))
-        add("sale", number, buyer, day, "", *db.execute(
+        words.add(db, "customer", key, name, name.lower().replace(" ", ".") + "@example.com",
+                  f"555-01{key + 20}", words.address(rng), town, code, words.day(rng, 2019, 2021),
+                  rng.randint(0, 1))
+    for key, day in enumerate(sorted(words.day(rng, 2022, 2023) for _ in range(240)), 1):
+        buyer = 1 if key % 16 == 0 else rng.randint(2, 40)
+        words.add(db, "sale", key, buyer, day, "", *db.execute(
             "SELECT name, street, city, zip, phone FROM customer WHERE id = ?", (buyer,)
-            ).fetchone(), shipping, SHIPPING[shipping], "")
+            ).fetchone(), *rng.choice((("Flat Rate", 500), ("Express", 1500))), "")
         for thing in rng.sample(sorted(prices), rng.choice((1, 1, 2, 3))):
-            add("sale_line", None, number, thing, rng.choice(options[thing].split(", ")), 1,
-                prices[thing])
+            words.add(db, "sale_line", None, key, thing, rng.choice(options[thing].split(", ")),
+                      1, prices[thing])
 
 
-# ---- looking ------------------------------------------------------------------------------------
+# ---- forms --------------------------------------------------------------------------------------
+
+QUANTITY = Field("Qty", "quantity", "whole", 0, 100)
+ADDRESS = [Field(name.title(), name, most=100) for name in ("street", "city", "zip", "phone")]
+SEARCH = Form("Search", Field("Search", "q"), inline=True)
+UPDATE = Form("Update", number("line"), QUANTITY)
+WISH = Form("Add to Wish List", number("product"))
+REVIEW = Form("Submit Review", select("Rating", "rating", [(n, f"{n} of 5") for n in range(1, 6)]),
+              Field("Nickname", "nickname", most=40), Field("Summary", "title"),
+              area("Review", "body"))
+CHECKOUT = Form("Place Order", Field("Name", "name", most=100), *ADDRESS, select(
+    "Shipping", "shipping", [("Flat Rate", "Flat Rate $5.00"), ("Express", "Express $15.00")]))
+ACCOUNT = Form("Save", Field("Email", "email", most=100), *ADDRESS,
+               Field("Subscribed to the newsletter", "newsletter", "checkbox"))
+CONTACT = Form("Submit", Field("Name", "name"), Field("Email", "email"),
+               area("What's on your mind?", "message"))
+CANCEL, REORDER = Form("Cancel Order"), Form("Reorder")
+
+
+def cart_form(p):
+    """The form that puts this product into the cart; None: any, as it comes back."""
+    option = Field("", "option", least=0) if p is None else select(
+        p["option_name"], "option", p["option_values"].split(", "))
+    return Form("Add to Cart", number("product"), *[option] * (p is None or bool(option.label)),
+                QUANTITY)
+
+
+# ---- pages --------------------------------------------------------------------------------------
 
 def bar(ask):
     count = ask.value("SELECT coalesce(sum(quantity), 0) FROM cart")
-    return [form("/search", "Search", field("Search", "q", ask.query.get("q", "")), method="get",
-                 kind="inline"), link("/cart", f"My Cart ({count})"),
+    return [SEARCH.show(ask, "/search", ask.query, "get"), link("/cart", f"My Cart ({count})"),
             link("/wishlist", "My Wish List"), link("/orders", "My Orders"),
             link("/account", "My Account"), link("/contact", "Contact Us")]
 
 
 def home(ask):
     best = ask.rows("SELECT * FROM shown ORDER BY rating DESC, id LIMIT 6")
-    return NAME, [
-        html("<h2>Categories</h2>"),
-        bullets([link(f"/category/{name}", name) for name in CATEGORIES], "row"),
-        html("<h2>Best rated</h2>"), cards(best)]
+    return NAME, [heading("Categories"),
+                  bullets([link(f"/category/{name}", name) for name in CATEGORIES], "row"),
+                  heading("Best rated"), cards(best)]
 
 
 def cards(products):
-    return bullets([html("{}<br>{}<br>{}", link(f"/product/{p['id']}", p["name"]),
-                         money(p["price"]), stars(p["rating"])) for p in products], "cards")
+    return bullets([html("{}<br>{}<br>{}", product_link(p), money(p["price"]), stars(p))
+                    for p in products], "cards")
 
 
-def stars(rating):
+def product_link(p):
+    return link(f"/product/{p['id']}", p["name"])
+
+
+def stars(p):
     return html('<span class="small">{}</span>',
-                f"Rating: {rating} of 5" if rating else "Not rated yet")
+                f"Rating: {p['rating']} of 5" if p["rating"] else "Not rated yet")
 
 
 def search(ask, category=""):
     """The products that match the words, the category and the prices, a page of them."""
-    if category and category not in CATEGORIES:
+    if category not in ("", *CATEGORIES):
         raise Problem(404, "There is no such category.")
-    asked, sort = ask.query.get("q", ""), ask.query.get("sort", "name")
-    condition, values = ask.where(
-        q="name || ' ' || category", category="category = ?",
-        low="price >= 100 * CAST(? AS REAL)", high="price <= 100 * CAST(? AS REAL)")
-    order = SORTS.get(sort, SORTS["name"])[1]
-    found, count, links = ask.paged(
-        f"SELECT * FROM shown WHERE {condition} AND ? IN ('', category) ORDER BY {order}, id",
-        *values, category, per_page=12)
-    return category or f"Search results for: '{asked}'", [
-        form(ask.path, "Apply", *([] if category else [
-            hidden("q", asked), select("Category", "category", [("", "All"), *CATEGORIES],
-                                       ask.query.get("category", ""))]),
-             select("Sort by", "sort", [(key, SORTS[key][0]) for key in SORTS], sort),
-             field("Price from", "low", ask.query.get("low", "")),
-             field("to", "high", ask.query.get("high", "")), method="get", kind="inline"),
-        html("<p>{} items</p>", count), cards(found) if found else
-        html("<p>Your search returned no results.</p>"), links]
+    filters = [Filter("Price from", "low", "price >= 100 * CAST(? AS REAL)"),
+               Filter("to", "high", "price <= 100 * CAST(? AS REAL)")]
+    if not category:
+        filters = [Filter("Words", "q", "name || ' ' || category"),
+                   Filter("Category", "category", "category = ?", CATEGORIES), *filters]
+    return category or f"Search results for: '{ask.query.get('q', '')}'", listing(
+        ask, "SELECT * FROM shown WHERE ? IN ('', category) AND FILTERS ORDER", cards, *filters,
+        given=[category], sorts=SORTS, per_page=12)
 
 
-def product(ask, number):
-    p = ask.row("SELECT * FROM shown WHERE id = ?", number)
-    reviews, count, links = ask.paged(
-        "SELECT * FROM review WHERE product_id = ? AND status = 'Approved' ORDER BY day DESC, "
-        "id DESC", number, per_page=15)
-    options = [select(p["option_name"], "option", p["option_values"].split(", "))
-               ] if p["option_values"] else []
+def product(ask, key):
+    p = ask.row("SELECT * FROM shown WHERE id = ?", key)
     return p["name"], [
-        html("<p>{} · SKU {} · {}</p>", link(f"/category/{p['category']}", p["category"]),
-             p["sku"], stars(p["rating"])),
-        html("<p><strong>{}</strong> · {}</p>", money(p["price"]),
-             "In stock" if p["stock"] else "Out of stock"),
-        form("/cart/add", "Add to Cart", hidden("product", p["id"]), options,
-             field("Qty", "quantity", 1)),
-        form("/wishlist/add", "Add to Wish List", hidden("product", p["id"])),
-        html("<h2>Details</h2>{}<h2>Reviews ({})</h2>", paragraphs(p["description"]), count),
-        bullets(html('<strong>{title}</strong><br>Rating: {rating} of 5<br>{body}<br><span '
-                     'class="small">Review by {nickname}, {day}</span>', **r) for r in reviews),
-        links, html("<h2>Write a review</h2>"),
-        form(f"/product/{p['id']}/review", "Submit Review",
-             select("Rating", "rating", [(n, f"{n} of 5") for n in range(1, 6)], 5),
-             field("Nickname", "nickname"), field("Summary", "title"), area("Review", "body"))]
+        html("<p>{} · SKU {} · {}</p><p><strong>{}</strong> · {}</p>",
+             link(f"/category/{p['category']}", p["category"]), p["sku"], stars(p),
+             money(p["price"]), "In stock" if p["stock"] else "Out of stock"),
+        cart_form(p).show(ask, "/cart/add", dict(product=p["id"], quantity=1)) if p["stock"]
+        else None, WISH.show(ask, "/wishlist/add", dict(product=p["id"])),
+        heading("Details"), paragraphs(p["description"]), heading("Reviews"),
+        listing(ask, "SELECT * FROM review WHERE product_id = ? AND status = 'Approved' ORDER BY "
+                "day DESC, id DESC", review_list, given=[p["id"]]),
+        heading("Write a review"), REVIEW.show(ask, f"/product/{p['id']}/review", dict(rating=5))]
+
+
+def review_list(reviews):
+    return bullets(html('<strong>{title}</strong><br>Rating: {rating} of 5<br>{body}<br><span '
+                        'class="small">Review by {nickname}, {day}</span>', **r) for r in reviews)
+
+
+CART = """SELECT cart.id AS line, product.*, option, quantity, price * quantity AS amount
+          FROM cart JOIN product ON product.id = product_id ORDER BY line"""
 
 
 def cart(ask):
-    lines = cart_lines(ask)
+    lines = ask.rows(CART)
     if not lines:
         return "Shopping Cart", html("<p>You have no items in your shopping cart.</p>")
     return "Shopping Cart", [
         table(["Item", "Option", "Price", "Qty", "Subtotal"], [
-            [link(f"/product/{x['product_id']}", x["name"]), x["option"], money(x["price"]),
-             form("/cart/update", "Update", hidden("line", x["id"]),
-                  field("Qty", "quantity", x["quantity"])), money(x["amount"])] for x in lines]),
+            [product_link(x), x["option"], money(x["price"]), UPDATE.show(ask, "/cart/update", x),
+             money(x["amount"])] for x in lines]),
         html("<p>Subtotal: <strong>{}</strong></p><p>{}</p>",
              money(sum(x["amount"] for x in lines)), link("/checkout", "Proceed to Checkout"))]
 
 
-def cart_lines(ask):
-    return ask.rows("SELECT cart.*, name, price, price * quantity AS amount FROM cart "
-                    "JOIN product ON product.id = product_id ORDER BY cart.id")
+def checkout(ask):
+    lines = ask.rows(CART)
+    return "Checkout", [
+        table(["Item", "Option", "Qty", "Subtotal"],
+              [[x["name"], x["option"], x["quantity"], money(x["amount"])] for x in lines]),
+        heading("Shipping Address"),
+        CHECKOUT.show(ask, "/checkout", ask.row("SELECT * FROM customer WHERE id = 1"))
+    ] if lines else html("<p>You have no items in your shopping cart.</p>")
 
 
 def wish_list(ask):
     found = ask.rows("SELECT shown.* FROM wish JOIN shown ON id = product_id ORDER BY id")
     return "My Wish List", table(["Product", "Price", "", ""], [
-        [link(f"/product/{p['id']}", p["name"]), money(p["price"]), stars(p["rating"]),
-         form("/wishlist/remove", "Remove", hidden("product", p["id"]))] for p in found],
+        [product_link(p), money(p["price"]), stars(p), WISH.show(
+            ask, "/wishlist/remove", dict(product=p["id"]), button="Remove")] for p in found],
         "You have no items in your wish list.")
 
 
 def orders(ask):
-    found, count, links = ask.paged("SELECT * FROM sale_total WHERE customer_id = 1 "
-                                    "ORDER BY day DESC, id DESC")
-    return "My Orders", [html("<p>{} orders</p>", count), table(
-        ["Order #", "Date", "Ship To", "Order Total", "Status", ""],
-        [[f"{x['id']:09}", x["day"], x["customer"], money(x["total"]), x["status"],
-          link(f"/order/{x['id']}", "View Order")] for x in found]), links]
+    return "My Orders", listing(
+        ask, "SELECT * FROM sale_total WHERE customer_id = 1 ORDER BY day DESC, id DESC",
+        lambda found: table(["Order #", "Date", "Ship To", "Order Total", "Status", ""], [
+            [f"{x['id']:09}", x["day"], x["customer"], money(x["total"]), x["status"],
+             link(f"/order/{x['id']}", "View Order")] for x in found]))
 
 
-def order(ask, number):
+def order(ask, key):
     x = ask.row("SELECT sale.*, total FROM sale JOIN sale_total USING (id) "
-                "WHERE id = ? AND sale.customer_id = 1", number)
+                "WHERE id = ? AND sale.customer_id = 1", key)
     return f"Order # {x['id']:09}", [
         html("<p>{status} · {day}</p>", **x), order_lines(ask, x),
-        form(f"/order/{x['id']}/reorder", "Reorder"),
-        form(f"/order/{x['id']}/cancel", "Cancel Order") if x["status"] == "Pending" else None]
+        REORDER.show(ask, f"/order/{x['id']}/reorder"),
+        CANCEL.show(ask, f"/order/{x['id']}/cancel") if x["status"] == "Pending" else None]
 
 
 def order_lines(ask, x):
@@ -252,131 +270,46 @@ def order_lines(ask, x):
             html("<p>Tracking number: {}</p>", x["tracking"]) if x["tracking"] else None]
 
 
-# ---- doing --------------------------------------------------------------------------------------
-
-def add_to_cart(ask):
-    p = ask.row("SELECT * FROM shown WHERE id = ?", ask.whole("product", 1, 10**6))
-    option = ask.choice("option", p["option_values"].split(", "))
-    put_in_cart(ask, p["id"], option, ask.whole("quantity", 1, 100))
-    return "/cart"
-
-
-def put_in_cart(ask, number, option, quantity):
-    if not ask.value("SELECT stock FROM product WHERE id = ?", number):
-        raise Problem(400, "This product is out of stock.")
-    if not ask.run("UPDATE cart SET quantity = min(quantity + ?, 100) WHERE product_id = ? "
-                   "AND option = ?", quantity, number, option):
-        ask.run("INSERT INTO cart VALUES (NULL, ?, ?, ?)", number, option, quantity)
-
-
-def update_cart(ask):
-    ask.run("UPDATE cart SET quantity = ? WHERE id = ?", ask.whole("quantity", 0, 100),
-            ask.whole("line", 1, 10**6))
-    ask.run("DELETE FROM cart WHERE quantity = 0")
-    return "/cart"
-
-
-def add_wish(ask):
-    ask.run("INSERT OR IGNORE INTO wish SELECT id FROM shown WHERE id = ?",
-            ask.whole("product", 1, 10**6))
-    return "/wishlist"
-
-
-def remove_wish(ask):
-    ask.run("DELETE FROM wish WHERE product_id = ?", ask.whole("product", 1, 10**6))
-    return "/wishlist"
-
-
-def write_review(ask, number):
-    number = ask.value("SELECT id FROM shown WHERE id = ?", number)
-    ask.run("INSERT INTO review VALUES (NULL, ?, ?, ?, ?, ?, ?, '', 'Approved')", number,
-            ask.text("nickname", 40), TODAY, ask.whole("rating", 1, 5), ask.text("title", 100),
-            ask.text("body", 2000))
-    return f"/product/{number}"
-
-
-def checkout(ask):
-    lines = cart_lines(ask)
-    if not lines:
-        return "/cart"
-    me = ask.row("SELECT * FROM customer WHERE id = 1")
-    return "Checkout", [
-        table(["Item", "Option", "Qty", "Subtotal"],
-              [[x["name"], x["option"], x["quantity"], money(x["amount"])] for x in lines]),
-        form("/checkout", "Place Order", html("<h2>Shipping Address</h2>"),
-             [field(name.title(), name, me[name])
-              for name in ("name", "street", "city", "zip", "phone")],
-             select("Shipping", "shipping", [(key, f"{key} {money(SHIPPING[key])}")
-                                             for key in SHIPPING]))]
-
-
-def place_order(ask):
-    """The cart becomes an order of today, paid at today's prices."""
-    if not cart_lines(ask):
-        raise Problem(400, "You have no items in your shopping cart.")
-    shipping = ask.choice("shipping", SHIPPING)
-    ask.run("INSERT INTO sale VALUES (NULL, 1, ?, 'Pending', ?, ?, ?, ?, ?, ?, ?, '')", TODAY,
-            *[ask.text(name, 100) for name in ("name", "street", "city", "zip", "phone")],
-            shipping, SHIPPING[shipping])
-    number = ask.value("SELECT last_insert_rowid()")
-    ask.run("INSERT INTO sale_line SELECT NULL, ?, product_id, option, quantity, price FROM cart "
-            "JOIN product ON product.id = product_id ORDER BY cart.id", number)
-    ask.run("UPDATE product SET stock = max(stock - (SELECT sum(quantity) FROM cart WHERE "
-            "product_id = product.id), 0) WHERE id IN (SELECT product_id FROM cart)")
-    ask.run("DELETE FROM cart")
-    return f"/order/{number}"
-
-
-def cancel_order(ask, number):
-    ask.run("UPDATE sale SET status = 'Canceled' WHERE id = ? AND customer_id = 1 "
-            "AND status = 'Pending'", number)
-    return f"/order/{number}"
-
-
-def reorder(ask, number):
-    for line in ask.rows("SELECT sale_line.* FROM sale_line JOIN sale ON sale.id = sale_id "
-                         "WHERE sale_id = ? AND customer_id = 1", number):
-        put_in_cart(ask, line["product_id"], line["option"], line["quantity"])
-    return "/cart"
-
-
-def account(ask):
-    me = ask.row("SELECT * FROM customer WHERE id = 1")
-    return "My Account", [
-        html("<p>{name}, a customer since {since}</p>", **me),
-        form("/account", "Save", [field(name.title(), name, me[name])
-                                  for name in ("email", "phone", "street", "city", "zip")],
-             checkbox("Subscribed to the newsletter", "newsletter", me["newsletter"]))]
-
-
-def save_account(ask):
-    ask.run("UPDATE customer SET email = ?, phone = ?, street = ?, city = ?, zip = ?, "
-            "newsletter = ? WHERE id = 1",
-            *[ask.text(name, 100) for name in ("email", "phone", "street", "city", "zip")],
-            "newsletter" in ask.form)
-    return "/account"
-
-
-def contact(ask):
-    return "Contact Us", form("/contact", "Submit", field("Name", "name"), field("Email", "email"),
-                              area("What's on your mind?", "message"))
-
-
-def send_message(ask):
-    ask.run("INSERT INTO message VALUES (NULL, ?, ?, ?)", ask.text("name", 100),
-            ask.text("email", 100), ask.text("message", 2000))
-    return "Contact Us", html("<p>Thanks for contacting us. We'll answer very soon.</p>")
-
-
 ROUTES = [
     ("GET", "/", home), ("GET", "/search", search), ("GET", "/category/(.+)", search),
-    ("GET", "/product/(\\d+)", product), ("POST", "/product/(\\d+)/review", write_review),
-    ("GET", "/cart", cart), ("POST", "/cart/add", add_to_cart),
-    ("POST", "/cart/update", update_cart),
-    ("GET", "/wishlist", wish_list), ("POST", "/wishlist/add", add_wish),
-    ("POST", "/wishlist/remove", remove_wish), ("GET", "/checkout", checkout),
-    ("POST", "/checkout", place_order), ("GET", "/orders", orders), ("GET", "/order/(\\d+)", order),
-    ("POST", "/order/(\\d+)/cancel", cancel_order), ("POST", "/order/(\\d+)/reorder", reorder),
-    ("GET", "/account", account), ("POST", "/account", save_account),
-    ("GET", "/contact", contact), ("POST", "/contact", send_message),
+    ("GET", "/product/(\\d+)", product), ("GET", "/cart", cart), ("GET", "/checkout", checkout),
+    ("GET", "/wishlist", wish_list), ("GET", "/orders", orders), ("GET", "/order/(\\d+)", order),
+    ("POST", "/product/(\\d+)/review", act(
+        REVIEW, "/product/{0}", "INSERT INTO review SELECT NULL, id, :nickname, :today, :rating, "
+        ":title, :body, '', 'Approved' FROM shown WHERE id = :a")),
+    ("POST", "/cart/add", act(
+        cart_form(None), "/cart", "INSERT INTO cart SELECT NULL, id, :option, :quantity FROM shown "
+        "WHERE id = :product AND stock > 0 AND :quantity > 0 AND "
+        "instr(', ' || option_values || ', ', ', ' || :option || ', ') "
+        "ON CONFLICT DO UPDATE SET quantity = min(quantity + excluded.quantity, 100)")),
+    ("POST", "/cart/update", act(UPDATE, "/cart", "UPDATE cart SET quantity = :quantity "
+                                 "WHERE id = :line", "DELETE FROM cart WHERE quantity = 0")),
+    ("POST", "/wishlist/add", act(WISH, "/wishlist", "INSERT OR REPLACE INTO wish "
+                                  "SELECT id FROM shown WHERE id = :product")),
+    ("POST", "/wishlist/remove", act(WISH, "/wishlist",
+                                     "DELETE FROM wish WHERE product_id = :product")),
+    ("POST", "/checkout", act(
+        CHECKOUT, "/order/{new}", "INSERT INTO sale SELECT NULL, 1, :today, 'Pending', :name, "
+        ":street, :city, :zip, :phone, :shipping, CASE :shipping WHEN 'Express' THEN 1500 "
+        "ELSE 500 END, '' WHERE EXISTS (SELECT 1 FROM cart)",
+        "INSERT INTO sale_line SELECT NULL, (SELECT max(id) FROM sale), product_id, option, "
+        "quantity, price FROM cart JOIN product ON product.id = product_id",
+        "UPDATE product SET stock = max(stock - (SELECT sum(quantity) FROM cart WHERE product_id "
+        "= product.id), 0) WHERE id IN (SELECT product_id FROM cart)", "DELETE FROM cart")),
+    ("POST", "/order/(\\d+)/cancel", act(
+        CANCEL, "/order/{0}", "UPDATE sale SET status = 'Canceled' WHERE id = :a AND "
+        "customer_id = 1 AND status = 'Pending'")),
+    ("POST", "/order/(\\d+)/reorder", act(
+        REORDER, "/cart", "INSERT INTO cart SELECT NULL, product_id, option, quantity FROM "
+        "sale_line WHERE sale_id = (SELECT id FROM sale WHERE id = :a AND customer_id = 1) "
+        "ON CONFLICT DO UPDATE SET quantity = min(quantity + excluded.quantity, 100)")),
+    ("GET", "/account", form_page("My Account", ACCOUNT, "/account",
+                                  "SELECT * FROM customer WHERE id = 1")),
+    ("POST", "/account", act(ACCOUNT, "/account", "UPDATE customer SET email = :email, phone = "
+                             ":phone, street = :street, city = :city, zip = :zip, newsletter = "
+                             ":newsletter WHERE id = 1")),
+    ("GET", "/contact", form_page("Contact Us", CONTACT, "/contact")),
+    ("POST", "/contact", act(CONTACT, "/contact/sent",
+                             "INSERT INTO message VALUES (NULL, :name, :email, :message)")),
+    ("GET", "/contact/sent", lambda ask: ("Contact Us", "Thanks for contacting us.")),
 ]

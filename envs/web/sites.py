@@ -15,7 +15,9 @@ import functools
 import random
 import re
 import sqlite3
+import threading
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 from envs.web import admin, code, forum, maps, shop
@@ -40,7 +42,8 @@ input:focus,select:focus,textarea:focus{outline:3px solid #f2a900}
 table{border-collapse:collapse;width:100%;margin:.6rem 0} th,td{text-align:left;padding:.35rem
 .6rem;border-bottom:1px solid #e3e3e3;vertical-align:top} th{background:#f0f0ee}
 form{margin:.6rem 0} form label{display:block;margin:.4rem 0} form.inline,form.inline label,td form
-{display:inline;margin:0 .5rem 0 0} header label{color:#fff} textarea{width:100%;display:block}
+{display:inline;margin:0 .5rem 0 0} header label{color:#fff}
+header button{border:1px solid #fff} textarea{width:100%;display:block}
 button{background:COLOUR;color:#fff;border:0;border-radius:4px;padding:.35rem .8rem;cursor:pointer}
 ul.row{list-style:none;padding:0} ul.row li{display:inline-block;margin-right:1rem}
 ul.cards{list-style:none;padding:0;display:grid;grid-template-columns:repeat(3,1fr);gap:1rem}
@@ -69,7 +72,7 @@ class Sites:
         rng = random.Random(f"webarena {seed}")
         for site in SITES.values():
             for statement in site.VARY:
-                self.db.execute(statement.replace("LUCK", f"((id * {rng.randrange(1, 65521)} + "
+                self.db.execute(statement.replace("LUCK", f"((id * {rng.randrange(9999, 65521)} + "
                                                   f"{rng.randrange(65521)}) % 65521)"))
         self.db.commit()
 
@@ -83,10 +86,10 @@ class Sites:
         of the user's (an unknown page, a field left empty) is a page with a status of 400 or more.
         """
         for _ in range(5):
-            host, parts = locate(url)
+            host, parts = locate(clean(url))
             status, result = self.answer(method, host, parts, form or [])
             if isinstance(result, Html):
-                return Page(status, url, str(result))
+                return Page(status, parts.geturl(), str(result))
             method, url, form = "GET", urljoin(url, result), None
         raise PermissionError(f"{url}: more than five redirects")
 
@@ -172,3 +175,56 @@ def world():
     db.commit()
     db.execute("VACUUM")
     return db.serialize()
+
+
+# ---- for a person's own browser -----------------------------------------------------------------
+
+def server(port=0):
+    """An HTTP server of one episode on 127.0.0.1: /onestopmarket.com/cart is the shop's /cart.
+    Another host name in the request, or a form that another site's page sends, is refused."""
+    sites, lock = Sites("a visitor"), threading.Lock()
+
+    class Visit(BaseHTTPRequestHandler):
+        timeout = 60
+
+        def do_GET(self, form=None):
+            host = self.headers.get("Host")
+            if host not in (f"127.0.0.1:{self.server.server_port}",
+                            f"localhost:{self.server.server_port}") \
+                    or form is not None and self.headers.get("Origin") != f"http://{host}":
+                return self.send_error(403, "Forbidden", "This server answers its own pages only.")
+            try:
+                with lock:
+                    page = sites.request("GET" if form is None else "POST",
+                                         "http:/" + (self.path if self.path != "/" else
+                                                     f"/{HOME}/"), form)
+            except PermissionError as error:
+                return self.send_error(404, "Not Found", str(error))
+            self.send_response(303 if form is not None and page.status == 200 else page.status)
+            self.send_header("Location", page.url.removeprefix("http:/"))    # a browser follows 303
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Security-Policy", "default-src 'none'; style-src "
+                             "'unsafe-inline'; form-action 'self'; frame-ancestors 'none'")
+            self.end_headers()
+            at = urlsplit(page.url).netloc      # links: /cart, or to another site with its name
+            self.wfile.write(re.sub('(href|action)="(http:/)?(?=/)', lambda link: f'{link[1]}="' + (
+                "" if link[2] else f"/{at}"), page.html).encode())
+
+        def do_POST(self):
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or int(length) > 12 * LONGEST_FORM:
+                return self.send_error(413)
+            self.do_GET(parse_qsl(self.rfile.read(int(length)).decode("utf-8", "replace"),
+                                  keep_blank_values=True))
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Visit)
+
+
+def serve(port=0):
+    """Serve the sites to a person until Ctrl-C."""
+    with server(port) as visited:
+        print(f"The sites: http://127.0.0.1:{visited.server_port}/ (Ctrl-C ends it)", flush=True)
+        try:
+            visited.serve_forever()
+        except KeyboardInterrupt:
+            pass

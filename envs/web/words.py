@@ -6,6 +6,10 @@ def lines_of(text):
     return [[part.strip() for part in line.split("|")] for line in text.strip().splitlines()]
 
 
+def add(db, table, *row):
+    db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
 def people(rng, count):
     """So many different names."""
     return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
@@ -202,7 +206,7 @@ BIOS = ("I read more than I write.|Amateur at everything.|Here for the pictures.
 # ---- the code host ------------------------------------------------------------------------------
 # project | language | description | its parts, of which issues, merge requests and commits speak
 PROJECTS = lines_of("""
-tidewatch | Python | Tide tables and alerts for small harbors | forecast, chart, alert mail, importer
+tidewatch | Python | Tide tables and alerts for small harbors | forecast, chart, alert mail, import
 paperclip | Go | Keeps notes and attachments in one searchable file | index, search, export, viewer
 greenhouse | Python | Reads sensors and opens windows | sensor, schedule, dashboard, relay
 marble | Rust | A small physics engine for 2D games | collision, solver, demo, contact cache
@@ -215,16 +219,19 @@ sundial | C | A calendar library with no dependencies | time zones, recurrence, 
 wayfarer | Kotlin | Offline hiking routes | elevation, track, download, compass
 stitch | Python | Joins photographs into panoramas | matching, blending, preview, command line
 """)
-PROBLEMS = """The {part} crashes on empty input
-The {part} is slow with more than 10,000 entries
-Wrong result in the {part} after midnight
-Document the {part}
-The {part} ignores the language setting
-Let users switch off the {part}
-Flaky test in the {part}
-The {part} leaks memory
-Dark mode for the {part}
-The {part} fails behind a proxy""".splitlines()
+PROBLEMS = lines_of("""
+The {part} crashes on empty input | bug
+The {part} is slow with more than 10,000 entries | bug
+Wrong result in the {part} after midnight | bug
+Document the {part} | documentation
+The example for the {part} is out of date | documentation
+The {part} ignores the language setting | bug
+Let users switch off the {part} | feature
+Flaky test in the {part} | help wanted
+The {part} leaks memory | help wanted
+Dark mode for the {part} | feature
+The {part} fails behind a proxy | bug
+""")
 DETAILS = """I can reproduce this with the latest release. Happy to help with a patch.
 It worked before the last update. A log is below; the interesting part is at the end.
 Several people asked for this in the chat. It should not be hard.
@@ -250,18 +257,18 @@ DEVELOPERS = ("Ada Lindqvist|Ben Okoro|Carla Mendes|Dev Raman|Eva Horak|Finn Car
               "Hugo Perrin|Iris Tanaka|Jonas Weber").split("|")
 
 # ---- the map ------------------------------------------------------------------------------------
-# kind | what the places of this kind are called, one for each of TOWNS | opening hours
+# kind | opening hours | what the places of this kind are called, one for each of TOWNS
 PLACES = lines_of("""
-Cafe | Lantern Coffee, The Daily Grind, Cafe Marigold, Old Mill Espresso, Harbor Beans | 07:00-18:00
-Restaurant | Trattoria Bella, The Copper Pot, Golden Lotus, Ridge Grill, Lobster House | 11:30-22:00
-Museum | Museum of Clockwork, Falls Art Museum, Ridge Mining Museum, Toy Museum, Whaling Museum | 10:00-17:00
-Pharmacy | Alder Pharmacy, Falls Drugstore, Camden Pharmacy, Corner Chemist, East Side Pharmacy | 08:00-20:00
-Hotel | Hotel Bellevue, Riverside Inn, The Summit Lodge, Station Hotel, Seaview Hotel | 00:00-24:00
-Library | Alderford Public Library, Briar Library, Camden Town Library, Reading Room, Easthaven Library | 09:00-19:00
-School | Alder High School, Falls Elementary, Ridge Academy, Dunmere College, Maritime School | 08:00-16:00
-Supermarket | Fresh Basket, Falls Market, Hilltop Foods, Green Grocer, Bayside Market | 07:00-22:00
-Bus Station | Alderford Terminal, Falls Bus Stop, Ridge Transit Center, Dunmere Central, Haven Coach Station | 05:00-23:30
-Park | Founders Park, Waterfall Gardens, Lookout Park, Rose Garden, Lighthouse Park | 06:00-21:00
-Hospital | Saint Brigid Hospital, Falls Clinic, Camden Memorial Hospital, Dunmere Infirmary, Bay Hospital | 00:00-24:00
-Gas Station | Route 9 Fuel, Quick Stop, Mountain Gas, Crossroads Fuel, Coastal Fuel | 06:00-24:00
+Cafe | 07:00-18:00 | Lantern Coffee, Daily Grind, Cafe Marigold, Old Mill Espresso, Harbor Beans
+Restaurant | 11:30-22:00 | Trattoria Bella, Copper Pot, Golden Lotus, Ridge Grill, Lobster House
+Museum | 10:00-17:00 | Clockwork Museum, Falls Art Museum, Mining Museum, Toy Museum, Whale Museum
+Pharmacy | 08:00-20:00 | Alder Pharmacy, Falls Drugs, Camden Pharmacy, Corner Chemist, East Pharmacy
+Hotel | 00:00-24:00 | Hotel Bellevue, Riverside Inn, Summit Lodge, Station Hotel, Seaview Hotel
+Library | 09:00-19:00 | Alderford Library, Briar Library, Ridge Library, Reading Room, Haven Library
+School | 08:00-16:00 | Alder High School, Falls School, Ridge Academy, Dunmere College, Sea School
+Supermarket | 07:00-22:00 | Fresh Basket, Falls Market, Hilltop Foods, Green Grocer, Bay Market
+Bus Station | 05:00-23:30 | Alder Terminal, Falls Stop, Ridge Transit, Dunmere Central, Haven Coach
+Park | 06:00-21:00 | Founders Park, Waterfall Gardens, Lookout Park, Rose Garden, Lighthouse Park
+Hospital | 00:00-24:00 | Saint Brigid, Falls Clinic, Camden Memorial, Infirmary, Bay Hospital
+Gas Station | 06:00-24:00 | Route 9 Fuel, Quick Stop, Mountain Gas, Crossroads Fuel, Coastal Fuel
 """)
