@@ -53,6 +53,7 @@ BROWSER = ""            # "chromium": `use` changes it
 KINDS = len(tasks.TEMPLATES)
 TRAIN = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 != 9)
 TEST = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 == 9)
+TEST_SET = frozenset(TEST)
 ORIGINAL = range(812)       # the ids that AgentGym's server has, too; its tasks are others
 FAMILIES = tuple(tasks.HOSTS)
 PROMPT = """You use a web browser to do what the objective says. You see the tabs, and the part of \
@@ -107,6 +108,13 @@ if os.environ.get("NANO_WEBARENA_BROWSER"):
 
 def family(task_id):
     return tasks.TEMPLATES[task_id % KINDS][0]
+
+
+def fingerprint(task_id):
+    """What is asked for: what TRAIN asks, TEST never does."""
+    web, task = tasks.task_of(task_id, task_id % KINDS, task_id in TEST_SET)
+    web.close()
+    return task.config["intent"]
 
 
 # ---- actions ------------------------------------------------------------------------------------
@@ -415,9 +423,6 @@ class Env(envs.Base):
         if chance < 0.75 and any(ids.values()):
             return f"```click [{rng.choice(sum(ids.values(), []))}]```"
         return f"```{rng.choice(('scroll [down]', 'scroll [up]', 'go_back', f'stop [{word}]'))}```"
-
-
-TEST_SET = frozenset(TEST)
 
 
 def scroll(place, what):
