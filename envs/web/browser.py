@@ -111,7 +111,7 @@ def label_of(control):
 def content(element, control=None):
     """What an element says as part of a name; control: the one that is named, which says nothing.
     """
-    if hidden(element) or element is control:
+    if hidden(element) or element is control or element.tag == "form":
         return ""
     if element.tag in ("input", "textarea"):
         return value_of(element) if role_of(element) in FIELDS | {"button"} else ""
