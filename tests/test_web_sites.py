@@ -48,7 +48,7 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-def crawl(sites, most=3):
+def crawl(sites, most=2):
     """{address: its Reader}: pages that links lead to, `most` for each address with its numbers
     and words to search for blanked; every one must be found."""
     found, left, kinds = {}, [f"{at}/" for at in (SHOP, ADMIN, FORUM, CODE, MAP)], Counter()
