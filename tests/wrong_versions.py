@@ -511,7 +511,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_arms_keep_their_meaning_in_train_and_lose_it_in_reversed"),
     ],
     "envs/web/pages.py": [
-        ("return escape(value)", "return value", "test_markup_in_every_text_field_is_shown_as_text"),
+        ("return escape(value)", "return value",
+         "test_markup_in_every_text_field_is_shown_as_text"),
         ("if not first.rowcount:", "if first.rowcount is None:",
          "test_an_order_takes_what_is_in_the_cart"),
         ("OFFSET {per_page * (page - 1)}", "OFFSET {(per_page - 1) * (page - 1)}",
@@ -522,8 +523,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "envs/web/sites.py": [
         ("max_page_count = {pages + GROWTH}", "max_page_count = {pages + 9 * GROWTH}",
          "test_a_form_posted_a_thousand_times_stays_bounded"),
-        ("parts.netloc.lower() not in HOSTS", "parts.hostname not in HOSTS",
-         "test_only_the_sites_exist"),
+        ('if parts.scheme != "http" or ', "if ", "test_only_the_sites_exist"),
         ("> LONGEST_FORM:\n                raise", "> 9 * LONGEST_FORM:\n                raise",
          "test_a_form_that_is_wrong_or_too_large_changes_nothing"),
         ('random.Random(f"webarena {seed}")', 'random.Random("webarena")',
@@ -532,7 +532,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_the_server_answers_a_persons_browser_alone"),
     ],
     "envs/web/shop.py": [
-        ("max(stock - (SELECT", "max(stock - 0 * (SELECT", "test_an_order_takes_what_is_in_the_cart"),
+        ("max(stock - (SELECT", "max(stock - 0 * (SELECT",
+         "test_an_order_takes_what_is_in_the_cart"),
         ("product_id = ? AND status = 'Approved' ORDER", "product_id = ? ORDER",
          "test_what_the_administration_changes_the_shop_shows"),
     ],

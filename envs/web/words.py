@@ -86,13 +86,13 @@ Great value | For this price I expected less. The {topic} in particular surprise
 Happy customer | Arrived a day early, well packed. I really like the {topic}.
 Better than my old one | I compared three of them, and the {topic} decided it. No regrets.
 """), 3: lines_of("""
-It is fine | Does what it should. The {topic} is nothing special.
+It is fine | Does what it should. Nothing special about the {topic}.
 Good but not great | I like it on the whole, though the {topic} could be better.
-Okay for the money | No complaints about the delivery. The {topic} takes getting used to.
+Okay for the money | No complaints about the delivery. I had to get used to the {topic}.
 """), 2: lines_of("""
 Disappointed | The {topic} gave up after two weeks. I am sending it back.
-Not as described | In the pictures the {topic} looks quite different. Poor quality for the price.
-Would not recommend | I wanted to like it, but the {topic} is a real problem.
+Not as described | I did not recognize the {topic} from the pictures. Poor quality.
+Would not recommend | I wanted to like it, but there is a problem with the {topic}.
 Save your money | Customer service was friendly, yet the {topic} never worked for me.
 """)}       # by rating: 4 and more, 3, less
 
@@ -212,10 +212,10 @@ greenhouse | Python | Reads sensors and opens windows | sensor, schedule, dashbo
 marble | Rust | A small physics engine for 2D games | collision, solver, demo, contact cache
 lantern | TypeScript | A slide show that runs in any browser | theme, timer, export, keyboard map
 quillpost | Ruby | Mailing lists without the pain | archive, bounce handler, digest, signup form
-cartograph | Python | Draws maps from open data | tiles, labels, legend, projection
+cartograph | Python | Draws maps from open data | tile loader, label layer, legend, projection
 hushbot | Go | A chat bot that says very little | parser, reminder, login, plugin
-breadbox | JavaScript | Recipes that scale and convert units | units, shopping list, timer, import
-sundial | C | A calendar library with no dependencies | time zones, recurrence, parser, leap days
+breadbox | JavaScript | Recipes that scale and convert units | unit table, list, timer, import
+sundial | C | A calendar library with no dependencies | zone table, recurrence, parser, era
 wayfarer | Kotlin | Offline hiking routes | elevation, track, download, compass
 stitch | Python | Joins photographs into panoramas | matching, blending, preview, command line
 """)
