@@ -323,9 +323,8 @@ class Env(envs.Base):
         return self.config["intent"]
 
     def observation_metadata(self):
-        return {"text": {"obs_nodes_info": {
-            str(number): {"text": f"[{number}] {node.text}"}
-            for number, node in self.browser.seen.items()}}}
+        return {"obs_nodes_info": {str(number): {"text": f"[{number}] {node.text}"}
+                                   for number, node in self.browser.seen.items()}}
 
     # Players
 

@@ -34,7 +34,7 @@ KEYS = {"ctrl": "Control", "control": "Control", "meta": "Control", "alt": "Alt"
 MISSING = "--data chromium needs the package playwright and Debian's Chromium: pip install " \
     "playwright, apt install chromium; without it webarena plays in its own text browser"
 KEEP = """() => { for (const x of document.querySelectorAll("input, textarea, option")) {
-    if (x.tagName == "TEXTAREA") x.textContent = x.value
+    if (x.tagName == "TEXTAREA") { if (x.textContent != x.value) x.textContent = x.value }
     else if (x.tagName == "OPTION") x.toggleAttribute("selected", x.selected)
     else if (["checkbox", "radio"].includes(x.type)) x.toggleAttribute("checked", x.checked)
     else x.setAttribute("value", x.value) } }"""        # what was typed, written into the page
