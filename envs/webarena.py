@@ -271,10 +271,9 @@ class Env(envs.Base):
         return self.look("None")
 
     def close(self):
-        for held in (self.browser, self.web):
-            if held is not None:
-                held.close()
-        self.web = self.browser = None
+        held, self.web, self.browser = (self.browser, self.web), None, None
+        for one in filter(None, held):
+            one.close()
 
     def look(self, previous):
         """The observation in the original's template."""

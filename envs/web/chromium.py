@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import Future
 from html import escape
+from importlib.util import find_spec
 from urllib.parse import parse_qsl
 
 from envs.web.browser import (DROPPED, FIELDS, MOST_LETTERS, MOST_TABS, SEARCH, Node, address,
@@ -23,7 +24,8 @@ from envs.web.browser import (DROPPED, FIELDS, MOST_LETTERS, MOST_TABS, SEARCH, 
 WIDTH, HEIGHT = 1280, 720
 SECONDS = 20            # an action that takes longer is an outage
 PATHS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")    # as root, in a container
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",    # as root, in a container
+         "--host-resolver-rules=MAP * ~NOTFOUND")                       # and no name leads anywhere
 SHOWN = {"focused", "disabled", "checked", "hasPopup", "expanded", "selected"}  # properties
 UNSEEN = {"none", "InlineTextBox", "ListMarker", "LineBreak", "MenuListPopup"}   # Chromium's own
 KEYS = {"ctrl": "Control", "control": "Control", "meta": "Control", "alt": "Alt", "shift": "Shift",
@@ -38,73 +40,81 @@ KEEP = """() => { for (const x of document.querySelectorAll("input, textarea, op
     else if (x.tagName == "OPTION") x.toggleAttribute("selected", x.selected)
     else if (["checkbox", "radio"].includes(x.type)) x.toggleAttribute("checked", x.checked)
     else x.setAttribute("value", x.value) } }"""        # what was typed, written into the page
-calls = queue.SimpleQueue()     # (function, Future) for the thread that drives Chromium
-lock = threading.Lock()
-driver = None                   # that thread
+lock, driver = threading.Lock(), None       # the process's Driver
 
 
-def drive(ready):
-    """The thread: Chromium's calls must all come from the one that started it."""
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as playwright:
-        ready.set_result(playwright)
-        while True:
-            function, answer = calls.get()
-            try:
-                answer.set_result(function())
-            except BaseException as error:      # whoever called it is to know
-                answer.set_exception(error)
+class Driver:
+    """One Chromium, and the thread that all of playwright's calls must come from. stuck: a call did
+    not return."""
 
+    def __init__(self, path):
+        self.path, self.browser, self.stuck = path, None, False
+        self.calls, ready = queue.SimpleQueue(), Future()
+        threading.Thread(target=self.drive, args=(ready,), daemon=True).start()
+        self.playwright = ready.result(SECONDS)
 
-def on_thread(method):
-    """The method, executed in that thread; playwright's own errors there are outages."""
-    def call(self, *arguments):
+    def drive(self, ready):
+        from playwright.sync_api import sync_playwright
+        with sync_playwright() as playwright:
+            ready.set_result(playwright)
+            while True:
+                function, answer = self.calls.get()
+                try:
+                    answer.set_result(function())
+                except BaseException as error:      # whoever called it is to know
+                    answer.set_exception(error)
+
+    def do(self, function, *arguments):
+        """The function's result, called in the thread. RuntimeError: an outage."""
         answer = Future()
-        calls.put((lambda: method(self, *arguments), answer))
+        self.calls.put((lambda: function(*arguments), answer))
         try:
-            return answer.result(2 * SECONDS)
-        except (ValueError, PermissionError):
-            raise
+            return answer.result(0 if self.stuck else 2 * SECONDS)
+        except TimeoutError:
+            self.stuck = True
+            raise RuntimeError("webarena: Chromium does not answer") from None
         except Exception as error:
             raise RuntimeError(f"webarena: Chromium failed: {plain(str(error))[:200]}") from None
-    return call
+
+    def context(self):
+        """A new profile. A Chromium that died is replaced."""
+        if self.browser is None or not self.browser.is_connected():
+            self.browser = self.playwright.chromium.launch(
+                executable_path=self.path, args=FLAGS, timeout=1000 * SECONDS)
+        return self.browser.new_context(viewport=dict(width=WIDTH, height=HEIGHT),
+                                        java_script_enabled=False)
 
 
 def started():
-    """playwright, with its thread running. RuntimeError: it is not installed, nor is Chromium."""
+    """The Driver. RuntimeError: playwright is not installed, or no Chromium."""
     global driver
     with lock:
-        if driver is None:
+        if driver is None or driver.stuck:
             path = next(filter(None, map(shutil.which, PATHS)), None)
-            try:
-                import playwright  # noqa: F401
-            except ImportError:
-                path = None
-            if path is None:
+            if path is None or find_spec("playwright") is None:
                 raise RuntimeError(MISSING)
-            ready = Future()
-            threading.Thread(target=drive, args=(ready,), daemon=True).start()
-            driver = dict(playwright=ready.result(SECONDS), path=path, browser=None)
-    return driver
+            driver = Driver(path)
+        return driver
+
+
+def on_thread(method):
+    """The method, called in the driver's thread."""
+    def call(self, *arguments):
+        return self.driver.do(method, self, *arguments)
+    return call
 
 
 class Chromium:
     """The methods of browser.Browser."""
 
     def __init__(self, request):
-        self.request, self.seen = request, {}
+        self.request, self.seen, self.driver = request, {}, started()
         self.refused, self.awaited, self.redirected = None, 0, False    # of the last action
-        started()
         self.open()
 
     @on_thread
     def open(self):
-        browser = driver["browser"]
-        if browser is None or not browser.is_connected():
-            browser = driver["browser"] = driver["playwright"].chromium.launch(
-                executable_path=driver["path"], args=FLAGS, timeout=1000 * SECONDS)
-        self.context = browser.new_context(viewport=dict(width=WIDTH, height=HEIGHT),
-                                           java_script_enabled=False)
+        self.context = self.driver.context()
         self.context.set_default_timeout(1000 * SECONDS)
         self.context.route("**/*", self.answer)
         self.new_tab()
@@ -171,8 +181,11 @@ class Chromium:
         return problem or self.refused
 
     def settle(self):
-        """Wait for the page that the action asked for."""
-        self.page.wait_for_timeout(60)      # for its request, if it makes one
+        """Wait for the page that the action asked for, if it asked for one."""
+        for _ in range(3):          # there and back: by then its request has come
+            with contextlib.suppress(Exception):        # the page has gone: it comes
+                self.page.evaluate("0")
+            self.page.wait_for_timeout(15)
         ends = time.monotonic() + SECONDS
         while self.awaited > 0 or self.redirected:
             self.page.wait_for_timeout(5)
