@@ -102,7 +102,7 @@ def column(sites, sql, *values):
 
 def test_every_link_of_every_page_leads_to_a_page(pages):
     """`crawl` asserts it; here: that it saw the sites, and what every page must have."""
-    assert len(pages) > 300 and {urlsplit(at).netloc for at in pages} == {*SITES}
+    assert len(pages) > 250 and {urlsplit(at).netloc for at in pages} == {*SITES}
     for address, page in pages.items():
         assert page.tags["h1"] == page.tags["title"] == page.tags["main"] == 1, address
         assert not page.tags["script"] and not page.tags["iframe"], address
