@@ -4,10 +4,10 @@
             Tab 0 (current): One Stop Market
 
             [1] RootWebArea 'One Stop Market' focused: True
-            	[8] link 'One Stop Market'
-            	[11] textbox 'Search' required: False
-            	[12] button 'Search'
-            	[13] link 'My Cart (0)' ...                     (60 lines of a page at once)
+                [8] link 'One Stop Market'
+                [11] textbox 'Search' required: False
+                [12] button 'Search'
+                [13] link 'My Cart (0)' ...                     (60 lines of a page at once)
             URL: http://onestopmarket.com/
             OBJECTIVE: What is the price of the Fernhill Rain Jacket?
             PREVIOUS ACTION: None
@@ -26,7 +26,7 @@ Reward 1 at `stop`, if all hold that the config asks for, else 0: string_match o
 that it must include, or "N/A" where a task cannot be done; no language model judges), url_match of
 the page, program_html of what pages then contain.
 
-Sixty templates of tasks; their families are the sites. TRAIN has 45 tasks of a template, TEST 5, in
+48 templates of tasks; their families are the sites. TRAIN has 45 tasks of a template, TEST 5, in
 worlds of their own (prices, orders, votes, places differ by task) and about products, posts,
 projects or places that the other never asks about. A random player solves 0% of TEST, `expert` all,
 in 4.7 turns on average, 11 at most: it succeeds from any page, but not after what cannot be undone.
@@ -35,7 +35,6 @@ The browser is our own, without JavaScript and pixels: envs/web/browser.py. `--d
 in Chromium. `python -m envs.webarena` prints an address where a person can walk the sites.
 """
 import os
-import random
 import re
 from html import unescape
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -45,7 +44,7 @@ from lxml import html
 import envs
 from envs.web import browser as text_browser
 from envs.web import tasks
-from envs.web.browser import FIELDS, chosen, name_of, parsed, plain, role_of, value_of
+from envs.web.browser import chosen, name_of, parsed, plain, role_of, value_of
 
 NAME, HORIZON, SUCCESS = "webarena", 15, 1.0
 ENGINE = "lxml, SQLite"

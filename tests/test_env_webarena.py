@@ -34,7 +34,8 @@ def chrome():
 
 @pytest.mark.parametrize("reply, action", [     # as create_id_based_action of WebArena reads them
     ("I need it. ```click [12]```", ("click", 12)), ("```click[12]```", ("click", 12)),
-    ("```\nhover [3]\n```", ("hover", 3)), ("```type [4] [red mug]```", ("type", 4, "red mug", True)),
+    ("```\nhover [3]\n```", ("hover", 3)),
+    ("```type [4] [red mug]```", ("type", 4, "red mug", True)),
     ("```type [4] [red mug] [0]```", ("type", 4, "red mug", False)),
     ("```type [4] [a] b [1]```", "Invalid type action type [4] [a] b [1]"),
     ("```type [4] [a [b] c] [1]```", ("type", 4, "a [b] c", True)),

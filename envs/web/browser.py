@@ -8,8 +8,8 @@ requests, and each page as the accessibility tree that Chromium makes of it. The
     Tab 0 (current): One Stop Market
 
     [1] RootWebArea 'One Stop Market' focused: True
-    	[12] link 'My Account'
-    	[14] textbox 'Search' required: False
+        [12] link 'My Account'
+        [14] textbox 'Search' required: False
 
 A line is [id] role 'name' properties, a tab a level. As in WebArena (arXiv:2307.13854), a nameless
 node of DROPPED is left out, its children move up, and so is a text that one of the three lines
@@ -25,21 +25,20 @@ from lxml import html
 
 WINDOW = 60             # lines of a page that are seen at once
 MOST_TABS, MOST_LETTERS = 20, 4000      # of a browser, of what is typed at once
-DROPPED = {"", "generic", "image", "list", "strong", "paragraph", "banner", "navigation", "listitem",
-           "LabelText", "Legend", "rowgroup", "caption", "emphasis", "heading"}   # where they have no name
+DROPPED = {"", "generic", "image", "list", "strong", "paragraph", "banner", "navigation",
+           "listitem", "LabelText", "Legend", "rowgroup", "caption", "emphasis", "heading"}
 ROLES = {"nav": "navigation", "main": "main", "ul": "list", "ol": "list", "li": "listitem",
          "form": "form", "p": "paragraph", "strong": "strong", "em": "emphasis", "button": "button",
          "textarea": "textbox", "option": "option", "fieldset": "group", "legend": "Legend",
          "label": "LabelText", "caption": "caption", "article": "article", "aside": "complementary",
-         "blockquote": "blockquote", "code": "code", "hr": "separator", "dl": "DescriptionList",
-         "dt": "term", "dd": "definition", "time": "time", "pre": "generic"}
+         "blockquote": "blockquote", "code": "code", "hr": "separator", "time": "time"}
 TYPES = {"checkbox": "checkbox", "radio": "radio", "number": "spinbutton", "search": "searchbox",
          "submit": "button", "button": "button"}        # of an input; any other is a textbox
 FIELDS = {"textbox", "searchbox", "spinbutton"}         # that can be typed in
-NAMED = {"link", "heading", "button", "cell", "columnheader", "rowheader", "option", "term"}
+NAMED = {"link", "heading", "button", "cell", "columnheader", "rowheader", "option"}
 SECTIONS = {"article", "aside", "main", "nav", "section"}
 BLOCKS = {"p", "div", "li", "ul", "ol", "td", "th", "tr", "table", "h1", "h2", "h3", "h4", "form",
-          "br", "dt", "dd", "section", "article", "pre", "blockquote", "select", "option", "label"}
+          "br", "section", "article", "pre", "blockquote", "select", "option", "label"}
 SEARCH = "Attempt to perfom \"{}\" on element \"[{}]\" but no matching element found. Please " \
     "check the observation more carefully."             # WebArena's words, with its spelling
 
@@ -397,18 +396,13 @@ class Browser:
             put(field, (old + text)[:int(field.get("maxlength", MOST_LETTERS))])
 
     def press(self, keys):
-        """A key: Enter, Tab, Backspace, Delete, Ctrl+a, or a letter. Others do nothing here."""
+        """A key: Enter, Backspace, Delete, Ctrl+a, or a letter. Others do nothing here."""
         tab, field, key = self.tab, self.tab.focus, keys.replace("Control", "Ctrl").lower()
         typed = field is not None and role_of(field) in FIELDS
         if key == "enter" and typed and field.tag == "textarea":
             self.write("\n")
         elif key == "enter" and field is not None:
             self.enter(field)
-        elif key == "tab":
-            able = [node.element for node in tree_of(tab.document)
-                    if role_of(node.element) in FIELDS | {"link", "button", "checkbox", "radio",
-                                                          "combobox"}]
-            tab.focus = next_of(list(dict.fromkeys(able)), field)
         elif key in ("ctrl+a", "meta+a"):
             tab.marked = typed
         elif key in ("backspace", "delete") and typed:
@@ -498,8 +492,3 @@ def put(field, text):
         field.text = text
     else:
         field.set("value", text)
-
-
-def next_of(elements, element):
-    place = elements.index(element) + 1 if element in elements else 0
-    return elements[place % len(elements)] if elements else None

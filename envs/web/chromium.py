@@ -122,7 +122,7 @@ class Chromium:
     def answer(self, route):
         """One request of a page, answered as the text browser's."""
         sent = route.request
-        form = parse_qsl((sent.post_data or "").replace("%0D%0A", "%0A"), True) if sent.method == "POST" else None
+        form = parse_qsl((sent.post_data or "").replace("%0D%0A", "%0A"), True) or None
         try:
             page = self.request(sent.method, address(sent.url), form)
         except (PermissionError, ValueError) as refusal:

@@ -1,7 +1,7 @@
-"""The tasks of envs/webarena.py: templates over the five sites, each with what an answer or a page
-must be in the end and with the expert's way. A template is a function of a Task, whose rows it
-asks; gold and way come from the same rows. Products, posts, places and the like are divided by a
-hash of their names: what TEST asks about, TRAIN never does.
+"""The tasks of envs/webarena.py: 48 templates over the five sites, each with what an answer or a
+page must be in the end and with the expert's way. A template is a function of a Task; gold and way
+come from the same rows of its database. Products, posts, places and the like are divided by a hash
+of their names: what TEST asks about, TRAIN never does.
 """
 import calendar
 import itertools
@@ -135,7 +135,7 @@ class Task:
         self.fill("", {"Search": words}, "Search")
         return "/search?" + urlencode(dict(q=words))
 
-    def product(self, *columns):
+    def product(self):
         """A product of the shop, and the way to it."""
         p = self.one("SELECT * FROM shown WHERE stock > 0 ORDER BY id", key="name")
         self.click(self.found(p["name"]), p["name"])
@@ -172,15 +172,6 @@ def price(t):
     t.read(page, money(p["price"]))
 
 
-def rating(t):
-    p, page = t.product()
-    if not p["rating"]:
-        raise Dull
-    t.wants("How is the {{product}} rated on average?", product=p["name"])
-    t.says(p["rating"])
-    t.read(page, f"Rating: {p['rating']} of 5")
-
-
 def reviewers(t):
     p, page = t.product()
     topic, _ = t.pick([(x["topic"], p["name"]) for x in t.rows(
@@ -202,15 +193,6 @@ def order_total(t):
     t.says(f"{x['total'] / 100:,.2f}")
     t.click("", "My Orders")
     t.read("/orders", f"{x['id']:09}", money(x["total"]))
-
-
-def order_status(t):
-    x = t.one("SELECT day, * FROM sale_total WHERE customer_id = 1 GROUP BY day "
-              "HAVING count(*) = 1 ORDER BY day")
-    t.wants("What is the status of the order that I placed on {{day}}?", day=x["day"])
-    t.says(x["status"])
-    t.click("", "My Orders")
-    t.read("/orders", x["day"])
 
 
 def cheapest(t):
@@ -235,13 +217,6 @@ def sorted_category(t):
     t.lands(f"/category/{category}?sort={sort}")
     t.click("/", category)
     t.fill(f"/category/{category}", {"Sort by": SORTS[sort][0]}, "Apply")
-
-
-def wish(t):
-    p, page = t.product()
-    t.wants("Add the {{product}} to my wish list.", product=p["name"])
-    t.shows("/wishlist", p["name"])
-    t.click(page, "Add to Wish List", "button")
 
 
 def add_to_cart(t):
@@ -372,13 +347,6 @@ def customer_detail(t):
     seek_customer(t, x["name"], x[what])
 
 
-def customer_by_phone(t):
-    x = t.one("SELECT phone, * FROM customer ORDER BY id")
-    t.wants("Which customer has the phone number {{phone}}?", phone=x["phone"])
-    t.says(x["name"])
-    seek_customer(t, x["phone"], x["name"])
-
-
 def seek_customer(t, words, text):
     t.click("", "Customers")
     t.fill("/admin/customers", {"Search by keyword": words}, "Apply")
@@ -390,15 +358,6 @@ def no_customer(t):
     t.wants("What is the email of the customer {{name}}?", name=name)
     t.cannot("There is no such customer.")
     seek_customer(t, name, "0 found")
-
-
-def stock(t):
-    x = t.one("SELECT name, * FROM product WHERE stock > 9 ORDER BY id")
-    t.wants("How many units of the {{product}} are in stock?", product=x["name"])
-    t.says(x["stock"])
-    t.click("", "Products")
-    t.fill("/admin/products", {"Search by keyword": x["name"]}, "Apply")
-    t.read("/admin/products?" + urlencode(dict(q=x["name"])), x["stock"])
 
 
 def top_terms(t):
@@ -440,15 +399,6 @@ def set_price(t):
             price=money(cents))
     t.shows(page, f"{cents / 100:.2f}", css="[name=price]", what="value", exact=True)
     t.fill(page, {"Price": f"{cents / 100:.2f}"}, "Save")
-
-
-def set_stock(t):
-    x, page = admin_product(t)
-    n = t.rng.randint(10, 400)
-    t.wants("The warehouse counted {{n}} pieces of the {{product}}. Correct its quantity.",
-            product=x["name"], n=n)
-    t.shows(page, str(n), css="[name=stock]", what="value", exact=True)
-    t.fill(page, {"Quantity": str(n)}, "Save")
 
 
 def disable(t):
@@ -497,15 +447,6 @@ def ship(t):
     t.fill(page, {"Tracking Number": code}, "Submit Shipment")
 
 
-def comment_order(t):
-    x, page = admin_order(t)
-    text = t.sentence()
-    t.wants("Add this comment to the order of {{customer}} of {{day}}: \"{{text}}\".",
-            customer=x["name"], day=x["day"], text=text)
-    t.shows(page, text, css="main")
-    t.fill(page, {"Comment": text}, "Submit Comment", after="heading 'Comments'")
-
-
 def orders_by_status(t):
     status, low = t.pick([(s, n) for s in STATUSES for n in range(50, 400, 25)])
     t.wants("Show me the orders with the status {{status}} and a total from {{low}} dollars on.",
@@ -522,13 +463,6 @@ def author(t):
     t.wants("Who wrote the post \"{{title}}\"?", title=p["title"])
     t.says(p["author"])
     t.read(page, p["author"])
-
-
-def points(t):
-    p, page = t.post()
-    t.wants("How many points does the post \"{{title}}\" have?", title=p["title"])
-    t.says(p["points"])
-    t.read(page, f"{p['points']} points")
 
 
 def top_post(t):
@@ -600,18 +534,6 @@ def subscribe(t):
     t.click(f"/f/{x['name']}", word, "button")
 
 
-def member_since(t):
-    x = t.one("SELECT name, bio, joined FROM member ORDER BY name")
-    post = t.rows("SELECT title, id, forum FROM post WHERE author = ? ORDER BY id", x["name"])
-    if not post:
-        raise Dull
-    t.wants("Since when is {{member}}, who wrote \"{{title}}\", a member of the forum?",
-            member=x["name"], title=post[0]["title"])
-    t.says(x["joined"])
-    t.click(t.found(post[0]["title"]), x["name"])
-    t.read(f"/user/{x['name']}", f"Member since {x['joined']}")
-
-
 def no_forum(t):
     name = t.pick([x.lower().replace(" ", "_") for x in GONE])
     t.wants("How many posts are there in the forum {{forum}}?", forum=name)
@@ -631,19 +553,6 @@ def commits(t):
     t.says(x["n"])
     t.click(page, "Contributors", after="link 'Project'")
     t.read(f"{page}/contributors", x["name"])
-
-
-def contributor(t):
-    p, page = t.project()
-    best, second = t.rows(
-        "SELECT person.name, count(*) AS n FROM change JOIN person ON username = author "
-        "WHERE project_id = ? GROUP BY author ORDER BY n DESC LIMIT 2", p["id"])
-    if best["n"] == second["n"]:
-        raise Dull
-    t.wants("Who made the most commits to {{project}}?", project=p["name"])
-    t.says(best["name"])
-    t.click(page, "Contributors", after="link 'Project'")
-    t.read(f"{page}/contributors", best["name"])
 
 
 def issue_count(t):
@@ -690,8 +599,9 @@ def new_issue(t):
 
 
 def close_issue(t):
-    x = t.one("SELECT title, number, owner, name FROM issue JOIN project ON project.id = project_id "
-              "WHERE state = 'open' GROUP BY title HAVING count(*) = 1 ORDER BY issue.id")
+    x = t.one("SELECT title, number, owner, name FROM issue JOIN project "
+              "ON project.id = project_id WHERE state = 'open' GROUP BY title "
+              "HAVING count(*) = 1 ORDER BY issue.id")
     page = f"/{x['owner']}/{x['name']}"
     t.wants("Close the issue \"{{title}}\" of {{project}}.", title=x["title"], project=x["name"])
     t.shows(f"{page}/issues/{x['number']}", "closed", css="main strong", exact=True)
@@ -713,16 +623,6 @@ def invite(t):
     t.shows(f"{page}/members", f"{x['username']} {name} {role}", css="table")
     t.click(page, "Members", after="link 'Project'")
     t.fill(f"{page}/members", {"Username": x["username"], "Role": role}, "Invite")
-
-
-def status(t):
-    text = t.words(3)
-    if held_out(text) != t.test:
-        raise Dull
-    t.wants("Set my status on the code host to \"{{text}}\".", text=text)
-    t.shows("/profile", text, css="[name=status]", what="value", exact=True)
-    t.click("", "Profile")
-    t.fill("/profile", {"Status": text}, "Update profile")
 
 
 def my_issues(t):
@@ -768,15 +668,6 @@ def coordinates(t):
     t.wants("What are the coordinates of {{place}}, as latitude and longitude?", place=x["name"])
     t.says(f"{x['lat']:.5f}", f"{x['lon']:.5f}")
     t.read(page, f"{x['lat']:.5f}")
-
-
-def hours(t):
-    x, page = place(t)
-    what = t.rng.choice(("hours", "phone"))
-    t.wants("What {{what}} does {{place}} have?", place=x["name"],
-            what={"hours": "opening hours", "phone": "phone number"}[what])
-    t.says(x[what])
-    t.read(page, x[what])
 
 
 def way(t):
@@ -841,16 +732,15 @@ def no_place(t):
 
 
 TEMPLATES = [(site, function) for site, functions in {
-    "shopping": (price, rating, reviewers, order_total, order_status, cheapest, sorted_category,
-                 wish, add_to_cart, review, account, buy, cancel, draft, not_sold),
-    "shopping_admin": (bestseller, month_sales, order_count, customer_detail, customer_by_phone,
-                       no_customer, stock, top_terms, review_count, set_price, set_stock, disable,
-                       moderate, ship, comment_order, orders_by_status),
-    "reddit": (author, points, top_post, comment, upvote, submit, biography, subscribe,
-               member_since, no_forum),
-    "gitlab": (commits, contributor, issue_count, stars, star, new_issue, close_issue, invite,
-               status, my_issues, new_project),
-    "map": (address, coordinates, hours, distance, duration, directions, nearest, no_place),
+    "shopping": (price, reviewers, order_total, cheapest, sorted_category, add_to_cart, review,
+                 account, buy, cancel, draft, not_sold),
+    "shopping_admin": (bestseller, month_sales, order_count, customer_detail, no_customer,
+                       top_terms, review_count, set_price, disable, moderate, ship,
+                       orders_by_status),
+    "reddit": (author, top_post, comment, upvote, submit, biography, subscribe, no_forum),
+    "gitlab": (commits, issue_count, stars, star, new_issue, close_issue, invite, my_issues,
+               new_project),
+    "map": (address, coordinates, distance, duration, directions, nearest, no_place),
 }.items() for function in functions]
 
 
