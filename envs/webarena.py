@@ -29,7 +29,7 @@ the page, program_html of what pages then contain.
 48 templates of tasks; their families are the sites. TRAIN has 45 tasks of a template, TEST 5, in
 worlds of their own (prices, orders, votes, places differ by task) and about products, posts,
 projects or places that the other never asks about. A random player solves 0% of TEST, `expert` all,
-in 4.7 turns on average, 11 at most: it succeeds from any page, but not after what cannot be undone.
+in 4.9 turns on average, 11 at most: it succeeds from any page, but not after what cannot be undone.
 
 The browser is our own, without JavaScript and pixels: envs/web/browser.py. `--data chromium` plays
 in Chromium. `python -m envs.webarena` prints an address where a person can walk the sites.
