@@ -268,7 +268,8 @@ def final_table(run):
 
 def row(title, *rates):
     """A row of the table: of a policy greedy and sampled, of a player one rate."""
-    shares = " ".join(f"{percent(rate['success']):>7} {percent(rate['stderr']):>6}" for rate in rates)
+    shares = " ".join(f"{percent(rate['success']):>7} {percent(rate['stderr']):>6}"
+                      for rate in rates)
     return f"{title:32} {shares:29} {rates[0]['n']:4d}"
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentevol import Clone, lesson, tokenizer_of, trajectories_of
-from envs import alfworld, maze, textcraft, wordle
+from envs import alfworld, maze, textcraft, webarena, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
 from envs.parts.tools import arguments_of
@@ -16,7 +16,7 @@ from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 TOOLS = "weather", "movie", "academia", "todo", "sheet"      # their clients have own words
-SAY_OK = "searchqa", "webshop", "bird", *TOOLS
+SAY_OK = "searchqa", "webarena", "webshop", "bird", *TOOLS
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
 
 
@@ -54,6 +54,7 @@ def exchange(episode, env, text):
     (MANNERS["bird"].rules, 617, "50b479503fa97b1153f50ef0"),
     (agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
     (agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
+    (MANNERS["webarena"].rules, 3118, "76b9c42998b992672bf8594a"),
     (MANNERS["searchqa"].rules, 343, "ab80b9d09d68048a5b6ef548"),
     (agentgym.SEARCHQA_TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
 ])
@@ -138,15 +139,25 @@ def test_manner_of_bird_reads_the_last_block(reply, action):
     assert MANNERS["bird"].read(reply) == (action, "")
 
 
+@pytest.mark.parametrize("reply, action", [
+    ("In summary, the next action I will perform is ```click [5]```", "```click [5]```"),
+    ("```click [5]``` or ```stop [7]```", "```click [5]```"),   # its server takes the first
+    ("```\ngoto [x]\n```", "```\ngoto [x]\n```"), ("click [5]", ""), ("```click [5]", "")])
+def test_manner_of_webarena_reads_the_first_block(reply, action):
+    assert MANNERS["webarena"].read(reply) == (action, "" if action else webarena.UNPARSED)
+
+
 def test_format_compose_is_read_back_to_the_same_action():
     reply = FORMATS["agentgym"].compose("I need 2 wax.", "get 2 wax", turn=0)
     assert reply == "Thought:\nI need 2 wax.\n\nAction:\nget 2 wax"
     for name, manner in MANNERS.items():
-        if name not in ("searchqa", "bird"):    # the server looks for the action; it is a block
+        if name not in ("searchqa", "bird", "webarena"):    # the server looks for it; a block
             whole = "Thought:\nI need 2 wax.\n\nAction: get 2 wax"
             assert manner.read(reply) == (whole if name in TOOLS else "get 2 wax", "")
     reply = FORMATS["agentgym"].compose("I count.", "```sql\nSELECT COUNT(*) FROM b\n```", turn=0)
     assert MANNERS["bird"].read(reply) == ("SELECT COUNT(*) FROM b", "")
+    reply = MANNERS["webarena"].write.format(thought="I need it.", action="```click [5]```")
+    assert MANNERS["webarena"].read(reply) == ("```click [5]```", "")
 
 
 # ---- a conversation ----

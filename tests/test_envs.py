@@ -323,10 +323,10 @@ def test_original_leaves_out_what_agentgyms_server_does_not_have(world):
     """Maze: the 25 starts in the double T. Sciworld: all but the 7 longest tasks, which have 1280
     and 648 ids. Searchqa: training tasks of the five question sets that it only tests. Weather,
     movie, academia, todo, sheet: 343, 238, 20, 155 and 20 tasks, those of academia and sheet all
-    in TEST. Elsewhere AgentGym takes any id, or ours are as many as its own."""
+    in TEST. Webarena: 812. Elsewhere AgentGym takes any id, or ours are as many as its own."""
     lacking = {"maze": (800, 200), "sciworld": (1280, 648), "searchqa": (10_000, 0),
                "weather": (1671, 186), "movie": (1765, 197), "academia": (10_000, 180),
-               "todo": (1840, 205), "sheet": (2000, 180)}.get(world.NAME)
+               "todo": (1840, 205), "sheet": (2000, 180), "webarena": (1396, 192)}.get(world.NAME)
     assert hasattr(world, "ORIGINAL") == (lacking is not None)
     if lacking:
         assert tuple(len(set(ids) - set(world.ORIGINAL)) for ids in (world.TRAIN, world.TEST)) \

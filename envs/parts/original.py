@@ -93,7 +93,10 @@ class Original(envs.Base):
         if self.number is None:
             self.number = self.create()
         task = {wire_of(name).task_key: task_id} | RESET_ALSO.get(name, {})
-        return self.item("reset", task)["observation"]
+        item = self.item("reset", task)
+        if name == "webarena":          # its reset tells the page alone, this the objective as well
+            item["observation"] = self.ask(f"observation?env_idx={self.number}")
+        return field(item, "observation", str, self.base)
 
     def act(self, action):
         item = self.item("step", {"action": action})

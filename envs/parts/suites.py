@@ -11,6 +11,8 @@ of the second one tell, a group of families shared out evenly where it counts th
     sciworld    Measure 53 (use-thermometer and the two measure-...), Test-Cond 83 (both
                 test-conductivity...), Find 44 (four), Chem-Mix 5 (three), Lifespan 15 (three)
     searchqa    50 of each question set, 100 of MuSiQue
+    webarena    15 of the shop, 15 of its administration, 10 of the map, 10 of forum and code host;
+                of AgentEval's 20 as many parts
 """
 from curriculum import choose_tasks
 from envs import folders_of, open_env
@@ -41,6 +43,7 @@ COMPOSITION = {     # environment -> {family: tasks}; any other: a sample of all
         "lifespan-longest-lived-then-shortest-lived": 5},
     "searchqa": {"nq": 50, "triviaqa": 50, "popqa": 50, "hotpotqa": 50, "2wikimultihopqa": 50,
                  "musique": 100, "bamboogle": 50},
+    "webarena": {"shopping": 15, "shopping_admin": 15, "map": 10, "reddit": 5, "gitlab": 5},
 }
 
 
@@ -59,6 +62,8 @@ def suite_tasks(module, n):
     """The ids of an environment's n tasks in a suite, from its TEST split; of a family that holds
     fewer, all."""
     held = {module.family(task) for task in choose_tasks(module, "test", 0)}
-    parts = {f: count for f, count in COMPOSITION.get(module.NAME, {}).items() if f in held}
+    parts = COMPOSITION.get(module.NAME, {})
+    share = n / max(sum(parts.values()), 1)
+    parts = {f: round(share * count) for f, count in parts.items() if f in held}
     return [task for family, count in (parts or {"": n}).items()
             for task in choose_tasks(module, "test", count, family)]

@@ -3,8 +3,7 @@
     shaped("{id observation}", session)     our session -> what the original's client expects
     VERBS["create"](service, {})            a verb: (env_server.Service, body) -> JSON value
 
-The other direction, an original server behind ours, is original.py. Rows of environments that are
-not here yet are there for their original servers.
+The other direction, an original server behind ours, is original.py.
 """
 import re
 from dataclasses import dataclass, field

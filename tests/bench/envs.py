@@ -17,7 +17,7 @@ the timed parts only replay them and no time of choosing an action is counted.
 Steps/s are counted over steps alone: episodes are reset before the clock starts, the player's turns
 that follow are cut where the episode is done. The original servers' steps/s (one client, two cores)
 were measured on a machine of the same kind; targets of "batched": babyai 5 times theirs, textcraft
-8, sciworld 10, searchqa 200 steps/s, all others 1,000; a start in under 2 s, 16 sciworld games in
+8, sciworld 10, searchqa 200, webarena 500 steps/s, others 1,000; start in 2 s, 16 sciworld games in
 under 1 GB.
 """
 import argparse
@@ -34,7 +34,7 @@ from env_server import local_server
 from envs import known_envs, load_env
 
 ORIGINAL = dict(babyai=158, textcraft=434, sciworld=12, maze=575, wordle=456)     # steps/s
-TARGET = dict(babyai=5 * 158, textcraft=8 * 434, sciworld=10 * 12, searchqa=200)  # else 1000
+TARGET = dict(babyai=5 * 158, textcraft=8 * 434, sciworld=10 * 12, searchqa=200, webarena=500)
 SESSIONS = dict(sciworld=16)                                                      # else 64
 
 
