@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from engine import (HEAD_CHUNK, OURS, LlamaRMSNorm, attend, from_pretrained, kv_shape,
-                    longest_text, repeats)
+                    longest_text, same_code)
 from run import Natural, NonNegative, one_sentence, parse_flags
 
 
@@ -44,7 +44,7 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
         position, flash = torch.arange(tokens), torch.ops.aten._scaled_dot_product_flash_attention
         model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS, dtype=dtype)
     for norm in model.modules():
-        if repeats(type(norm).forward, LlamaRMSNorm.forward):
+        if same_code(type(norm).forward, LlamaRMSNorm.forward):
             norm.forward = partial(F.layer_norm, normalized_shape=norm.weight.shape,
                                    weight=norm.weight)
     layout = SimpleNamespace(memory=None, views={}, view=lambda *_: (lambda _, layer, *qkv: (

@@ -820,7 +820,7 @@ def entries(only=""):
     """[(file, text, wrong, test), ...] of all files, or of those whose path ends in `only`; without
     those that only the real chat templates show, if trl, which brings them, is not installed."""
     found = [(file, text, wrong, located(test)) for file, faults in FAULTS.items()
-             if file.endswith(only) for text, wrong, test in faults]
+             if f"/{file}".endswith(only and f"/{only}") for text, wrong, test in faults]
     return [entry for entry in found if find_spec("trl") or "test_chat.py" not in entry[-1]]
 
 
