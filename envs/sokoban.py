@@ -34,7 +34,8 @@ MAX_ACTIONS = 10                            # in one episode
 SHORTEST, LONGEST = 3, 10                   # moves of the best solution
 ONE_WORD = r"^#.*\n?|^You have .*"       # a row of the grid, and what is said below it
 # Rooms of 8x8 have more different rows than a tiny policy has tokens.
-TINY = dict(families="6x6", horizons=(10,), steps=50, clone=dict(steps=900, lr=2e-3))
+TINY = dict(families="6x6", horizons=(10,), steps=80,
+            clone=dict(goal="other", skill=0.9, steps=900, lr=2e-3))
 PROMPT = """You are playing Sokoban. Push every box onto a target by walking into it. You can push
 one box at a time and never pull, so a box in a corner is lost.
 The grid: # wall, _ floor, O target, X box, √ box on a target, P you, S you on a target.
