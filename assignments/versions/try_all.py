@@ -1,0 +1,141 @@
+"""Try the course on itself: correct versions must pass a step's tests, wrong ones must not.
+
+    python assignments/versions/try_all.py              all steps: a quarter of an hour on two cores
+    python assignments/versions/try_all.py 2 6          these
+
+Wrong versions are tried as tests/wrong_versions.py tries its faults: each in a process of its own,
+forked after the slow imports. Correct ones are graded by check.py, as submissions.
+"""
+import argparse
+import ast
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "tests")]
+
+import wrong_versions
+from blank import ROOT, functions_of, read_sheet, sheets
+from wrong import WRONG
+
+STYLES = "loops", "vectorised"
+
+
+def whole(node, lines):
+    """(first, last) lines of a function with its decorators, counted from 0, last excluded."""
+    return min(x.lineno for x in [node, *node.decorator_list]) - 1, node.end_lineno
+
+
+def versions(style):
+    """{qualified name: source} of the functions of loops.py or vectorised.py."""
+    source = (HERE / f"{style}.py").read_text()
+    lines = source.splitlines()
+    return {name: textwrap.dedent("\n".join(lines[slice(*whole(node, lines))])) + "\n"
+            for name, node in functions_of(ast.parse(source)) if name.count(".") < 2}
+
+
+def put(source, bodies):
+    """A file's text with other versions, {qualified name: source}, of some of its functions."""
+    lines = source.splitlines()
+    for name, node in reversed(list(functions_of(ast.parse(source)))):
+        if name in bodies:
+            begin, end = whole(node, lines)
+            lines[begin:end] = textwrap.indent(bodies[name], " " * node.col_offset).splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def original(file, name):
+    """The project's own version of a function."""
+    source = (ROOT / file).read_text()
+    lines = source.splitlines()
+    return next(textwrap.dedent("\n".join(lines[slice(*whole(node, lines))])) + "\n"
+                for found, node in functions_of(ast.parse(source)) if found == name)
+
+
+def wrong_jobs(step):
+    """[(label, tests, file, the project's text, a wrong text), ...] of a step. ValueError: an entry
+    has lost its place."""
+    _, functions, tests, *_ = read_sheet(step)
+    own, jobs = versions("loops"), []
+    for label, name, text, wrong in WRONG[step]:
+        file = next(file for file, names in functions.items() if name in names)
+        source = own.get(name) or original(file, name)
+        if source.count(text) != 1:
+            raise ValueError(f"{step}, {label}: its text occurs {source.count(text)} times in "
+                             f"{name}, expected once: {text!r}")
+        project = (ROOT / file).read_text()
+        altered = put(project, {name: source.replace(text, wrong)})
+        ast.parse(altered)
+        jobs.append((f"{step} {name}: {label}", [*tests], file, project, altered))
+    return jobs
+
+
+def submission(step, style, folder):
+    """Write a step's files in this style, correct, into a folder."""
+    _, functions, *_ = read_sheet(step)
+    bodies = versions(style)
+    for file, names in functions.items():
+        text = put((ROOT / file).read_text(), {n: bodies[n] for n in names if n in bodies
+                                               and not file.startswith("recipes/")})
+        Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
+        Path(folder, file).write_text(text)
+
+
+def try_wrong(steps):
+    """-> the labels of wrong versions that passed."""
+    import numpy  # noqa: F401  once, here, and not in each of the processes
+    import pytest  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+    from transformers import (AutoModelForCausalLM, LlamaConfig,  # noqa: F401
+                              PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
+    jobs = [(label, "noticed", ["-x", *tests], file, project, altered)
+            for step in steps for label, tests, file, project, altered in wrong_jobs(step)]
+    passed = []
+    for label, _, outcome, details, output in wrong_versions.results(jobs, 2):
+        print(f"{outcome:10} {label} | {details[:90]}", flush=True)
+        if outcome not in ("noticed", "crashed"):
+            passed.append(label)
+            print(*output.splitlines()[-8:], sep="\n")
+    return passed
+
+
+def try_right(steps):
+    """-> the names of correct versions that did not pass."""
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for step in steps:
+            names = [f"{folder}/{step} {style}" for style in STYLES]
+            for name, style in zip(names, STYLES):
+                submission(step, style, name)
+            done = subprocess.run([sys.executable, ROOT / "assignments/check.py", step, "--tests",
+                                   "--out", f"{folder}/reports", "--grade", *names],
+                                  capture_output=True, text=True)
+            print(done.stdout, done.stderr, flush=True)
+            if done.returncode:
+                failed.append(step)
+                for report in Path(folder, "reports").glob("*/*.txt"):
+                    print(*[line for line in report.read_text().splitlines()
+                            if not line.startswith("passed")], sep="\n")
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", default=[step for step in sheets() if step in WRONG])
+    parser.add_argument("--right", action="store_true", help="correct versions alone")
+    parser.add_argument("--wrong", action="store_true", help="wrong versions alone")
+    flags = parser.parse_args()
+    bad = [] if flags.right else try_wrong(flags.steps)
+    bad += [] if flags.wrong else try_right(flags.steps)
+    print(f"{sum(len(WRONG[step]) for step in flags.steps)} wrong versions, "
+          f"{len(STYLES) * len(flags.steps)} correct ones; unexpected: {bad or 'none'}")
+    sys.exit(len(bad) > 0)
+
+
+if __name__ == "__main__":
+    main()
