@@ -16,11 +16,17 @@ import sys
 import textwrap
 from pathlib import Path
 
+try:
+    from bugs import BUGS
+except ImportError:         # a student's copy has no list of them
+    BUGS = {}
+
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("*.py", "*.toml", "*.txt", "README.md", "LICENSE", "assignments/**/*", "docs/**/*",
           "envs/**/*", "recipes/**/*", "tests/**/*")
-TEACHERS = ("assignments/versions.py", "assignments/bugs.py", "assignments/instructor.md",
-            "tests/test_assignments.py")
+TEACHERS = ("assignments/versions/", "assignments/bugs.py", "assignments/instructor.md",
+            "tests/test_assignments.py",
+            "assignments/tests/test_silent_bug.py")
 
 
 # ---- sheets -------------------------------------------------------------------------------------
@@ -33,10 +39,13 @@ def sheets():
 
 
 def read_sheet(step):
-    """-> (its title, {file: {function: sentence}}, {test: hint}, the run's commands, threshold).
-    ValueError: there is no such step."""
+    """-> (its title, {file: {function: sentence}}, {test: hint}, the run's commands, threshold); of
+    a bug, which has no sheet of its own, what it takes to grade one. ValueError: no such step."""
+    if step in BUGS:
+        _, edits, test = BUGS[step]
+        return step, {file: {} for file, *_ in edits}, {test: "the bug is there"}, [], None
     if step not in sheets():
-        raise ValueError(f"there is no step {step!r}; there are {', '.join(sheets())}")
+        raise ValueError(f"there is no step {step!r}; there are {', '.join([*sheets(), *BUGS])}")
     text = sheets()[step].read_text()
     functions, tests = {}, {}
     for file, name, sentence in items(section(text, "What to write"), r"([\w/]+\.py): ([\w.]+)"):
@@ -150,20 +159,17 @@ def new_folder(out):
 def blank(step, out):
     """Write the copy of a step, or of a bug, to the new folder `out` -> what to do there.
     ValueError."""
-    bugs = bug_texts()
-    if step in bugs:
-        out = new_folder(out)
-        copy_project(out, TEACHERS + ("tests/",))
-        for file, old, new in bugs[step]:
-            text = (out / file).read_text()
-            if text.count(old) != 1:
-                raise ValueError(f"{step}: {file} has changed; mend its entry in assignments/bugs.py")
-            (out / file).write_text(text.replace(old, new))
-        return f"{out}: read assignments/silent_bug.md"
-    if step not in sheets():
-        raise ValueError(f"there is no step {step!r}; there are {', '.join([*sheets(), *bugs])}")
     _, functions, *_ = read_sheet(step)
-    out, bodies = new_folder(out), {}
+    out = new_folder(out)
+    if step in BUGS:
+        copy_project(out, TEACHERS + ("tests/", "assignments/tests/"))
+        for file, right, wrong in BUGS[step][1]:
+            text = (out / file).read_text()
+            if text.count(right) != 1:
+                raise ValueError(f"{step}: {file} has changed; mend its entry in assignments/bugs.py")
+            (out / file).write_text(text.replace(right, wrong))
+        return f"{out}: read assignments/silent_bug.md"
+    bodies = {}
     texts = {file: blanked((ROOT / file).read_text(), wanted) for file, wanted in functions.items()}
     copy_project(out)
     for file, text in texts.items():
@@ -175,16 +181,6 @@ def blank(step, out):
     quoted = out / "tests/wrong_versions.py"
     quoted.write_text(without_quotes(quoted.read_text(), bodies))
     return f"{out}: read {sheets()[step].relative_to(ROOT)}, then python assignments/check.py {step}"
-
-
-def bug_texts():
-    """{"bug_a": [(file, right, wrong), ...], ...}; {} in a student's copy, which has no list."""
-    sys.path.insert(0, str(ROOT / "assignments"))
-    try:
-        from bugs import BUGS
-    except ImportError:
-        return {}
-    return {name: edits for name, (_, edits, _) in BUGS.items()}
 
 
 def main():

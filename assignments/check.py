@@ -3,6 +3,7 @@
     python assignments/check.py 2                               in a student's copy
     python assignments/check.py 2 --tests                       without the run
     python assignments/check.py 2 --grade anna ben/algos.py     many submissions, by an instructor
+    python assignments/check.py environment --env corridor      an environment of your own
 
 A submission is a folder with the files that the step's sheet names, or one such file. It is graded
 in a copy of this project, in a process with limits of time, memory and output: whatever it does to
@@ -123,14 +124,15 @@ def limited(command, folder, output, seconds, memory):
     return f"it was ended by signal {-status}" if status < 0 else ""
 
 
-def run_tests(folder, tests, seconds, memory):
+def run_tests(folder, tests, seconds, memory, env=""):
     """{test of the sheet: hint} -> ([dict(test, outcome, said, hint), ...], one for each test that
-    ran, and one for each that did not; a note on how they ended, or "")."""
+    ran, and one for each that did not; a note on how they ended, or ""). env: of this
+    environment alone."""
     with tempfile.TemporaryDirectory() as aside:
         results, output = Path(aside, "results"), Path(aside, "output")
         results.touch()
         command = [sys.executable, str(Path(folder, "assignments/check.py")), "--inside",
-                   str(results), *tests]
+                   str(results), *tests] + ["-k", env] * bool(env)
         why = limited(command, folder, output, seconds, memory)
         found = [json.loads(line) for line in results.read_text().splitlines()]
         printed = output.stat().st_size
@@ -158,13 +160,14 @@ def run_tests(folder, tests, seconds, memory):
 
 # ---- the run ------------------------------------------------------------------------------------
 
-def play_run(folder, commands, threshold, seconds, memory, keep):
+def play_run(folder, commands, threshold, seconds, memory, keep, env=""):
     """The sheet's commands, in a folder of their own -> dict(passed, came, threshold, seconds,
-    said). Its curve is kept as the file `keep`."""
+    said). Its curve is kept as the file `keep`. env: takes the place of NAME in the commands, and
+    the random player's success is subtracted."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as aside:
         for command in commands:
-            program, script, *flags = command.split()
+            program, script, *flags = command.replace("NAME", env).split()
             assert program == "python"
             left = max(seconds - (time.perf_counter() - began), 1)
             why = limited([sys.executable, str(Path(folder, script)), *flags], aside,
@@ -179,8 +182,10 @@ def play_run(folder, commands, threshold, seconds, memory, keep):
         for curve in results[-1].parent.glob("curve.png"):
             shutil.copyfile(curve, keep)
     came = result["evaluations"][-1][1]["sampled"]["success"]
+    came -= result["players"]["random"]["success"] if env else 0.0
+    above = " above the random player" if env else ""
     return dict(passed=came >= threshold, came=came, threshold=threshold, seconds=round(spent),
-                said=f"success on held-out tasks {came:.1%}, expected {threshold:.1%} or more")
+                said=f"success on held-out tasks{above} {came:.1%}, expected {threshold:.1%} or more")
 
 
 # ---- reports ------------------------------------------------------------------------------------
@@ -202,13 +207,13 @@ def checked(step, folder, out, flags):
     began = time.perf_counter()
     results, note = [], unreadable(folder, functions)
     if not note:
-        results, note = run_tests(folder, tests, flags.seconds, flags.memory * 2**30)
+        results, note = run_tests(folder, tests, flags.seconds, flags.memory * 2**30, flags.env)
     right = results and all(r["outcome"] in ("passed", "skipped") for r in results)
     report = dict(step=step, title=title, passed=bool(right), results=results, note=note, run=None)
     if right and commands and not flags.tests:
         out.mkdir(parents=True, exist_ok=True)
         report["run"] = play_run(folder, commands, threshold, flags.run_seconds,
-                                 flags.memory * 2**30, out / f"step_{step}.png")
+                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env)
         report["passed"] = report["run"]["passed"]
     report["seconds"] = round(time.perf_counter() - began)
     out.mkdir(parents=True, exist_ok=True)
@@ -247,6 +252,15 @@ def submitted(step, submission):
     """{file: path} of the files that the step's sheet names. ValueError: one is missing."""
     files, found = read_sheet(step)[1], {}
     submission = Path(submission)
+    if step == "environment":
+        places = [submission] if submission.is_file() else [*submission.glob("envs/*.py"),
+                                                            *submission.glob("*.py")]
+        own = [path for path in places if not (ROOT / path.name).exists()
+               and not (ROOT / "envs" / path.name).exists()]
+        if len(own) != 1:
+            raise ValueError(f"there are {len(own)} new environments in it, expected one, "
+                             "envs/NAME.py")
+        return {f"envs/{own[0].name}": own[0]}
     for file in files:
         places = [submission / file, submission / Path(file).name]
         if submission.is_file() and submission.name == Path(file).name:
@@ -269,6 +283,8 @@ def grade(step, submissions, flags):
                 copy_project(copy)
                 for file, path in files.items():
                     shutil.copyfile(path, copy / file)
+                if step == "environment":
+                    flags.env = Path(*files).stem
                 report = checked(step, copy, Path(flags.out, name.replace(os.sep, "_")), flags)
             good = sum(result["outcome"] == "passed" for result in report["results"])
             run = report["run"]
@@ -290,9 +306,10 @@ def main():
         return inside(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", help="1 to 8")
+    parser.add_argument("step", help="1 to 8, environment, or bug_a to bug_f with --grade")
     parser.add_argument("--tests", action="store_true", help="leave the run out")
     parser.add_argument("--grade", nargs="+", metavar="FOLDER", help="submissions")
+    parser.add_argument("--env", default="", help="the environment of your own")
     parser.add_argument("--out", default="runs/reports", help="where reports go")
     parser.add_argument("--seconds", type=float, default=600, help="that all tests may take")
     parser.add_argument("--run-seconds", type=float, default=900, help="that the run may take")
@@ -301,6 +318,8 @@ def main():
     try:
         if flags.grade:
             sys.exit(grade(flags.step, flags.grade, flags) > 0)
+        if flags.step == "environment" and not Path(ROOT, f"envs/{flags.env or '?'}.py").exists():
+            raise ValueError(f"there is no envs/{flags.env or 'NAME'}.py; give --env NAME of yours")
         report = checked(flags.step, ROOT, Path(flags.out), flags)
     except ValueError as error:
         sys.exit(f"check.py: {error}")

@@ -210,7 +210,7 @@ WRONG = {
          "ranked[:count]"),
         ("one group more than needed", "keep_top_p", "if held >= wanted or", "if held > p * sum(std) "
          "+ 1e-6 or"),
-        ("constant groups fill up", "keep_top_p", "or std[g] == 0", ""),
+        ("variances instead of deviations", "keep_top_p", "held += std[g]", "held += std[g] ** 2"),
         ("the last n-gram is missed", "distinct_ngrams", "len(ids) - n + 1", "len(ids) - n"),
         ("n-grams of one text", "distinct_ngrams", "range(len(ids) - n + 1)",
          "range(len(ids))"),
