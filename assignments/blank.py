@@ -33,9 +33,8 @@ TEACHERS = ("assignments/versions/", "assignments/bugs.py", "assignments/instruc
 
 def sheets():
     """{step: its sheet}: "1" to "8" and "environment"."""
-    found = (ROOT / "assignments").glob("*.md")
-    return {path.stem.removeprefix("step_"): path for path in sorted(found)
-            if path.stem.startswith("step_") or path.stem == "environment"}
+    found = [*sorted((ROOT / "assignments").glob("step_*.md")), ROOT / "assignments/environment.md"]
+    return {path.stem.removeprefix("step_"): path for path in found}
 
 
 def read_sheet(step):

@@ -160,26 +160,27 @@ def run_tests(folder, tests, seconds, memory, env=""):
 
 # ---- the run ------------------------------------------------------------------------------------
 
-def play_run(folder, commands, threshold, seconds, memory, keep, env=""):
+def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", seed=0):
     """The sheet's commands, in a folder of their own -> dict(passed, came, threshold, seconds,
-    said). Its curve is kept as the file `keep`. env: takes the place of NAME in the commands, and
-    the random player's success is subtracted."""
+    said). Its curve is kept as the file `keep`. SEED in the commands becomes `seed`; NAME becomes
+    env, an environment of one's own, whose random player's success is subtracted."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as aside:
         for command in commands:
-            program, script, *flags = command.replace("NAME", env).split()
-            assert program == "python"
+            _, script, *flags = command.replace("NAME", env).replace("SEED", str(seed)).split()
             left = max(seconds - (time.perf_counter() - began), 1)
             why = limited([sys.executable, str(Path(folder, script)), *flags], aside,
                           Path(aside, "output"), left, memory)
             last = Path(aside, "output").read_text(errors="replace").strip().splitlines()[-1:]
+            if why:
+                break
         results = sorted(Path(aside).glob("runs/*/result.json"))
         spent = time.perf_counter() - began
         if not results:
             return dict(passed=False, came=None, threshold=threshold, seconds=round(spent),
                         said="the run did not end: " + (why or "; ".join(last)))
         result = json.loads(results[-1].read_text())
-        for curve in results[-1].parent.glob("curve.png"):
+        for curve in results[-1].parent.glob("curve.png") if keep else ():
             shutil.copyfile(curve, keep)
     came = result["evaluations"][-1][1]["sampled"]["success"]
     came -= result["players"]["random"]["success"] if env else 0.0
@@ -213,7 +214,7 @@ def checked(step, folder, out, flags):
     if right and commands and not flags.tests:
         out.mkdir(parents=True, exist_ok=True)
         report["run"] = play_run(folder, commands, threshold, flags.run_seconds,
-                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env)
+                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env, flags.seed)
         report["passed"] = report["run"]["passed"]
     report["seconds"] = round(time.perf_counter() - began)
     out.mkdir(parents=True, exist_ok=True)
@@ -310,6 +311,7 @@ def main():
     parser.add_argument("--tests", action="store_true", help="leave the run out")
     parser.add_argument("--grade", nargs="+", metavar="FOLDER", help="submissions")
     parser.add_argument("--env", default="", help="the environment of your own")
+    parser.add_argument("--seed", type=int, default=0, help="of the run")
     parser.add_argument("--out", default="runs/reports", help="where reports go")
     parser.add_argument("--seconds", type=float, default=600, help="that all tests may take")
     parser.add_argument("--run-seconds", type=float, default=900, help="that the run may take")

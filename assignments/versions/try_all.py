@@ -2,6 +2,7 @@
 
     python assignments/versions/try_all.py              all steps: a quarter of an hour on two cores
     python assignments/versions/try_all.py 2 6          these
+    python assignments/versions/try_all.py 2 --runs 0,1,2,3,4     the self-graded run with these seeds
 
 Wrong versions are tried as tests/wrong_versions.py tries its faults: each in a process of its own,
 forked after the slow imports. Correct ones are graded by check.py, as submissions.
@@ -18,8 +19,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "tests")]
 
 import wrong_versions
-from blank import ROOT, functions_of, read_sheet, sheets
-from wrong import WRONG
+from blank import ROOT, copy_project, functions_of, read_sheet, sheets
+from check import play_run
+from wrong import SHOWN, WRONG
 
 STYLES = "loops", "vectorised"
 
@@ -123,13 +125,41 @@ def try_right(steps):
     return failed
 
 
+def try_runs(steps, seeds):
+    """Play the run of each step with the project's own code and with the wrong versions that are
+    meant to show in it; print a line each -> the labels of those that did not come out so."""
+    bad = []
+    for step in steps:
+        *_, commands, threshold = read_sheet(step)
+        versions = [("right", None, "")] + [
+            (label, file, altered) for label, _, file, _, altered in wrong_jobs(step)
+            if label.partition(": ")[2] in SHOWN[step]]
+        for label, file, altered in versions:
+            with tempfile.TemporaryDirectory() as folder:
+                copy_project(Path(folder))
+                if file:
+                    Path(folder, file).write_text(altered)
+                for seed in seeds:
+                    run = play_run(folder, commands, threshold, 3600, 32 * 2**30, seed=seed)
+                    print(f"{step} seed {seed} {label}: {run['said']} ({run['seconds']} s)",
+                          flush=True)
+                    bad += [f"{label}, seed {seed}"] * (run["passed"] != (label == "right"))
+    return bad
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", default=[step for step in sheets() if step in WRONG])
     parser.add_argument("--right", action="store_true", help="correct versions alone")
     parser.add_argument("--wrong", action="store_true", help="wrong versions alone")
+    parser.add_argument("--runs", default="", metavar="SEED,...", help="self-graded runs alone")
     flags = parser.parse_args()
+    if flags.runs:
+        bad = try_runs([step for step in flags.steps if step in SHOWN],
+                       [int(seed) for seed in flags.runs.split(",")])
+        print(f"unexpected: {bad or 'none'}")
+        sys.exit(len(bad) > 0)
     bad = [] if flags.right else try_wrong(flags.steps)
     bad += [] if flags.wrong else try_right(flags.steps)
     print(f"{sum(len(WRONG[step]) for step in flags.steps)} wrong versions, "
