@@ -165,7 +165,7 @@ def blank(step, out):
         for file, right, wrong in BUGS[step][1]:
             text = (out / file).read_text()
             if text.count(right) != 1:
-                raise ValueError(f"{step}: {file} has changed; mend its entry in assignments/bugs.py")
+                raise ValueError(f"{step}: {file} has changed; mend its entry in bugs.py")
             (out / file).write_text(text.replace(right, wrong))
         return f"{out}: read assignments/silent_bug.md"
     bodies = {}
@@ -174,12 +174,13 @@ def blank(step, out):
     for file, text in texts.items():
         source = (ROOT / file).read_text()
         lines = source.splitlines()
-        bodies[file] = ["\n".join(lines[slice(*body_lines(node, lines))])
-                        for name, node in functions_of(ast.parse(source)) if name in functions[file]]
+        bodies[file] = ["\n".join(lines[slice(*body_lines(node, lines))]) for name, node
+                        in functions_of(ast.parse(source)) if name in functions[file]]
         (out / file).write_text(text)
     quoted = out / "tests/wrong_versions.py"
     quoted.write_text(without_quotes(quoted.read_text(), bodies))
-    return f"{out}: read {sheets()[step].relative_to(ROOT)}, then python assignments/check.py {step}"
+    sheet = sheets()[step].relative_to(ROOT)
+    return f"{out}: read {sheet}, then python assignments/check.py {step}"
 
 
 def main():

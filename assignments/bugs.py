@@ -5,12 +5,12 @@ form), ...], a test that fails while the bug is there). Not in a student's copy.
 """
 
 BUGS = {
-    "bug_a": ("The reward of a turn sits on the token before its reply, which is an observation: no "
+    "bug_a": ("The reward of a turn sits on the token before its reply, an observation's: no "
               "action token sees it. With reinforce_pp advantage_zeros is 100%, grad_norm 0.",
               [("rollout.py", "token_rewards[row, turn.end - 1] = turn.reward",
                 "token_rewards[row, turn.start - 1] = turn.reward")],
               "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),
-    "bug_b": ("Pages that others share are freed with their first reader, so that group members read "
+    "bug_b": ("Pages that others share are freed with their first reader; members of a group read "
               "each other's keys. mismatch and kl are a thousand times too large; late turns of "
               "samples derail.",
               [("engine.py", "pages[~np.isin(pages, self.table)].tolist()", "pages.tolist()")],

@@ -186,7 +186,8 @@ def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", se
     came -= result["players"]["random"]["success"] if env else 0.0
     above = " above the random player" if env else ""
     return dict(passed=came >= threshold, came=came, threshold=threshold, seconds=round(spent),
-                said=f"success on held-out tasks{above} {came:.1%}, expected {threshold:.1%} or more")
+                said=f"success on held-out tasks{above} {came:.1%}, "
+                     f"expected {threshold:.1%} or more")
 
 
 # ---- reports ------------------------------------------------------------------------------------
@@ -210,11 +211,13 @@ def checked(step, folder, out, flags):
     if not note:
         results, note = run_tests(folder, tests, flags.seconds, flags.memory * 2**30, flags.env)
     right = results and all(r["outcome"] in ("passed", "skipped") for r in results)
-    report = dict(step=step, title=title, passed=bool(right), results=results, note=note, run=None)
+    report = dict(step=step, title=title, passed=bool(right), results=results, note=note,
+                  run=None)
     if right and commands and not flags.tests:
         out.mkdir(parents=True, exist_ok=True)
         report["run"] = play_run(folder, commands, threshold, flags.run_seconds,
-                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env, flags.seed)
+                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env,
+                                 flags.seed)
         report["passed"] = report["run"]["passed"]
     report["seconds"] = round(time.perf_counter() - began)
     out.mkdir(parents=True, exist_ok=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "assignments"), str(ROOT / "assignments/versions")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "assignments"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "assignments/versions"))
 
 import blank
 import check
 import try_all
+from blank import ROOT
 from bugs import BUGS
 from wrong import WRONG
 
@@ -219,6 +220,35 @@ def test_grade_tells_right_unwritten_and_missing_apart(tmp_path):
     assert text.count("passed ") == 12 and "12 of 12 tests pass" in text
 
 
+RUN = """
+import json, os, sys, time
+if sys.argv[1] == "slow":
+    time.sleep(30)
+os.makedirs("runs/x")
+success = {"sampled": {"success": float(sys.argv[1])}}
+json.dump({"evaluations": [[0, {}], [9, success]], "players": {"random": {"success": 0.25}}},
+          open("runs/x/result.json", "w"))
+open("runs/x/curve.png", "w").write("a curve")
+"""
+
+
+@pytest.mark.parametrize("commands, env, passed, said", [
+    (["python run.py 0.SEED"], "", True, "success on held-out tasks 70.0%, expected 60.0%"),
+    (["python run.py 0.5"], "", False, "success on held-out tasks 50.0%, expected 60.0%"),
+    (["python run.py 0.7"], "mine", False,
+     "success on held-out tasks above the random player 45.0%,"),
+    (["python run.py slow", "python run.py 0.9"], "", False,
+     "the run did not end: it did not end within 3 s"),
+    (["python run.py two"], "", False, "the run did not end: ValueError: could not convert"),
+])
+def test_play_run_compares_the_last_evaluation_with_the_threshold(commands, env, passed, said,
+                                                                  tmp_path):
+    (tmp_path / "run.py").write_text(RUN)
+    run = check.play_run(tmp_path, commands, 0.6, 3, 8 * 2**30, tmp_path / "curve.png", env, seed=7)
+    assert run["passed"] == passed and run["said"].startswith(said)
+    assert (tmp_path / "curve.png").exists() == (run["came"] is not None)
+
+
 HOSTILE = {     # behind the right algos.py -> what its row says
     "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 60 s"),
     "prints": ("def group_std(*_):\n    print('x' * 2_000_000)", "it printed 2[0-9]* MB"),
@@ -263,6 +293,6 @@ def test_a_step_fails_blank_and_passes_with_its_bodies(step, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_right_versions_pass_and_wrong_ones_do_not(step):
-    done = subprocess.run([sys.executable, ROOT / "assignments/versions/try_all.py", step],
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "assignments/versions/try_all.py", step,
+                           "--sample", "3"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -92,8 +92,8 @@ def group_centred(rewards, group_size):
     groups = rewards.double().unflatten(0, (-1, group_size))
     spread = groups.max(1, keepdim=True).values - groups.min(1, keepdim=True).values
     centring = torch.eye(group_size, dtype=torch.float64) - 1 / group_size
-    return (groups @ centring).masked_fill(spread <= 1e-6 * groups.abs().max(1, keepdim=True).values,
-                                           0.0)
+    rounding = 1e-6 * groups.abs().max(1, keepdim=True).values
+    return (groups @ centring).masked_fill(spread <= rounding, 0.0)
 
 
 def group_std(rewards, group_size):
