@@ -9,6 +9,7 @@ forked after the slow imports. Correct ones are graded by check.py, as submissio
 """
 import argparse
 import ast
+import functools
 import random
 import subprocess
 import sys
@@ -28,51 +29,44 @@ HERE = Path(__file__).resolve().parent
 STYLES = "loops", "vectorised"
 
 
-def whole(node, lines):
-    """(first, last) lines of a function with its decorators, counted from 0, last excluded."""
-    return min(x.lineno for x in [node, *node.decorator_list]) - 1, node.end_lineno
+@functools.cache
+def places(source):
+    """{qualified name: (first line, last line, indentation)} of the functions in a text, decorators
+    included; lines count from 0, the last one is excluded."""
+    return {name: (min(x.lineno for x in [node, *node.decorator_list]) - 1, node.end_lineno,
+                   node.col_offset) for name, node in functions_of(ast.parse(source))}
 
 
-def versions(style):
-    """{qualified name: source} of the functions of loops.py or vectorised.py."""
-    source = (HERE / f"{style}.py").read_text()
+def versions(path):
+    """{qualified name: source} of the functions of a file."""
+    source = Path(path).read_text()
     lines = source.splitlines()
-    return {name: textwrap.dedent("\n".join(lines[slice(*whole(node, lines))])) + "\n"
-            for name, node in functions_of(ast.parse(source)) if name.count(".") < 2}
+    return {name: textwrap.dedent("\n".join(lines[begin:end])) + "\n"
+            for name, (begin, end, _) in places(source).items()}
 
 
 def put(source, bodies):
     """A file's text with other versions, {qualified name: source}, of some of its functions."""
     lines = source.splitlines()
-    for name, node in reversed(list(functions_of(ast.parse(source)))):
+    for name, (begin, end, indent) in reversed(places(source).items()):
         if name in bodies:
-            begin, end = whole(node, lines)
-            lines[begin:end] = textwrap.indent(bodies[name], " " * node.col_offset).splitlines()
+            lines[begin:end] = textwrap.indent(bodies[name], " " * indent).splitlines()
     return "\n".join(lines) + "\n"
-
-
-def original(file, name):
-    """The project's own version of a function."""
-    source = (ROOT / file).read_text()
-    lines = source.splitlines()
-    return next(textwrap.dedent("\n".join(lines[slice(*whole(node, lines))])) + "\n"
-                for found, node in functions_of(ast.parse(source)) if found == name)
 
 
 def wrong_jobs(step):
     """[(label, tests, file, the project's text, a wrong text), ...] of a step. ValueError: an entry
     has lost its place."""
     _, functions, tests, *_ = read_sheet(step)
-    own, jobs = versions("loops"), []
+    own, jobs = versions(HERE / "loops.py"), []
     for label, name, text, wrong in WRONG[step]:
         file = next(file for file, names in functions.items() if name in names)
-        source = own.get(name) or original(file, name)
+        source = own.get(name) or versions(ROOT / file)[name]
         if source.count(text) != 1:
             raise ValueError(f"{step}, {label}: its text occurs {source.count(text)} times in "
                              f"{name}, expected once: {text!r}")
         project = (ROOT / file).read_text()
         altered = put(project, {name: source.replace(text, wrong)})
-        ast.parse(altered)
         jobs.append((f"{step} {name}: {label}", [*tests], file, project, altered))
     return jobs
 
@@ -80,7 +74,7 @@ def wrong_jobs(step):
 def submission(step, style, folder):
     """Write a step's files in this style, correct, into a folder."""
     _, functions, *_ = read_sheet(step)
-    bodies = versions(style)
+    bodies = versions(HERE / f"{style}.py")
     for file, names in functions.items():
         text = put((ROOT / file).read_text(), {n: bodies[n] for n in names if n in bodies
                                                and not file.startswith("recipes/")})
