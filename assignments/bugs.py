@@ -23,8 +23,8 @@ BUGS = {
                ("algos.py", "centred.square().sum() / max(len(selected) - 1, 1)",
                 "(x.double() - x.double().mean()).square().sum() / max(x.numel() - 1, 1)")],
               "tests/test_algos.py::test_masked_whiten_by_hand"),
-    "bug_d": ("From the first reply on every token is trained on, observations too. mismatch and kl "
-              "are above 1 (1.7 in the tests' toy), entropy is that of what the environment says.",
+    "bug_d": ("From the first reply on every token is trained on, observations too. mismatch and "
+              "kl are 1.7 in the tests' toy, entropy is that of what the environment says.",
               [("rollout.py", "mask[row, :n] = trajectory.response_mask",
                 "mask[row, next((turn.start for turn in trajectory.turns), n):n] = True")],
               "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),

@@ -251,6 +251,14 @@ def test_play_run_compares_the_last_evaluation_with_the_threshold(commands, env,
     assert (tmp_path / "curve.png").exists() == (run["came"] is not None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_graded_by_a_test_that_fails_while_it_is_there(bug, tmp_path):
+    blank.blank(bug, tmp_path / "bug")
+    rows, _ = graded(bug, [tmp_path / "bug", ROOT], tmp_path / "out")
+    assert [row[1] for row in rows] == ["fail", "pass"]
+
+
 HOSTILE = {     # behind the right algos.py -> what its row says
     "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 60 s"),
     "prints": ("def group_std(*_):\n    print('x' * 2_000_000)", "it printed 2[0-9]* MB"),
