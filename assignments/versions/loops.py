@@ -364,7 +364,8 @@ class Scheduler:
             return
         episode = slot.episode
         slot.session = answer.session
-        contexts, before = len(episode.trajectory.contexts), list(episode.seen)
+        contexts = len(episode.trajectory.contexts)
+        before = list(episode.seen) if slot.sequence else []
         episode.observe(answer.observation, answer.reward, answer.done, answer.info)
         if slot.sequence and len(episode.trajectory.contexts) != contexts:
             keep = 0
