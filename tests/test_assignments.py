@@ -260,8 +260,8 @@ def test_a_bug_is_graded_by_a_test_that_fails_while_it_is_there(bug, tmp_path):
 
 
 HOSTILE = {     # behind the right algos.py -> what its row says
-    "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 60 s"),
-    "prints": ("def group_std(*_):\n    print('x' * 2_000_000)", "it printed 2[0-9]* MB"),
+    "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 100 s"),
+    "prints": ("def group_std(*_):\n    print('x' * 2_000_000)", "it printed [0-9]+ MB"),
     "deletes": ("import os, shutil\nshutil.rmtree(os.path.dirname(os.path.abspath(__file__)))",
                 "its code deleted the folder in which it was checked"),
     "swells": ("def group_std(*_):\n    return torch.zeros(10**12)", ""),
@@ -276,7 +276,7 @@ def test_a_hostile_submission_stops_no_other(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "algos.py").write_text(f"{(ROOT / 'algos.py').read_text()}\n\n{code}\n")
     folders = [tmp_path / name for name in HOSTILE]
-    rows, reports = graded("2", folders, tmp_path / "out", "--seconds", "60")
+    rows, reports = graded("2", folders, tmp_path / "out", "--seconds", "100")
     for (name, grade, *_, note), (_, expected) in zip(rows, HOSTILE.values()):
         assert grade == ("pass" if name == "right" else "fail") and re.fullmatch(expected, note)
     assert "can't allocate memory" in json.dumps(reports["swells"])
