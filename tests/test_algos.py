@@ -21,7 +21,8 @@ def same(got, expected, atol=1e-6):
     """Equal in shape, and in value to `atol` (or a millionth part of it); NaN equals nothing."""
     expected = torch.as_tensor(expected, dtype=torch.float32)
     assert got.shape == expected.shape
-    assert torch.allclose(got.float(), expected, rtol=1e-6, atol=atol), f"{got}, not {expected}"
+    assert torch.allclose(got.float(), expected, rtol=1e-6, atol=atol), \
+        f"came {got}, expected {expected}"
 
 
 # ---- advantages of trajectories -----------------------------------------------------------------

@@ -1,0 +1,350 @@
+"""Check a step: its tests one by one, then its run; a report as text and JSON.
+
+    python assignments/check.py 2                               in a student's copy
+    python assignments/check.py 2 --tests                       without the run
+    python assignments/check.py 2 --grade anna ben/algos.py     many submissions, by an instructor
+    python assignments/check.py environment --env corridor      an environment of your own
+
+A submission is a folder with the files that the step's sheet names, or one such file. It is graded
+in a copy of this project, in a process with limits of time, memory and output: whatever it does to
+itself, the others are graded. This is no sandbox: the code may read and delete what the person who
+grades may. assignments/instructor.md has a container for submissions that nobody has read.
+"""
+import argparse
+import ast
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from blank import ROOT, copy_project, read_sheet
+
+TEST_SECONDS = 120          # that one test may take
+SHOWN = 700                 # characters of what a test says
+FILE_BYTES = 64 * 2**20     # the largest file that a submission may write
+
+
+# ---- inside: the process in which the tests run -------------------------------------------------
+
+class Late(BaseException):
+    """A test took too long. No Exception, which code under test might catch."""
+
+
+class Watch:
+    """A pytest plugin: one line of JSON for each test as it ends, and words for what came."""
+
+    def __init__(self, path):
+        self.file = open(path, "a")
+
+    def tell(self, test, outcome, said=""):
+        said = said if len(said) <= SHOWN else said[:SHOWN] + " ..."
+        print(json.dumps(dict(test=test, outcome=outcome, said=said)), file=self.file, flush=True)
+
+    def pytest_assertrepr_compare(self, op, left, right):
+        if op == "==":
+            return [f"came {left!r}"[:SHOWN // 2], f"expected {right!r}"[:SHOWN // 2]]
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+            self.tell(report.nodeid, "failed", "it cannot be imported: " + " ".join(
+                line[1:].strip() for line in lines or [str(report.longrepr)]))
+
+    def pytest_runtest_setup(self, item):
+        signal.signal(signal.SIGALRM, self.late)
+        signal.alarm(TEST_SECONDS)
+
+    def pytest_runtest_teardown(self, item):
+        signal.alarm(0)
+
+    def late(self, *_):
+        raise Late(f"it did not end within {TEST_SECONDS} s")
+
+    def pytest_runtest_makereport(self, item, call):
+        import pytest
+        if call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
+            self.tell(item.nodeid, "skipped", str(call.excinfo.value))
+        elif call.excinfo:
+            unwritten = call.excinfo.errisinstance(NotImplementedError)
+            self.tell(item.nodeid, "not written" if unwritten else "failed", words(call.excinfo))
+        elif call.when == "call":
+            self.tell(item.nodeid, "passed")
+
+
+def words(excinfo):
+    """What went wrong in a test: an assertion's own words, or an error and where it was raised."""
+    said = str(excinfo.value).strip()
+    if excinfo.errisinstance(AssertionError):
+        return re.sub(r"^assert ", "", said) or f"false: {excinfo.traceback[-1].statement}"
+    if excinfo.errisinstance((NotImplementedError, Late)):
+        return said
+    here = os.getcwd()
+    ours = [entry for entry in excinfo.traceback if str(entry.path).startswith(here)]
+    place = ours[-1] if ours else excinfo.traceback[-1]
+    return (f"{excinfo.typename}: {said.partition(chr(10))[0]} (in `{place.name}`, "
+            f"{os.path.relpath(place.path, here)} line {place.lineno + 1})")
+
+
+def inside(path, tests):
+    import pytest
+    pytest.main([*tests, "-o", "addopts=", "-q", "-p", "no:cacheprovider", "--tb=short"],
+                [Watch(path)])
+
+
+# ---- outside: limits ----------------------------------------------------------------------------
+
+def limited(command, folder, output, seconds, memory):
+    """Run a command in a folder with limits; what it prints goes to the file `output` -> why it did
+    not end by itself, or ""."""
+    def limits():
+        for what, most in (resource.RLIMIT_FSIZE, FILE_BYTES), (resource.RLIMIT_AS, memory):
+            with suppress(ValueError, OSError):         # macOS has no limit of addresses
+                resource.setrlimit(what, (most, most))
+    environment = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH="")
+    with open(output, "w") as printed:
+        process = subprocess.Popen(command, cwd=folder, stdout=printed, stderr=printed,
+                                   stdin=subprocess.DEVNULL, start_new_session=True,
+                                   env=environment, preexec_fn=limits)
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)      # and what it started
+        process.wait()
+    if status is None:
+        return f"it did not end within {seconds:.0f} s"
+    return f"it was ended by signal {-status}" if status < 0 else ""
+
+
+def run_tests(folder, tests, seconds, memory, env=""):
+    """{test of the sheet: hint} -> ([dict(test, outcome, said, hint), ...], one for each test that
+    ran, and one for each that did not; a note on how they ended, or ""). env: of this
+    environment alone."""
+    with tempfile.TemporaryDirectory() as aside:
+        results, output = Path(aside, "results"), Path(aside, "output")
+        results.touch()
+        command = [sys.executable, str(Path(folder, "assignments/check.py")), "--inside",
+                   str(results), *tests] + ["-k", env] * bool(env)
+        why = limited(command, folder, output, seconds, memory)
+        found = [json.loads(line) for line in results.read_text().splitlines()]
+        printed = output.stat().st_size
+        last = output.read_bytes()[-SHOWN:].decode(errors="replace").strip().splitlines()
+    if not Path(folder, "assignments").exists():
+        why = "its code deleted the folder in which it was checked"
+    elif printed > 2**20:
+        why = "; ".join(filter(None, [why, f"it printed {printed / 2**20:.0f} MB"]))
+    by_test = {}
+    for result in found:                        # an error in setup and teardown: the first counts
+        kept = by_test.setdefault(result["test"], result)
+        if kept["outcome"] == "passed":
+            by_test[result["test"]] = result
+    found = list(by_test.values())
+    for test, hint in tests.items():
+        own = [result for result in found if belongs(result["test"], test)]
+        for result in own:
+            result["hint"] = hint
+        if not own:
+            found.append(dict(test=test, outcome="not run", hint="",
+                              said=why or "; ".join(last[-1:]) or "its process ended"))
+    return found, why
+
+
+def belongs(result, test):
+    """Is the node id of a result one of this test, of this file of tests, or this test's file?"""
+    name = result.partition("[")[0]
+    return name == test.partition("[")[0] or name.startswith(f"{test}::") or \
+        test.startswith(f"{result}::")
+
+
+# ---- the run ------------------------------------------------------------------------------------
+
+def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", seed=0):
+    """The sheet's commands, in a folder of their own -> dict(passed, came, threshold, seconds,
+    said). Its curve is kept as the file `keep`. SEED in the commands becomes `seed`; NAME becomes
+    env, an environment of one's own, whose random player's success is subtracted."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as aside:
+        for command in commands:
+            _, script, *flags = command.replace("NAME", env).replace("SEED", str(seed)).split()
+            left = max(seconds - (time.perf_counter() - began), 1)
+            why = limited([sys.executable, str(Path(folder, script)), *flags], aside,
+                          Path(aside, "output"), left, memory)
+            last = Path(aside, "output").read_text(errors="replace").strip().splitlines()[-1:]
+            if why:
+                break
+        results = sorted(Path(aside).glob("runs/*/result.json"))
+        spent = time.perf_counter() - began
+        if not results:
+            return dict(passed=False, came=None, threshold=threshold, seconds=round(spent),
+                        said="the run did not end: " + (why or "; ".join(last)))
+        result = json.loads(results[-1].read_text())
+        for curve in results[-1].parent.glob("curve.png") if keep else ():
+            shutil.copyfile(curve, keep)
+    came = result["evaluations"][-1][1]["sampled"]["success"]
+    came -= result["players"]["random"]["success"] if env else 0.0
+    above = " above the random player" if env else ""
+    return dict(passed=came >= threshold, came=came, threshold=threshold, seconds=round(spent),
+                said=f"success on held-out tasks{above} {came:.1%}, "
+                     f"expected {threshold:.1%} or more")
+
+
+# ---- reports ------------------------------------------------------------------------------------
+
+def unreadable(folder, files):
+    """Why one of the files is no Python, or ""."""
+    for file in files:
+        try:
+            ast.parse(Path(folder, file).read_bytes())
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            return f"{file} line {line}: {getattr(error, 'msg', error)}"
+    return ""
+
+
+def checked(step, folder, out, flags):
+    """Tests and run of the step in `folder` -> the report, a dict; written to `out` as well."""
+    title, functions, tests, commands, threshold = read_sheet(step)
+    began = time.perf_counter()
+    results, note = [], unreadable(folder, functions)
+    if not note:
+        results, note = run_tests(folder, tests, flags.seconds, flags.memory * 2**30, flags.env)
+    right = results and all(r["outcome"] in ("passed", "skipped") for r in results)
+    report = dict(step=step, title=title, passed=bool(right), results=results, note=note,
+                  run=None)
+    if right and commands and not flags.tests:
+        out.mkdir(parents=True, exist_ok=True)
+        report["run"] = play_run(folder, commands, threshold, flags.run_seconds,
+                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env,
+                                 flags.seed)
+        report["passed"] = report["run"]["passed"]
+    report["seconds"] = round(time.perf_counter() - began)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"step_{step}.json").write_text(json.dumps(report, indent=1))
+    (out / f"step_{step}.txt").write_text(as_text(report))
+    return report
+
+
+def as_text(report):
+    """The report in words. Tests that say the same are told of once."""
+    lines, seen = [report["title"], ""], set()
+    for result in report["results"]:
+        name = result["test"].rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        if result["outcome"] == "passed":
+            name = name.partition("[")[0]
+        key = name.partition("[")[0], result["outcome"], result["outcome"] != "failed"
+        if result["outcome"] not in ("passed", "failed", "skipped"):
+            key = result["outcome"], result["said"]
+        if key in seen:
+            continue
+        seen.add(key)
+        lines.append(f"{result['outcome']:12}{name}")
+        if result["outcome"] not in ("passed", "skipped"):
+            lines += [f"            {line}" for line in result["said"].splitlines()]
+            lines += [f"            hint: {result['hint']}"] * bool(result.get("hint"))
+    passed = sum(result["outcome"] == "passed" for result in report["results"])
+    lines += ["", f"{passed} of {len(report['results'])} tests pass"]
+    lines += [f"note: {report['note']}"] * bool(report["note"])
+    if read_sheet(report["step"])[3] and not report["run"]:
+        lines.append("the run is played when all tests pass, without --tests")
+    if report["run"]:
+        lines.append(f"the run {'passes' if report['run']['passed'] else 'FAILS'}: "
+                     f"{report['run']['said']} ({report['run']['seconds']} s)")
+    return "\n".join(lines) + "\n"
+
+
+# ---- many submissions ---------------------------------------------------------------------------
+
+def submitted(step, submission):
+    """{file: path} of the files that the step's sheet names. ValueError: one is missing."""
+    files, found = read_sheet(step)[1], {}
+    submission = Path(submission)
+    if step == "environment":
+        places = [submission] if submission.is_file() else [*submission.glob("envs/*.py"),
+                                                            *submission.glob("*.py")]
+        own = [path for path in places if not (ROOT / path.name).exists()
+               and not (ROOT / "envs" / path.name).exists()]
+        if len(own) != 1:
+            raise ValueError(f"there are {len(own)} new environments in it, expected one, "
+                             "envs/NAME.py")
+        return {f"envs/{own[0].name}": own[0]}
+    for file in files:
+        places = [submission / file, submission / Path(file).name]
+        if submission.is_file() and submission.name == Path(file).name:
+            places = [submission]
+        found[file] = next((path for path in places if path.is_file()), None)
+        if not found[file]:
+            raise ValueError(f"there is no {file} in it; a submission has {', '.join(files)}")
+    return found
+
+
+def grade(step, submissions, flags):
+    """Check each submission in a copy of this project; print a table -> how many do not pass."""
+    rows = []
+    for submission in submissions:
+        name = Path(submission).resolve().name if Path(submission).is_dir() else submission
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as aside:
+                files = submitted(step, submission)
+                copy = Path(aside, "copy")
+                copy_project(copy, without=("assignments/versions/",))
+                for file, path in files.items():
+                    shutil.copyfile(path, copy / file)
+                if step == "environment":
+                    flags.env = Path(*files).stem
+                report = checked(step, copy, Path(flags.out, name.replace(os.sep, "_")), flags)
+            good = sum(result["outcome"] == "passed" for result in report["results"])
+            run = report["run"]
+            rows.append((name, "pass" if report["passed"] else "fail",
+                         f"{good}/{len(report['results'])}",
+                         f"{run['came'] or 0:.1%}" if run else "-", report["note"]))
+        except (ValueError, OSError) as error:
+            rows.append((name, "fail", "-", "-", str(error)))
+        print("{:24} {:5} {:>7} {:>6} {}".format(*rows[-1]), flush=True)
+    Path(flags.out).mkdir(parents=True, exist_ok=True)
+    Path(flags.out, "grades.json").write_text(json.dumps(
+        [dict(zip(("submission", "grade", "tests", "run", "note"), row)) for row in rows],
+        indent=1))
+    return sum(row[1] != "pass" for row in rows)
+
+
+def main():
+    if sys.argv[1:2] == ["--inside"]:
+        return inside(sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", help="1 to 8, environment, or bug_a to bug_f with --grade")
+    parser.add_argument("--tests", action="store_true", help="leave the run out")
+    parser.add_argument("--grade", nargs="+", metavar="FOLDER", help="submissions")
+    parser.add_argument("--env", default="", help="the environment of your own")
+    parser.add_argument("--seed", type=int, default=0, help="of the run")
+    parser.add_argument("--out", default="runs/reports", help="where reports go")
+    parser.add_argument("--seconds", type=float, default=600, help="that all tests may take")
+    parser.add_argument("--run-seconds", type=float, default=900, help="that the run may take")
+    parser.add_argument("--memory", type=int, default=16, help="GB of addresses of a process")
+    flags = parser.parse_args()
+    try:
+        if flags.grade:
+            sys.exit(grade(flags.step, flags.grade, flags) > 0)
+        if flags.step == "environment" and not Path(ROOT, f"envs/{flags.env or '?'}.py").exists():
+            raise ValueError(f"there is no envs/{flags.env or 'NAME'}.py; give --env NAME of yours")
+        report = checked(flags.step, ROOT, Path(flags.out), flags)
+    except ValueError as error:
+        sys.exit(f"check.py: {error}")
+    print(as_text(report), end="")
+    print(f"{flags.out}/step_{flags.step}.txt and .json")
+    sys.exit(not report["passed"])
+
+
+if __name__ == "__main__":
+    main()
