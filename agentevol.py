@@ -370,7 +370,7 @@ def preset(kind, given):
     values = part_of(asked, Worlds, Speaks) | part_of(asked.get("clone", {}), kind)
     values["horizon"] = asked.get("horizons", (0,))[-1]
     if issubclass(kind, Evolve):        # has demonstrations of its own: few, of the expert
-        values |= dict(n=Evolve.n, skill=Evolve.skill)
+        values |= dict(n=Evolve.n, skill=Evolve.skill, goal=Evolve.goal)
     if given.get("resume"):
         values |= begun(cfg.out, given, kind, MAY_CHANGE)
     return values

@@ -711,6 +711,8 @@ def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
     assert flags_of(monkeypatch, "--env sums", Evolve).skill == 1.0
     both = flags_of(monkeypatch, "--env toy,sums --batch 3", Evolve)
     assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 2e-3, 3, 1e-3)
+    assert flags_of(monkeypatch, "--env textcraft_small", Clone).goal == "other"
+    assert flags_of(monkeypatch, "--env textcraft_small", Evolve).goal == "task"
     toy = flags_of(monkeypatch, "--env toy", Clone)
     assert (toy.n, toy.steps, toy.max_context) == (50, 90, 300)
     assert flags_of(monkeypatch, "--env toy --steps 5", Clone).steps == 5
