@@ -38,13 +38,13 @@ TABLES = {
             "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
             "alfworld", "bandit", "webshop_small", "webshop", "academia")},
         "textcraft_small, think": [
-            CLONE.replace("clone-", "think-") + "--env textcraft_small --format think "
-            "--max-turn-tokens 72 --max-context 1024 --horizon 10 --steps 450",
+            CLONE.replace("clone-", "think-") + "--env textcraft_small --format think --goal task "
+            "--skill 0.6 --max-turn-tokens 72 --max-context 1024 --horizon 10 --steps 450",
             TRAIN + "--env textcraft_small --model {at}/think-{seed} --steps 40 "
-            "--tasks-per-step 16"],
+            "--tasks-per-step 16 --horizons 6,10 --kl-coef 0"],
         "frozenlake, reflect": [
-            CLONE.replace("clone-", "reflect-") + "--env frozenlake --format reflect "
-            "--max-turn-tokens 48 --max-context 1280 --horizon 10 --steps 350",
+            CLONE.replace("clone-", "reflect-") + "--env frozenlake --format reflect --goal task "
+            "--skill 0.6 --max-turn-tokens 48 --max-context 1280 --horizon 10 --steps 350",
             TRAIN + "--env frozenlake --model {at}/reflect-{seed} --steps 24 --tasks-per-step 16"],
     },
     "agentevol": {      # AgentEvol; its base policy, cloned on for as many steps; BC-large
