@@ -52,7 +52,7 @@ NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
 WORLD = 0       # what Env() plays; `use` changes it, and TRAIN and TEST with it
 TRAIN, TEST = range(0, 4400), range(4400, 4950)   # 10 draws of 440 goals; one of each of 550
 FAMILIES = ("depth 1", "depth 2", "depth 3", "depth 4")
-TINY = dict(families="depth 1", horizons=(5,), max_context=640, max_turn_tokens=32, steps=80,
+TINY = dict(families="depth 1", horizons=(5,), max_context=640, max_turn_tokens=32, steps=60,
             lr=4e-4, clone=dict(goal="other", skill=0.9, steps=900, heads=2))
 PROMPT = """You are given crafting commands and a goal: craft the goal item.
 Actions, one per turn:
