@@ -115,7 +115,7 @@ def test_text_of_marks_exactly_the_trained_tokens():
     tokenizer, t = make_tokenizer(["hi go ok so"], 300), Trajectory(
         3, env="maze", score=0.5, truncated="horizon")
     t.begin_context(tokenizer.encode("<|user|>hi<|end|><|assistant|>"))
-    t.add_action(tokenizer.encode("go<|end|>"), [-1.0] * 2)
+    t.add_action(tokenizer.encode("go<|end|>"), [-1.0] * len(tokenizer.encode("go<|end|>")))
     t.turns[0].reward = 0.5
     t.begin_context(tokenizer.encode("<|user|>ok<|end|><|assistant|>"))
     t.add_action(tokenizer.encode("so"), [-1.0] * len(tokenizer.encode("so")))
