@@ -9,6 +9,7 @@ A page is report_page.html with the folders' files inside; its script reads and 
 import base64
 import gzip
 import json
+import math
 from argparse import ArgumentParser, RawTextHelpFormatter
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def draw(folder, history, result):
     for how, style in (("greedy", "o-"), ("sampled", "^--")):
         axes.plot(steps, [x[how]["success"] for x in rates], "C0" + style, label=f"held out, {how}")
     for who, color in (("random", "C3"), ("expert", "C2")):
-        axes.axhline(result["players"][who]["success"], ls=":", color=color, label=who)
+        rate = result["players"][who]["success"]
+        axes.axhline(math.nan if rate is None else rate, ls=":", color=color, label=who)
     axes.set(xlabel="step", ylabel="success", title="{env}, {algo}, seed {seed}".format_map(result))
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.figure.savefig(Path(folder, "curve.png"))

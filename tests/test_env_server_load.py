@@ -235,6 +235,8 @@ _events = None                                  # a list while they are noted
 
 
 def _note(event, arguments):
+    if event == "sqlite3.connect/handle" or arguments == (":memory:",):     # webarena's: no file
+        return
     if _events is not None and event.partition(".")[0] in (
             "open", "exec", "compile", "import", "os", "subprocess", "socket", "ctypes", "pickle",
             "shutil", "tempfile", "urllib", "sqlite3", "marshal"):

@@ -1,7 +1,6 @@
 """Step 6: pages, one act at a time; then one query over three pages, by hand."""
 import math
 
-import numpy as np
 import torch
 
 from engine import NEVER, Memory, Pages, walk_pages
@@ -56,8 +55,8 @@ def memory():
 def test_memory_keeps_a_token_where_the_table_says():
     """Row 1 has pages 3 and 0 of two slots; its token 2 is the first of page 0."""
     own, key, value = memory(), torch.randn(3, 2, 3), torch.randn(3, 2, 3)
-    pages = np.array([[1, -1], [3, 0]], np.int32)
-    slots = own.slots(pages, np.array([1, 1, 1]), np.array([0, 1, 2]))
+    pages = torch.tensor([[1, -1], [3, 0]], dtype=torch.int32)
+    slots = own.slots(pages, torch.tensor([1, 1, 1]), torch.tensor([0, 1, 2]))
     assert slots.shape == (6,), f"came {tuple(slots.shape)}, expected (6,): 3 tokens of 2 heads"
     own.write(1, slots, key, value)
     for token, (page, offset) in enumerate(((3, 0), (3, 1), (0, 0))):

@@ -313,9 +313,9 @@ class Pages:
 class Memory:
     def slots(self, table, row, position):
         KH, S = self.keys.shape[2:4]
-        page = np.take_along_axis(table[row], (position // S)[:, None], 1).astype(np.int64)
-        return torch.from_numpy((page * KH * S + S * np.arange(KH) + (position % S)[:, None])
-                                .reshape(-1)).to(self.keys.device)
+        page = table[row].gather(1, (position // S)[:, None]).long()
+        heads = S * torch.arange(KH, device=page.device)
+        return (page * KH * S + heads + (position % S)[:, None]).reshape(-1)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
