@@ -29,6 +29,7 @@ from engine import (PAGE_SIZES, Engine, Flash, choose_kernel, equip, flash_funct
 from fakes import CONFIGS, config, started, token_logprobs, trained, twins
 from lora import adapt
 from pretended_gpu import GPU, Pretended
+from recipes import icepop
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
@@ -396,6 +397,16 @@ def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, u
 @pytest.mark.parametrize("flags", RUNS[2:], ids=words)
 def test_other_runs_mix_no_devices(pretended, flags, url, model, here):
     test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", icepop.RULES)
+def test_importance_mixes_no_devices(pretended, rule, url, model, here, monkeypatch):
+    """recipes/icepop.py, as its main does it."""
+    monkeypatch.setattr(train, "credit", icepop.credit)
+    for name, value in dict(rule=rule, importance_low=0.5, importance_cap=2.0).items():
+        monkeypatch.setattr(Config, name, value, raising=False)
+    test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, {}, url, model, here)
 
 
 def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
