@@ -48,7 +48,7 @@ class Clone(Machine, Speaks, Worlds):
     n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
     demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
-    goal: Literal["task", "other"] = "task"   # what is played for; other: never what a task asks
+    goal: Literal["task", "other"] = "task"     # other: what is played for is not what is asked
     skill: Share = 0.6            # probability of such a player's action; else a random legal one
     model: str = ""               # folder or hub id to begin with; empty: a tiny policy
     horizon: Natural = 0          # most turns; 0: each environment's own

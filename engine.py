@@ -111,7 +111,7 @@ def check_model(path):
     config, layers = from_pretrained(AutoConfig, path), []
     kinds = set(getattr(config, "layer_types", None) or [])
 
-    def watch(layer, query, key, value, scale):
+    def watch(_, layer, query, key, value, scale):
         layers.append(layer)
         if not key.shape[1:] == value.shape[1:] == kv_shape(config)[1:]:
             raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
@@ -124,7 +124,7 @@ def check_model(path):
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
             layout = types.SimpleNamespace(memory=None, position=torch.arange(2), views={},
-                                           view=lambda *_: (lambda _, *x: watch(*x),))
+                                           view=lambda *_: (watch,))
             forward(equip(model), torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")

@@ -4,7 +4,7 @@
     python report.py runs/ONE runs/OTHER ...       writes runs/report.html: the runs side by side
     python report.py --text runs/NAME --step 40    prints the episodes that are kept of a step
 
-A page is report_page.html with the folders' files inside; its script reads and draws them.
+A page is docs/report_page.html with the folders' files inside; its script reads and draws them.
 """
 import base64
 import gzip
@@ -22,7 +22,7 @@ def write(*folders):
     data = json.dumps(dict(runs=runs, docs=(here / "docs/metrics.md").read_text()))
     packed = base64.b64encode(gzip.compress(data.encode(), 5)).decode()
     path = (first.parent if others else first) / "report.html"
-    path.write_text((here / "report_page.html").read_text().replace("PACKED", packed))
+    path.write_text((here / "docs/report_page.html").read_text().replace("PACKED", packed))
     return path
 
 

@@ -8,8 +8,10 @@ The loop is `train`, below: AgentGym-RL's algorithm (arXiv:2509.08755) with GRPO
 default. How the default differs from GRPO as published (arXiv:2402.03300):
 1. Groups whose members all earned the same are left out; DAPO (2503.14476) does so too.
 2. The clip range is asymmetric (0.2, 0.28), again from DAPO.
-3. There is no KL penalty, and so no reference model, unless --kl-coef is given.
-4. The horizon, the number of turns an episode may take, grows during training (ScalingInter-RL).
+3. There is no KL penalty, and so no reference model, unless --kl-coef is given or the environment
+   asks for one, as textcraft_small does.
+4. The horizon, the number of turns an episode may take, grows during training where there are
+   several --horizons (ScalingInter-RL).
 
 A run is a function of its flags and its seed, except in sciworld, whose engine does not repeat
 itself, and on servers of the original AgentGym, whose answers come in any order. run.py says what
@@ -320,7 +322,8 @@ ALGOS = {
     "gspo": dict(advantage="grpo", surrogate="sequence", weights="sequence",
                  clip_low=3e-4, clip_high=4e-4),
     "starpo": PPO | dict(kl_coef=0.001, kl="reward", entropy_coef=0.001),
-    "starpo_s": PPO | dict(filter="uncertain", keep=0.25, clip_high=0.28, entropy_coef=0.001,
+    "starpo_s": PPO | dict(kl_coef=0.0, filter="uncertain", keep=0.25, clip_high=0.28,
+                           entropy_coef=0.001,
                            mini_batches=1),   # the kept quarter is one of StarPO's mini-batches
 }
 
@@ -434,10 +437,10 @@ MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} 
 
 
 def preset(given, kind=Config):
-    """What --algo, the model and --env set where no flag says otherwise, and with --resume the
-    flags that the run was begun with. ValueError."""
+    """What --algo sets where no flag says otherwise, then the model and --env, and with --resume
+    the flags that the run was begun with. ValueError."""
     cfg = kind(**given)
-    values = ALGOS[cfg.algo] | part_of(settings_for(cfg.model, cfg.env), kind)
+    values = part_of(settings_for(cfg.model, cfg.env), kind) | ALGOS[cfg.algo]
     if cfg.model and cfg.lora:
         values["lr"] = 1e-5             # ten times the rate: "LoRA Without Regret" (2025)
     if cfg.resume:

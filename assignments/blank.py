@@ -22,7 +22,7 @@ except ImportError:         # a student's copy has no list of them
     BUGS = {}
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("*.py", "*.toml", "*.txt", "*.html", "README.md", "LICENSE", "assignments/**/*",
+COPIED = ("*.py", "*.toml", "*.txt", "README.md", "LICENSE", "assignments/**/*",
           "docs/**/*", "envs/**/*", "recipes/**/*", "tests/**/*")
 TEACHERS = ("assignments/versions/", "assignments/bugs.py", "assignments/instructor.md",
             "tests/test_assignments.py",

@@ -71,6 +71,7 @@ class Watch:
         raise Late(f"it did not end within {TEST_SECONDS} s")
 
     def pytest_runtest_makereport(self, item, call):
+        """Tell how a test ended: passed, skipped, not written or failed, and in which words."""
         import pytest
         if call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
             self.tell(item.nodeid, "skipped", str(call.excinfo.value))

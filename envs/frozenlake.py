@@ -106,7 +106,7 @@ class Env(envs.Base):
         self.lake, self.cell = level(task_id)
         self.slip = SLIP[family(task_id)] if self.fixed_slip is None else self.fixed_slip
         self.table = None           # the expert's, once it is asked
-        self.aim = self.cell        # of `other_goal`
+        self.aim, self.way = self.cell, None    # of `other_goal`: a cell, and its table
         self.actions_left = MAX_ACTIONS
         return self.observation()
 

@@ -182,9 +182,9 @@ class Env(envs.Base):
         """Walks to a random square of the maze, then to another, and so on."""
         if self.aim in (None, self.cell):
             self.aim = rng.choice(sorted({*self.to_goal} - {self.cell, self.goal}))
-        to_aim = distances(self.grid, self.aim)
+            self.to_aim = distances(self.grid, self.aim)
         return (f"I would like to see {self.aim[0]}, {self.aim[1]}.",
-                min(ACTIONS, key=lambda action: to_aim[moved(self.grid, self.cell, action)]))
+                min(ACTIONS, key=lambda action: self.to_aim[moved(self.grid, self.cell, action)]))
 
     def random_action(self, rng):
         return rng.choice(ACTIONS)

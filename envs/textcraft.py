@@ -182,6 +182,15 @@ def make(world, recipe, number, state):
     return stock, gets, crafts + [(recipe, tuple(needs))] * times
 
 
+def first_step(gets, crafts):
+    """The item that a plan gets or makes first, and the action: what is raw, then crafts."""
+    if gets:
+        item, number = next(iter(gets.items()))
+        return item, f"get {number} {item}"
+    recipe, needs = crafts[0]
+    return recipe.item, str(recipe._replace(needs=needs))
+
+
 def cost(state):
     """What `min` compares: the turns it takes, then the number of items to get."""
     _, gets, crafts = state
@@ -433,14 +442,12 @@ class Env(envs.Base):
     def expert(self):
         """A short plan from the present inventory: get what it lacks, then craft upwards."""
         _, gets, crafts = supply(self.world, self.goal, 1, (self.inventory, {}, []))
+        item, action = first_step(gets, crafts)
         if gets:
-            item, number = next(iter(gets.items()))
-            return (f"To craft {self.goal} I still need {number} {item}, which is raw: I get it.",
-                    f"get {number} {item}")
-        recipe, needs = crafts[0]
-        why = "it is the goal" if recipe.item == self.goal else f"{self.goal} needs it"
-        return (f"I hold everything for {recipe.item}, and {why}: I craft it.",
-                str(recipe._replace(needs=needs)))
+            return (f"To craft {self.goal} I still need {gets[item]} {item}, which is raw: I get "
+                    "it.", action)
+        why = "it is the goal" if item == self.goal else f"{self.goal} needs it"
+        return f"I hold everything for {item}, and {why}: I craft it.", action
 
     def other_goal(self, rng):
         """Makes a thing of the page that is not the goal, then another, and so on."""
@@ -450,12 +457,8 @@ class Env(envs.Base):
         aim = self.aim
         number = rng.randint(1, 4) if aim in self.world.raw else 1
         _, gets, crafts = supply(self.world, aim, number, ({**self.inventory, aim: 0}, {}, []))
-        if gets:
-            made, action = next((i, f"get {n} {i}") for i, n in gets.items())
-        else:
-            (made, *_), needs = crafts[0]
-            action = str(crafts[0][0]._replace(needs=needs))
-        if made == aim:
+        item, action = first_step(gets, crafts)
+        if item == aim:
             self.aim = None
         return f"I would like to have {aim}.", action
 

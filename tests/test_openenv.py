@@ -289,21 +289,28 @@ def test_an_observation_is_its_one_text_or_json(observation, text):
         assert episode(1, [])[0] == text
 
 
-def test_ten_episodes_at_a_time_go_through_our_server():
-    """Ten sessions of ten places, thirty episodes; half of them are left before their end."""
-    with playing(game) as server, serving(HttpServer(["openenv"])) as url:
+def play_thirty_episodes():
+    """Ten at a time, through our server, on ten sessions; half are left before their third turn."""
+    with serving(HttpServer(["openenv"])) as url:
         client, sessions = EnvClient(url, "openenv"), [None] * 10
         for round_ in range(3):
             seeds = range(10 * round_, 10 * round_ + 10)
             replies = client.answer([(s, "reset", seed) for s, seed in zip(sessions, seeds)])
             assert [r.observation for r in replies] == [f"seed {seed}" for seed in seeds]
             sessions = [r.session for r in replies]
-            for turn in (1, 2):
-                replies = client.answer([(s, "step", str(n)) for s, n in zip(sessions, seeds)])
-                assert [(r.observation, r.reward) for r in replies] == [(f"{turn} right", 0.1)] * 10
-            replies = client.answer([(s, "step", str(n)) for s, n in zip(sessions, seeds)][::2])
-            assert {(r.reward, r.done, r.info["success"]) for r in replies} == {(0.8, True, True)}
+            for turn, reward in ((1, 0.1), (2, 0.1), (3, 0.8)):
+                played = [(s, "step", str(n)) for s, n in zip(sessions, seeds)]
+                replies = client.answer(played[::1 if turn < 3 else 2])
+                assert len(replies) == (10 if turn < 3 else 5)
+                assert {(r.observation, r.reward, r.done, r.info["success"]) for r in replies} == {
+                    (f"{turn} right", reward, turn == 3, turn == 3)}
         client.close()
+
+
+def test_ten_episodes_at_a_time_go_through_our_server():
+    """The server has ten places, and all are taken."""
+    with playing(game) as server:
+        play_thirty_episodes()
     assert server.most == [10]
 
 
@@ -491,22 +498,10 @@ def adder():
 @genuine
 @pytest.mark.slow
 def test_the_genuine_server_is_played_ten_episodes_at_a_time(adder):
-    """Ten places, and thirty episodes on ten sessions: each leaves its place before the next."""
+    """It has ten places: each episode leaves its place before the next."""
     openenv.use(adder)
     assert openenv.FIELD == "guess"
-    with serving(HttpServer(["openenv"])) as url:
-        client, sessions = EnvClient(url, "openenv"), [None] * 10
-        for round_ in range(3):
-            seeds = range(10 * round_, 10 * round_ + 10)
-            replies = client.answer([(s, "reset", seed) for s, seed in zip(sessions, seeds)])
-            assert [r.observation for r in replies] == [f"seed {seed}" for seed in seeds]
-            sessions = [r.session for r in replies]
-            for turn, reward in ((1, 0.1), (2, 0.1), (3, 0.8)):
-                replies = client.answer([(s, "step", str(n)) for s, n in zip(sessions, seeds)]
-                                        [::1 if turn < 3 else 2])
-                assert {(r.observation, r.reward, r.done, r.info["success"]) for r in replies} == {
-                    (f"{turn} right", reward, turn == 3, turn == 3)}
-        client.close()
+    play_thirty_episodes()
 
 
 @genuine

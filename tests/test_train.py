@@ -318,6 +318,13 @@ def test_defaults_follow_the_model(model, tmp_path):
     assert own == replace(asked, model=str(tmp_path)) and own.families == "still"
 
 
+def test_what_a_rule_says_of_itself_wins_over_its_environment():
+    """textcraft_small asks for a KL of 0.01; StarPO has 0.001 of its own, StarPO-S none."""
+    wanted = dict(grpo=0.01, ppo=0.01, starpo=0.001, starpo_s=0.0)
+    assert {algo: flags_chosen(f"--algo {algo}").kl_coef for algo in wanted} == wanted
+    assert flags_chosen("--algo starpo_s --kl-coef 0.2").kl_coef == 0.2
+
+
 def test_tiny_settings_of_several_environments_make_a_run():
     """Each with its neighbour, and all."""
     names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))

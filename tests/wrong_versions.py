@@ -209,7 +209,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('"" if text.endswith("\\ufffd") and len(held) < 5 else text', "text",
          "test_sample_of_gives_a_character_in_pieces_to_its_last_token"),
     ],
-    "report_page.html": [
+    "docs/report_page.html": [
         ("!(x > wanted[`${key} to`])", "!(x >= wanted[`${key} to`])",
          "test_page_filters_and_shows_a_tokens_numbers"),
     ],
@@ -260,6 +260,9 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_clone_of_two_environments_has_one_tokenizer_for_both"),
     ],
     "train.py": [
+        ("part_of(settings_for(cfg.model, cfg.env), kind) | ALGOS[cfg.algo]",
+         "ALGOS[cfg.algo] | part_of(settings_for(cfg.model, cfg.env), kind)",
+         "test_what_a_rule_says_of_itself_wins_over_its_environment"),
         ("        set_learning_rate(run)\n", "",
          "test_every_update_of_the_policy_has_the_rate_of_its_step"),
         ("(1 - cfg.lr_end) * run.step", "cfg.lr_end * run.step",

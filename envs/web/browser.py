@@ -248,6 +248,17 @@ class Tab:
         return self.urls[self.place]
 
 
+def with_element(action, seen):
+    """("type", 12, "mug", 1) -> ("type", [the element seen as 12, "mug", 1]). seen: {id: Node} of
+    the last observation. ValueError, in WebArena's words: it has no such id."""
+    verb, *arguments = action
+    if verb in ("click", "hover", "type"):
+        if arguments[0] not in seen:
+            raise ValueError(SEARCH.format(verb, arguments[0]))
+        arguments[0] = seen[arguments[0]].element
+    return verb, arguments
+
+
 class Browser:
     """See the head of this file. A browser of envs/web/chromium.py has the same five methods."""
 
@@ -290,14 +301,10 @@ class Browser:
 
     def act(self, action):
         """Do ("click", 12) or the like: see envs/webarena.py. -> None, or what went wrong."""
-        verb, *arguments = action
-        if verb in ("click", "hover", "type"):
-            if arguments[0] not in self.seen:
-                return SEARCH.format(verb, arguments[0])
-            arguments[0] = self.seen[arguments[0]].element
         try:
+            verb, arguments = with_element(action, self.seen)
             return getattr(self, verb)(*arguments)
-        except (PermissionError, ValueError) as refusal:        # a host that is none, a wrong port
+        except (PermissionError, ValueError) as refusal:        # an id, host or port that is none
             return f"{refusal}"
 
     # Actions: -> None, or a sentence

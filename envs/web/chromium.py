@@ -18,8 +18,8 @@ from html import escape
 from importlib.util import find_spec
 from urllib.parse import parse_qsl
 
-from envs.web.browser import (DROPPED, FIELDS, MOST_LETTERS, MOST_TABS, SEARCH, Node, address,
-                              parsed, plain, repeated, written)
+from envs.web.browser import (DROPPED, FIELDS, MOST_LETTERS, MOST_TABS, Node, address, parsed,
+                              plain, repeated, with_element, written)
 
 WIDTH, HEIGHT = 1280, 720
 SECONDS = 20            # an action that takes longer is an outage
@@ -170,11 +170,10 @@ class Chromium:
 
     @on_thread
     def act(self, action):
-        verb, *arguments = action
-        if verb in ("click", "hover", "type"):
-            if arguments[0] not in self.seen:
-                return SEARCH.format(verb, arguments[0])
-            arguments[0] = self.seen[arguments[0]].element
+        try:
+            verb, arguments = with_element(action, self.seen)
+        except ValueError as refusal:
+            return f"{refusal}"
         self.refused, self.awaited, self.redirected = None, 0, False
         problem = getattr(self, verb)(*arguments)
         self.settle()

@@ -5,11 +5,11 @@
 
 A table is a dict of rows: title -> commands, of which the last is a run of train.py or agentevol.py
 and those before it make what it needs. {seed} is the seed, {run} the row's folder and {at} the
-table's, so that rows can share a clone. A row shows, in %, the mean over the seeds and its standard
-error, of held-out success before and after, greedy and at T=1; of one seed the standard error over
-tasks. The picture has a panel for each row: greedy success, its band over the seeds, the random
-player and the expert. Minutes are of CPU time, servers included: a run needs half of them on two
-free cores. An interrupted table goes on.
+table's, so that rows can share a clone; under {starts} all tables do. A row shows, in %, the mean
+over the seeds and its standard error, of held-out success before and after, greedy and at T=1; of
+one seed the standard error over tasks. The picture has a panel for each row: greedy success, its
+band over the seeds, the random player and the expert. Minutes are of CPU time, servers included: a
+run needs half of them on two free cores. An interrupted table goes on.
 """
 import argparse
 import json
@@ -28,7 +28,36 @@ EVOLVE = ("agentevol.py evolve --resume --out runs/{run} --seed {seed} --explore
 CLONE = "agentevol.py clone --out {at}/clone-{seed} --seed {seed} "
 FEW = {"textcraft_small": 60, "frozenlake": 300, "sokoban": 300, "maze": 60}
 SMALL = EVOLVE.replace("400", "1200") + "--env textcraft_small --n 8000 --goal other --skill 0.9 "
+
+
+def from_start(env):
+    """The commands of which a table of docs/results.md is made: a clone that has the language and
+    no idea of the goal, the same one for all tables; RL from it; AgentEvol from it."""
+    start = f"{{starts}}-{env}-{{seed}}"
+    return (f"agentevol.py clone --out {start} --seed {{seed}} --env {env}",
+            TRAIN + f"--env {env} --model {start} --eval-tasks 256 --eval-every 20 ",
+            EVOLVE + f"--env {env} --model {start} --n 1 --steps 1 ")
+
+
+def rules(env, steps):
+    """Learning rules from the same start in as many episodes: steps x 32 x 8."""
+    clone, rl, evolve = from_start(env)
+    rl += f"--steps {steps} "
+    return {title: [clone, command] for title, command in {
+        "GRPO": rl, "Dr. GRPO": rl + "--algo dr_grpo", "RLOO": rl + "--algo rloo",
+        "PPO": rl + "--algo ppo", "PPO, bi-level GAE": rl + "--algo ppo --advantage turn_gae",
+        "REINFORCE++": rl + "--algo reinforce_pp",
+        "REINFORCE++, baseline": rl + "--algo reinforce_pp_baseline",
+        "GiGPO": rl + "--algo gigpo", "MT-GRPO": rl + "--algo mt_grpo",
+        "GSPO": rl + "--algo gspo", "MaxRL": rl.replace("train.py", "recipes/maxrl.py"),
+        "ECHO": rl.replace("train.py", "recipes/echo.py"),
+        **{f"AgentEvol, from the {start} policy": evolve.replace("400", f"{32 * steps // 3}")
+           + f"--samples 8 --iterations 3 --start {start}" for start in ("base", "last")}}.items()}
+
+
 TABLES = {
+    "rules": rules("textcraft_small", 60),
+    "rules_sokoban": rules("sokoban", 40),
     "main": {           # the same clone, as many episodes in both: 150 x 256 = 4 x 1200 x 8
         "GRPO": [TRAIN + "--env textcraft_small --control"],
         "AgentEvol": [SMALL + "--samples 8 --iterations 4"],
@@ -52,7 +81,7 @@ TABLES = {
             ("", [EVOLVE + f"--env {env} --n {n} --steps 300 --learn-steps 150 --iterations 4"]),
             (", same steps", [
                 CLONE.replace("clone-", f"{env}-")
-                + f"--env {env} --n {n} --skill 1 --steps 300",
+                + f"--env {env} --n {n} --goal task --skill 1 --steps 300",
                 EVOLVE + f"--env {env} --n {n} --model {{at}}/{env}-{{seed}} --steps 600 --lr 1e-3 "
                 "--iterations 0"]),
             (", BC-large", [EVOLVE + f"--env {env} --n 8000 --steps 900 --iterations 0"]))
@@ -85,7 +114,8 @@ def run(table, title, seed, quick=False):
     if not spent.exists():
         minutes = 0.0
         for command in TABLES[table][title]:
-            words = shlex.split(command.format(seed=seed, run=name, at=f"runs/{at}"))
+            words = shlex.split(command.format(
+                seed=seed, run=name, at=f"runs/{at}", starts="runs/" + "quick-" * quick + "start"))
             made = words[words.index("--out") + 1] if "clone" in words else ""
             if not (made and os.path.exists(made)):
                 small = next(QUICK[word] for word in words if word in QUICK)
