@@ -55,7 +55,31 @@ def rules(env, steps):
            + f"--samples 8 --iterations 3 --start {start}" for start in ("base", "last")}}.items()}
 
 
+def claims(env="textcraft_small"):
+    """Tables of what the papers claim, from the same start, and of what is wrong in their code."""
+    clone, rl, _ = from_start(env)
+    hot = rl + "--lr 2e-3 --lr-end 1 --steps 60 "
+    wrong = rl.replace("train.py", "recipes/upstream_faults.py") + "--steps 60 "
+    tables = dict(
+        horizons={          # equal turns: 4, 7 and 10 have 150 turns of a task's try each
+            "10 turns": rl + "--steps 60", "4 turns": rl + "--horizons 4,10 --switch-every 9999 "
+            "--steps 118", "4, 7, 10": rl + "--horizons 4,7,10 --switch-every 40,65 --steps 87",
+            "drawn from 4, 7, 10": rl.replace("train.py", "recipes/random_horizons.py")
+            + "--horizons 4,7,10 --steps 76"},
+        starpo={
+            "StarPO": hot + "--algo starpo", "StarPO-S": hot + "--algo starpo_s",
+            "StarPO-S, all groups": hot + "--algo starpo_s --filter none --mini-batches 4",
+            "StarPO-S, with StarPO's KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
+            "StarPO-S, clipped at 0.2": hot + "--algo starpo_s --clip-high 0.2"},
+        upstream={
+            "GRPO on observations, too": wrong + "--fault observations",
+            "PPO, reward on an observation": wrong + "--fault reward --algo ppo"})
+    return {table: {title: [clone, command] for title, command in rows.items()}
+            for table, rows in tables.items()}
+
+
 TABLES = {
+    **claims(),
     "rules": rules("textcraft_small", 60),
     "rules_sokoban": rules("sokoban", 40),
     "main": {           # the same clone, as many episodes in both: 150 x 256 = 4 x 1200 x 8
@@ -104,6 +128,8 @@ QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
          "clone": " --steps 5 --batch 4",
          "evolve": " --steps 5 --batch 4 --learn-steps 5 --explore 4 --samples 1"}
 QUICK["recipes/unexplored.py"] = QUICK["evolve"]
+for recipe in ("maxrl", "echo", "random_horizons", "upstream_faults"):
+    QUICK[f"recipes/{recipe}.py"] = QUICK["train.py"]
 
 
 def run(table, title, seed, quick=False):
