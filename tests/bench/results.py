@@ -6,10 +6,10 @@
 A table is a dict of rows: title -> commands, of which the last is a run of train.py or agentevol.py
 and those before it make what it needs. {seed} is the seed, {run} the row's folder and {at} the
 table's, so that rows can share a clone; under {starts} all tables do. A row shows, in %, the mean
-over the seeds and its standard error, of held-out success before and after, greedy and at T=1; of
-one seed the standard error over tasks. The picture has a panel for each row: greedy success, its
-band over the seeds, the random player and the expert. Minutes are of CPU time, servers included: a
-run needs half of them on two free cores. An interrupted table goes on.
+over the seeds and its standard error (of one seed that over tasks) of held-out success before and
+after, greedy and at T=1; then the step of each seed's first warning. The picture has a panel for
+each row: greedy success, its band over the seeds, the random player and the expert. Minutes are of
+CPU time, servers included: on two free cores a run needs half. An interrupted table goes on.
 """
 import argparse
 import json
@@ -177,6 +177,8 @@ def row(title, results):
     cells = [shown(results, key, how) for key in ("before", "after", "control")
              for how in ("greedy", "sampled")]
     cells += [f"{100 * results[0]['players'][who]['success']:.0f}" for who in ("random", "expert")]
+    cells.append(", ".join(str(result["warnings"][0][0]) if result["warnings"] else "no"
+                           for result in results))
     return f"| {title} | " + " | ".join(
         [*cells, str(results[0]["after"]["greedy"]["n"]),
          f"{mean_and_error([result['minutes'] for result in results])[0]:.1f}"]) + " |"
@@ -223,7 +225,7 @@ def main():
     os.makedirs("runs", exist_ok=True)
     titles, seeds, table = args.only or [*TABLES[args.table]], args.seeds.split(","), {}
     print("| | before: greedy | T=1 | after: greedy | T=1 | control: greedy | T=1 | random | "
-          "expert | n | CPU min |\n|" + "---|" * 11)
+          "expert | warned at | n | CPU min |\n|" + "---|" * 12)
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = {title: [pool.submit(run, args.table, title, seed, args.quick) for seed in seeds]
                    for title in titles}
