@@ -112,11 +112,8 @@ def evolve(run, base_set):
 def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats)."""
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
-    tasks = []
-    for world, ids in run.tasks.items():
-        heated = world.at_temperature(cfg.temperature)
-        tasks += [(heated, task) for task in sample_tasks(ids, cfg.explore or len(ids), run.step,
-                                                          cfg.seed)]
+    tasks = [(world, task) for world, ids in run.tasks.items()
+             for task in sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)]
     return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
                                (cfg.seed, run.step, 0))
 

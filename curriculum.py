@@ -18,7 +18,7 @@ def horizon_at(step, horizons, switch_every):
     then leave it room to explore. horizons: (h_0, h_1, ...), 1 or more turns each, never falling.
     switch_every: (steps per stage,), so that h_k holds from k times as many on; or the step at
     which h_1 begins, the step at which h_2 begins, ... The last horizon holds to the end.
-    ValueError: a schedule that is none.
+    ValueError: no horizons, one below 1 or falling; steps below 1, or switches that do not rise.
     """
     stages = len(horizons)
     if stages == 0 or min(horizons) < 1 or list(horizons) != sorted(horizons):

@@ -146,6 +146,9 @@ def copy_project(out, without=TEACHERS):
         target = out / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    readme = out / "README.md"          # without the lines that link to what is left out
+    readme.write_text("".join(line for line in readme.read_text().splitlines(keepends=True)
+                              if not any(f"({path}" in line for path in without)))
 
 
 def new_folder(out):

@@ -86,6 +86,8 @@ def words(excinfo):
     """What went wrong in a test: an assertion's own words, or an error and where it was raised."""
     said = str(excinfo.value).strip()
     if excinfo.errisinstance(AssertionError):
+        if said.startswith("came "):        # that is enough: no "where" of pytest's below it
+            said = re.sub(r"\n *\+  .*", "", said)
         return re.sub(r"^assert ", "", said) or f"false: {excinfo.traceback[-1].statement}"
     if excinfo.errisinstance((NotImplementedError, Late)):
         return said
@@ -237,22 +239,25 @@ def checked(step, folder, out, flags):
 
 
 def as_text(report):
-    """The report in words. Tests that say the same are told of once."""
-    lines, seen = [report["title"], ""], set()
+    """The report in words. Of a test with several cases the first is told that does not pass; of
+    tests that say the same, because a body is not written, one."""
+    cases, lines, unwritten = {}, [report["title"], ""], set()
     for result in report["results"]:
-        name = result["test"].rpartition("::")[2].removeprefix("test_").replace("_", " ")
-        if result["outcome"] == "passed":
-            name = name.partition("[")[0]
-        key = name.partition("[")[0], result["outcome"], result["outcome"] != "failed"
-        if result["outcome"] not in ("passed", "failed", "skipped"):
-            key = result["outcome"], result["said"]
-        if key in seen:
+        cases.setdefault(result["test"].partition("[")[0], []).append(result)
+    for test, own in cases.items():
+        bad = [result for result in own if result["outcome"] not in ("passed", "skipped")]
+        first = (bad or own)[0]
+        if first["outcome"] == "not written" and first["said"] in unwritten:
             continue
-        seen.add(key)
-        lines.append(f"{result['outcome']:12}{name}")
-        if result["outcome"] not in ("passed", "skipped"):
-            lines += [f"            {line}" for line in result["said"].splitlines()]
-            lines += [f"            hint: {result['hint']}"] * bool(result.get("hint"))
+        unwritten.add(first["said"])
+        name = test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        if bad and len(own) > 1:
+            case = first["test"].partition("[")[2].rstrip("]")
+            name += f": {len(bad)} of {len(own)} cases; the first: {case}"
+        lines.append(f"{first['outcome']:12}{name}")
+        if bad:
+            lines += [f"            {line}" for line in first["said"].splitlines()]
+            lines += [f"            hint: {first['hint']}"] * bool(first.get("hint"))
     passed = sum(result["outcome"] == "passed" for result in report["results"])
     lines += ["", f"{passed} of {len(report['results'])} tests pass"]
     lines += [f"note: {report['note']}"] * bool(report["note"])

@@ -59,8 +59,8 @@ LONG_FAMILIES = tuple("""
 # In these ten everything that matters is in the first, small room: a tiny policy can learn them.
 ONE_ROOM = ("GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7",
             "GoToRedBlueBall", "OpenRedDoor", "OpenDoorLoc", "PickupLoc", "PickupDistDebug")
-TINY = dict(families=",".join(ONE_ROOM), horizons=(3, 6), max_context=2048, steps=40,
-            clone=dict(n=2000, skill=0.5, steps=500, width=96, lr=2e-3))
+TINY = dict(families=",".join(ONE_ROOM), horizons=(3, 6), max_context=2048, steps=30,
+            clone=dict(n=2000, skill=0.0, steps=500, width=96, lr=2e-3))
 PROMPT = """\
 You walk through a grid of rooms. You see six cells ahead and three to each side, not through \
 walls or shut doors. Things are named by colour, kind and number, nearest first, with their \

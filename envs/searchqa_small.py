@@ -27,7 +27,7 @@ from envs.parts.tools import FIRST
 NAME, HORIZON, SUCCESS = "searchqa_small", 5, 1.0
 TRAIN, TEST = range(0, 4000), range(4000, 4300)
 FAMILIES = ("one hop", "two hops")
-TINY = dict(horizons=(4,), max_context=320, clone=dict(steps=1600, skill=0.8, heads=2))
+TINY = dict(horizons=(4,), max_context=320, steps=150, clone=dict(steps=1600, skill=0.3, heads=2))
 PROMPT = """Answer the question with the help of a search engine. Actions, one per turn:
 <search> a name </search> - you are shown the passage about this name
 <answer> the answer </answer> - a name or a town; it ends the task"""

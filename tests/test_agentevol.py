@@ -490,21 +490,22 @@ def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
     """No success, and no demonstration: the next one explores."""
     played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
     evolve(played.run, [])
-    ((_, data, *_),) = played.learned                   # by the second iteration
-    assert data == [FOUND[1], FOUND[2]] and played.saved == [1, 2]
+    assert [data for _, data, *_ in played.learned] == [FOUND[1:3]]     # by the second iteration
+    assert played.saved == [1, 2]
 
 
 # ---- exploration --------------------------------------------------------------------------------
 
 def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch):
     asked, world = [], World(None, Agent(None, module=SimpleNamespace(NAME="toy")))
-    run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5), policy="policy", worlds=[world],
-                          tasks={world: [*range(6)]})
+    run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5, horizon=9), policy="policy",
+                          worlds=[world], tasks={world: [*range(6)]})
     monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, group_size, horizon, key:
-                        asked.append((group_size, key)))
+                        asked.append((sorted(t for _, t in tasks), group_size, horizon, key)))
     for run.step in range(5):
         explore(run)
-    assert asked == [(4, (5, 0, 0)), (1, (5, 1, 0)), (2, (5, 2, 0)), (2, (5, 3, 0)), (2, (5, 4, 0))]
+    assert asked == [([*range(6)], tries, 9, (5, step, 0))
+                     for step, tries in enumerate((4, 1, 2, 2, 2))]
 
 
 # ---- whole runs ---------------------------------------------------------------------------------

@@ -348,10 +348,11 @@ def test_over_weights_by_hand():
 
 
 def test_weights_of_an_empty_mask_are_zero():
-    zeros = torch.zeros(2, 3)
-    for got in (algos.token_weights(zeros), algos.sequence_weights(zeros),
-                algos.sequence_sum_weights(zeros), algos.constant_weights(zeros, 5)):
-        assert torch.equal(got, zeros)
+    zeros = torch.zeros(1, 2)
+    got = dict(token=algos.token_weights(zeros), sequence=algos.sequence_weights(zeros),
+               sequence_sum=algos.sequence_sum_weights(zeros),
+               constant=algos.constant_weights(zeros, 5))
+    assert {name: weights.tolist() for name, weights in got.items()} == dict.fromkeys(got, [[0, 0]])
 
 
 def test_gradient_does_not_depend_on_the_split():
@@ -408,7 +409,7 @@ def test_keep_top_p_by_hand():
     rewards = tensor(0, 2, 0, 0, 0, 4, 0, 1, 0, 3)   # spreads 2, 0, 4, 1, 3, of 10
     for p, kept in ((0.4, [2]), (0.41, [2, 4]), (0.7, [2, 4]), (0.71, [0, 2, 4]), (0.9, [0, 2, 4]),
                     (0.91, [0, 2, 3, 4]), (1.0, [0, 2, 3, 4])):   # the constant group never
-        assert algos.keep_top_p(rewards, 2, p).tolist() == kept
+        assert (p, algos.keep_top_p(rewards, 2, p).tolist()) == (p, kept)
     # ties by order; a share that is reached exactly, 9 of 10, needs no further group
     assert algos.keep_top_p(tensor(*[0, 1] * 10), 2, 0.9).tolist() == list(range(9))
     assert algos.keep_top_p(torch.full((8,), 0.7), 2, 0.9).tolist() == []

@@ -633,7 +633,7 @@ def explore(run):
     for world in run.worlds:
         count = cfg.explore or len(run.tasks[world])
         for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed):
-            tasks.append((world.at_temperature(cfg.temperature), task))
+            tasks.append((world, task))
     return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
                                (cfg.seed, run.step, 0))
 

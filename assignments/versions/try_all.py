@@ -124,24 +124,36 @@ def try_right(steps):
 
 def try_runs(steps, seeds):
     """Play the run of each step with the project's own code and with the wrong versions that are
-    meant to show in it; print a line each -> the labels of those that did not come out so."""
+    meant to show in it; print a line each -> the labels of those that did not come out so. The
+    policy from which a seed's runs start is cloned once, by the project's own code."""
     bad = []
-    for step in steps:
-        *_, commands, threshold = read_sheet(step)
-        versions = [("right", None, "")] + [
-            (label, file, altered) for label, _, file, _, altered in wrong_jobs(step)
-            if label.partition(": ")[2] in SHOWN[step]]
-        for label, file, altered in versions:
-            with tempfile.TemporaryDirectory() as folder:
-                copy_project(Path(folder))
-                if file:
-                    Path(folder, file).write_text(altered)
-                for seed in seeds:
-                    run = play_run(folder, commands, threshold, 3600, 32 * 2**30, seed=seed)
-                    print(f"{step} seed {seed} {label}: {run['said']} ({run['seconds']} s)",
-                          flush=True)
-                    bad += [f"{label}, seed {seed}"] * (run["passed"] != (label == "right"))
+    with tempfile.TemporaryDirectory() as starts:
+        for step in steps:
+            *_, commands, threshold = read_sheet(step)
+            versions = [("right", None, "")] + [
+                (label, file, altered) for label, _, file, _, altered in wrong_jobs(step)
+                if label.partition(": ")[2] in SHOWN[step]]
+            for label, file, altered in versions:
+                with tempfile.TemporaryDirectory() as folder:
+                    copy_project(Path(folder))
+                    if file:
+                        Path(folder, file).write_text(altered)
+                    for seed in seeds:
+                        run = play_run(folder, from_start(commands, seed, Path(starts)), threshold,
+                                       3600, 32 * 2**30, seed=seed)
+                        print(f"{step} seed {seed} {label}: {run['said']} ({run['seconds']} s)",
+                              flush=True)
+                        bad += [f"{label}, seed {seed}"] * (run["passed"] != (label == "right"))
     return bad
+
+
+def from_start(commands, seed, starts):
+    """A run's commands without the first, which makes `start` if that of this seed is not there."""
+    (_, script, *flags), start = commands[0].replace("SEED", str(seed)).split(), starts / str(seed)
+    if not start.exists():
+        flags[flags.index("start")] = str(start)
+        subprocess.run([sys.executable, ROOT / script, *flags], check=True, capture_output=True)
+    return [command.replace("--model start", f"--model {start}") for command in commands[1:]]
 
 
 def main():

@@ -421,7 +421,7 @@ def keep_groups(played, cfg):
 def explore(run):
     cfg = run.cfg
     schedule = list(cfg.samples) + [cfg.samples[-1]] * run.step
-    tasks = [(world.at_temperature(cfg.temperature), task) for world in run.worlds
+    tasks = [(world, task) for world in run.worlds
              for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
                                       run.step, cfg.seed)]
     return parallel.play_tasks(run, run.policy, tasks, schedule[run.step], cfg.horizon,

@@ -234,6 +234,8 @@ WRONG = {
         ("the schedule's first entry for ever", "explore",
          "cfg.samples[run.step] if run.step < len(cfg.samples) else cfg.samples[-1]",
          "cfg.samples[0]"),
+        ("no task where all are asked for", "explore", "cfg.explore or len(run.tasks[world])",
+         "cfg.explore"),
         ("the same luck in every iteration", "explore", "(cfg.seed, run.step, 0)",
          "(cfg.seed, 0, 0)"),
         ("failures pay", "reward", "0.0 if trajectory.score < 0 else trajectory.score",
