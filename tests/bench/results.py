@@ -8,8 +8,9 @@ and those before it make what it needs. {seed} is the seed, {run} the row's fold
 table's, so that rows can share a clone; under {starts} all tables do. A row shows, in %, the mean
 over the seeds and its standard error (of one seed that over tasks) of held-out success before and
 after, greedy and at T=1; then the step of each seed's first warning. The picture has a panel for
-each row: greedy success, its band over the seeds, the random player and the expert. Minutes are of
-CPU time, servers included: on two free cores a run needs half. An interrupted table goes on.
+each row, or one for all: greedy success, its band over the seeds, the random player, the expert.
+Minutes are of CPU time, servers included: on two free cores a run needs half. An interrupted table
+goes on.
 """
 import argparse
 import json
@@ -17,6 +18,8 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,10 +64,10 @@ def claims(env="textcraft_small"):
     hot = rl + "--lr 2e-3 --lr-end 1 --steps 60 "
     wrong = rl.replace("train.py", "recipes/upstream_faults.py") + "--steps 60 "
     tables = dict(
-        horizons={          # equal turns: 4, 7 and 10 have 150 turns of a task's try each
-            "10 turns": rl + "--steps 60", "4 turns": rl + "--horizons 4,10 --switch-every 9999 "
-            "--steps 118", "4, 7, 10": rl + "--horizons 4,7,10 --switch-every 40,65 --steps 87",
-            "drawn from 4, 7, 10": rl.replace("train.py", "recipes/random_horizons.py")
+        horizons={          # as many turns as 60 steps of 10 turns have, GRPO's row of `rules`
+            "4 turns": rl + "--horizons 4,10 --switch-every 9999 --steps 118",
+            "4, 7, 10 turns": rl + "--horizons 4,7,10 --switch-every 40,65 --steps 87",
+            "drawn from 4, 7, 10 turns": rl.replace("train.py", "recipes/random_horizons.py")
             + "--horizons 4,7,10 --steps 76"},
         starpo={
             "StarPO": hot + "--algo starpo", "StarPO-S": hot + "--algo starpo_s",
@@ -130,6 +133,7 @@ QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
 QUICK["recipes/unexplored.py"] = QUICK["evolve"]
 for recipe in ("maxrl", "echo", "random_horizons", "upstream_faults"):
     QUICK[f"recipes/{recipe}.py"] = QUICK["train.py"]
+MAKING = defaultdict(threading.Lock)
 
 
 def run(table, title, seed, quick=False):
@@ -143,10 +147,11 @@ def run(table, title, seed, quick=False):
             words = shlex.split(command.format(
                 seed=seed, run=name, at=f"runs/{at}", starts="runs/" + "quick-" * quick + "start"))
             made = words[words.index("--out") + 1] if "clone" in words else ""
-            if not (made and os.path.exists(made)):
-                small = next(QUICK[word] for word in words if word in QUICK)
-                more = shlex.split(small) if quick else []
-                minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
+            with MAKING[made or name]:          # a clone that rows share is made once
+                if not (made and os.path.exists(made)):
+                    small = next(QUICK[word] for word in words if word in QUICK)
+                    more = shlex.split(small) if quick else []
+                    minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
         spent.write_text(json.dumps(minutes))
     result = json.loads(Path("runs", name, "result.json").read_text())
     (_, before), *_, (_, after) = result["evaluations"]
@@ -190,25 +195,35 @@ def points(results, how="greedy"):
             for seeds in zip(*(result["evaluations"] for result in results), strict=True)]
 
 
-def draw(path, table):
-    """table: {title: results}."""
+def draw(path, table, together):
+    """table: {title: results}. Together: one panel for all rows, over the share of their steps."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
-    columns = min(3, len(table))
-    rows = -(-len(table) // columns)
-    figure = Figure((3 * columns, 2.3 * rows), dpi=110, layout="tight")
+    columns, rows = (1, 1) if together else (min(3, len(table)), -(-len(table) // 3))
+    size = (8, 4.5) if together else (3 * columns, 2.3 * rows)
+    panels = Figure(size, dpi=110, layout="tight").subplots(rows, columns, squeeze=False).flat
     for i, (title, results) in enumerate(table.items()):
-        axes = figure.add_subplot(rows, columns, i + 1)
+        axes = panels[0 if together else i]
         steps, means, errors = zip(*points(results))
-        axes.plot(steps, means, "o-", ms=3, label="greedy")
+        steps = [step / steps[-1] for step in steps] if together else steps
+        color = colormaps["tab20"](i) if together else "C0"
+        axes.plot(steps, means, "o-", ms=3, color=color, label=title if together else "greedy")
         if len(results) > 1:
             axes.fill_between(steps, [m - e for m, e in zip(means, errors)],
-                              [m + e for m, e in zip(means, errors)], alpha=0.3)
-        for who, color in (("random", "C3"), ("expert", "C2")):
-            axes.axhline(results[0]["players"][who]["success"], color=color, ls=":", label=who)
-        axes.set(title=title, ylim=(0, 1.04))
+                              [m + e for m, e in zip(means, errors)], color=color, alpha=0.15)
+        if not together or not i:
+            for who, line in (("random", "C3"), ("expert", "C2")):
+                axes.axhline(results[0]["players"][who]["success"], color=line, ls=":", label=who)
+        axes.set(title="" if together else title, ylim=(0, 1.04))
         axes.title.set_size(9)
-    axes.legend(fontsize=7)
-    figure.savefig(path)
+    if together:
+        axes.set(xlabel="share of the steps", ylabel="greedy success, held out")
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend(fontsize=7)
+    for empty in list(panels)[len(table) if not together else 1:]:
+        empty.set_axis_off()
+    axes.figure.savefig(path)
 
 
 def main():
@@ -219,6 +234,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--only", nargs="*", metavar="TITLE", help="rows; without it all")
     parser.add_argument("--picture", default="", help="a file; without it none")
+    parser.add_argument("--together", action="store_true", help="one panel for all rows")
     parser.add_argument("--curve", action="store_true", help="also every evaluation's mean")
     parser.add_argument("--quick", action="store_true", help="a step of each, to try this file")
     args = parser.parse_args()
@@ -238,7 +254,7 @@ def main():
                         f"{step}: {100 * mean:.1f} ± {100 * error:.1f}"
                         for step, mean, error in points(table[title], how)))
     if args.picture:
-        draw(args.picture, table)
+        draw(args.picture, table, args.together)
 
 
 if __name__ == "__main__":
