@@ -513,7 +513,7 @@ class Scheduler:
             self.release(slot)
             self.slots.finish(slot)
         else:
-            self.slots.move(slot, "asking" if slot.episode.request else "ready")
+            self.slots.move(slot, "ready")
 
     def release(self, slot):
         """Give the slot's pages and row back."""
