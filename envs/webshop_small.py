@@ -33,7 +33,8 @@ MOST = 3                            # results of a search
 KINDS = GOODS["grocery"][2][:2]     # snacks and drinks
 NOUNS = {noun for _, nouns, *_ in KINDS for noun in nouns.split(",")}
 ONE_WORD = webshop.one_word(names_of(KINDS), "B0[A-Z]{8}")
-TINY = dict(horizons=(6,), max_context=640, steps=80, clone=dict(steps=900, lr=6e-3, heads=2))
+TINY = dict(horizons=(6,), max_context=640, steps=100, tasks_per_step=56, kl_coef=0.01,
+            clone=dict(goal="other", skill=0.9, steps=900, lr=6e-3, heads=2))
 
 
 @functools.cache
