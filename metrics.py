@@ -87,8 +87,8 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")     # evaluations: 10%
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
-            run.warnings.append((run.step, signal, sentence))
-            parallel.say(f"WARNING at step {run.step}: {sentence} {way_back(run)}")
+            run.warnings.append((run.step, signal, f"{sentence} {way_back(run)}"))
+            parallel.say("WARNING at step {0}: {2}".format(*run.warnings[-1]))
 
 
 def way_back(run):
@@ -315,7 +315,7 @@ def echo_trap_signals(history, window, solved, falling, rising):
     stuck = not solved and not rising
     return [
         ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
-         "echo trap: all tries at a task earn the same, noise is left to learn from"),
+         "echo trap: the tries at a task earn the same, little but noise is left to learn from"),
         ("entropy", before, last, stuck and last < 0.5 * before,
          "echo trap: entropy leaves its smooth decay downwards"),
         ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),

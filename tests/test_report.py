@@ -222,6 +222,9 @@ def test_page_is_worked_by_keys_alone(runs, chromium):
         assert page.get_attribute("#modes >> text=mask", "aria-pressed") == "true"
         page.keyboard.press("ArrowRight")
         assert "trained on" in page.text_content("#status")
+        page.locator("button.task").nth(1).focus()              # what it opens leaves it there
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.matches('button.task')")
         page.keyboard.press("/")
         page.keyboard.type("nothing like it")
         assert page.text_content("#count") == "0 of 40 episodes"
@@ -234,8 +237,8 @@ def test_page_of_two_runs_lays_seeds_and_tasks_side_by_side(runs, chromium, caps
     report.main([str(runs / "seed0"), str(runs / "seed1")])
     assert capsys.readouterr().out.strip() == str(runs / "report.html")
     with opened(chromium, runs / "report.html") as page:
-        head = page.locator("tr").first.inner_text().split("\t")
-        assert head[-1].strip() == "seed" and "lr" not in head  # what differs, nothing else
+        rows = [row.split("\t") for row in page.locator("tr").all_inner_texts()]
+        assert rows[-1] == ["seed", "0", "1"] and "lr" not in dict.fromkeys(row[0] for row in rows)
         legend = page.locator("#held .legend span").first.inner_text()
         assert legend.strip() == "seed0 and 1 other seeds"
         assert page.locator("#held path[opacity]").count() == 1 # the band of the two seeds
