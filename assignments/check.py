@@ -106,14 +106,14 @@ def inside(path, tests):
 
 # ---- outside: limits ----------------------------------------------------------------------------
 
-def limited(command, folder, output, seconds, memory):
+def limited(command, folder, output, seconds, memory, threads=1):
     """Run a command in a folder with limits; what it prints goes to the file `output` -> why it did
     not end by itself, or ""."""
     def limits():
         for what, most in (resource.RLIMIT_FSIZE, FILE_BYTES), (resource.RLIMIT_AS, memory):
             with suppress(ValueError, OSError):         # macOS has no limit of addresses
                 resource.setrlimit(what, (most, most))
-    environment = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH="")
+    environment = os.environ | dict(OMP_NUM_THREADS=str(threads), PYTHONPATH="")
     with open(output, "w") as printed:
         process = subprocess.Popen(command, cwd=folder, stdout=printed, stderr=printed,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
@@ -182,7 +182,7 @@ def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", se
             _, script, *flags = command.replace("NAME", env).replace("SEED", str(seed)).split()
             left = max(seconds - (time.perf_counter() - began), 1)
             why = limited([sys.executable, str(Path(folder, script)), *flags], aside,
-                          Path(aside, "output"), left, memory)
+                          Path(aside, "output"), left, memory, threads=2)
             last = Path(aside, "output").read_text(errors="replace").strip().splitlines()[-1:]
             if why:
                 break
