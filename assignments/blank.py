@@ -146,9 +146,9 @@ def copy_project(out, without=TEACHERS):
         target = out / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    readme = out / "README.md"          # without the lines that link to what is left out
-    readme.write_text("".join(line for line in readme.read_text().splitlines(keepends=True)
-                              if not any(f"({path}" in line for path in without)))
+    readme = out / "README.md"          # without the items that link to what is left out
+    items = re.split(r"^(?=\S)", readme.read_text(), flags=re.MULTILINE)
+    readme.write_text("".join(item for item in items if not any(f"({p}" in item for p in without)))
 
 
 def new_folder(out):
