@@ -24,7 +24,7 @@ ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment
 def checkout(tmp_path_factory):
     """A copy of the code, with the environment in it."""
     folder = tmp_path_factory.mktemp("checkout")
-    for pattern in ("*.py", "*.html", "*.toml", "docs/*.md", "envs/**/*.*", "tests/*.py"):
+    for pattern in ("*.py", "*.toml", "docs/*.*", "envs/**/*.*", "tests/*.py"):
         for path in ROOT.glob(pattern):
             copy = folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
