@@ -21,9 +21,9 @@ def test_horizon_at_moves_on_with_the_steps_then_stays(horizons, switches, at):
 
 
 @pytest.mark.parametrize("horizons, switches, sentence", [
-    *((wrong, (100,), "horizons")
+    *((wrong, (100,), "horizons .*expected one number of turns or several")
       for wrong in ((), (6, 0), (-1,), (13, 6))),
-    *(((6, 13, 20), wrong, "switch_every")
+    *(((6, 13, 20), wrong, "switch_every .*: expected one number of steps")
       for wrong in ((0,), (20, 10), (10, 10), (0, 10), (1, 2, 3)))])
 def test_horizon_at_refuses_horizons_and_switches(horizons, switches, sentence):
     with pytest.raises(ValueError, match=sentence):
