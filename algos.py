@@ -336,16 +336,6 @@ def over_weights(response_mask, w):
     return weighted / weighted.sum().clamp(min=torch.finfo(w.dtype).tiny)
 
 
-@torch.no_grad()
-def importance_weights(old_logprobs, rollout_logprobs, response_mask, cap):
-    """min(rho, cap), rho = pi_old / pi_rollout: truncated importance sampling. All (B, T).
-    It corrects an inexact sampler: both are at the weights that sampled, pi_old is the trainer's.
-    TRL's `token_truncate`; used by recipes/icepop.py, which knows two other rules."""
-    check_aligned(old_logprobs, rollout_logprobs, response_mask)
-    rho = (old_logprobs - rollout_logprobs).exp()
-    return torch.where(response_mask.bool(), rho.clamp(max=cap), 0.0)
-
-
 # ---- what is watched ----------------------------------------------------------------------------
 
 def distinct_ngrams(token_lists, n=3):

@@ -572,10 +572,9 @@ class Engine:
     """Prefill, fork and decode sequences of one model over one memory of pages.
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
-    pages until then, or until `forget`: its context is made anew, or another needs the pages. It
-    decodes while it is in `active`. `tokens` counts tokens prefilled and decoded, decode steps, and
-    the cached tokens that these read. width: the most pages that a sequence will have, if fewer
-    than all."""
+    pages until then, or until `forget`: its context is made anew, or another needs the pages.
+    `tokens` counts tokens prefilled and decoded, decode steps, and the cached tokens that these
+    read. width: the most pages that a sequence will have, if fewer than all."""
 
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
                  width=None):
@@ -584,8 +583,7 @@ class Engine:
         self.pages = Pages(pages, page_size, rows, width or pages)     # step_inputs needs one more
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
-        self.prefill_tokens, self.active = prefill_tokens, []   # active: the caller adds, removes
-        self.tokens = Counter()
+        self.prefill_tokens, self.tokens = prefill_tokens, Counter()
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
 
@@ -607,8 +605,6 @@ class Engine:
 
     def forget(self, sequence, keep=0):
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
-        if sequence in self.active:
-            self.active.remove(sequence)
         self.pages.clear(sequence.row, keep // self.pages.page_size)
         sequence.length = len(sequence.pages) * self.pages.page_size
 
@@ -638,23 +634,21 @@ class Engine:
         table = self.pages.table[[s.row for s in sequences]]
         return table[:, :(table >= 0).sum(1).max()], np.array([s.length for s in sequences])
 
-    def _full(self):
-        """The active sequences whose next token begins a page."""
-        return [s for s in self.active if s.length % self.pages.page_size == 0]
-
-    def pages_short(self):
-        """How many pages the next `decode` needs beyond those that are free."""
-        return len(self._full()) - len(self.pages.free)
+    def pages_short(self, sequences):
+        """How many pages the next `decode` of these needs beyond those that are free."""
+        full = [s for s in sequences if s.length % self.pages.page_size == 0]
+        return len(full) - len(self.pages.free)
 
     @torch.inference_mode()
-    def decode(self, token_ids):
-        """One token more for each active sequence, in their order: (B,) ids -> (B, V) logits.
-        flash-attn's by a CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A
-        graph holds the weights' addresses, so it lives no longer than this engine: one rollout."""
-        for sequence in self._full():
-            self.pages.grow(sequence.row, sequence.length + 1)
-        table, starts = self._cached(self.active)
-        for sequence in self.active:
+    def decode(self, sequences, token_ids):
+        """Read one token more of each sequence: (B,) ids -> (B, V) logits. flash-attn's by a CUDA
+        graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
+        weights' addresses, so it lives no longer than this engine: one rollout."""
+        for sequence in sequences:
+            if sequence.length % self.pages.page_size == 0:        # its pages are full
+                self.pages.grow(sequence.row, sequence.length + 1)
+        table, starts = self._cached(sequences)
+        for sequence in sequences:
             sequence.length += 1
         self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
                            decode_read=int(starts.sum()))                # tokens attended to

@@ -28,7 +28,8 @@ EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out
 # ---- held-out tasks -----------------------------------------------------------------------------
 
 def players(run):
-    """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by."""
+    """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by. They
+    play once: player_rate remembers."""
     return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
             for who in ("random", "expert")}
 
@@ -100,7 +101,8 @@ def way_back(run):
 
 def record_iteration(run, explored, kept, stats, seconds):
     """The same for an iteration of AgentEvol, after its evaluation. seconds: without that."""
-    greedy, sampled = run.evaluations[-1][1].values()
+    rates = run.evaluations[-1][1]
+    greedy, sampled = rates["greedy"], rates["sampled"]
     line = dict(
         step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
@@ -245,7 +247,7 @@ def write_results(run):
 
 
 def final_table(run):
-    """The table at the end, result.json, the page and curve.png."""
+    """The table at the end, result.json and the page."""
     cfg, result = run.cfg, write_results(run)
     local = ", our local game" * hasattr(run.worlds[0].module, "Served")
     lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
@@ -261,9 +263,7 @@ def final_table(run):
                 lines.append("    greedy: " + ", ".join(
                     f"{part} {share:.0%}" for part, share in parts.items()))
     lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
-    if parallel.rank() == 0:
-        report.draw(run.folder, run.history, result)
-    parallel.say("\n".join([*lines, f"{run.folder}: report.html, curve.png, step_{run.step}/"]))
+    parallel.say("\n".join([*lines, f"{run.folder}: report.html, step_{run.step}/"]))
 
 
 def row(title, *rates):

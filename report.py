@@ -9,7 +9,6 @@ A page is docs/report_page.html with the folders' files inside; its script reads
 import base64
 import gzip
 import json
-import math
 from argparse import ArgumentParser, RawTextHelpFormatter
 from pathlib import Path
 
@@ -24,22 +23,6 @@ def write(*folders):
     path = (first.parent if others else first) / "report.html"
     path.write_text((here / "docs/report_page.html").read_text().replace("PACKED", packed))
     return path
-
-
-def draw(folder, history, result):
-    """curve.png: success on held-out tasks and while training, and the lines to judge it by."""
-    from matplotlib.figure import Figure
-    axes = Figure((9, 4), dpi=120, layout="tight").subplots()
-    axes.plot([line["success"] for line in history], color="0.8", label="training tasks")
-    steps, rates = zip(*result["evaluations"])
-    for how, style in (("greedy", "o-"), ("sampled", "^--")):
-        axes.plot(steps, [x[how]["success"] for x in rates], "C0" + style, label=f"held out, {how}")
-    for who, color in (("random", "C3"), ("expert", "C2")):
-        rate = result["players"][who]["success"]
-        axes.axhline(math.nan if rate is None else rate, ls=":", color=color, label=who)
-    axes.set(xlabel="step", ylabel="success", title="{env}, {algo}, seed {seed}".format_map(result))
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    axes.figure.savefig(Path(folder, "curve.png"))
 
 
 def sample_of(trajectory, tokenizer):

@@ -557,18 +557,19 @@ class Sampler:
                 reader = first[tuple(slot.episode.seen)]
                 slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
         for slot in row:
-            self.engine.active.append(slot.sequence)
             self.slots.move(slot, "decoding")
         self.draw(list(row), logits[list(row.values())])
 
     def decode(self):
         """Read the last token of each slot that decodes, and sample the next one."""
-        while self.engine.pages_short() > 0:                   # the first of them always goes on
-            self.preempt(spare=next(iter(self.slots["decoding"])))
-        if slots := list(self.slots["decoding"]):
-            with self.stats.clock("decode"):
-                logits = self.engine.decode(torch.tensor([s.episode.token_ids[-1] for s in slots]))
-            self.draw(slots, logits)
+        while slots := list(self.slots["decoding"]):
+            sequences = [slot.sequence for slot in slots]
+            if self.engine.pages_short(sequences) <= 0:
+                with self.stats.clock("decode"):
+                    last = torch.tensor([slot.episode.token_ids[-1] for slot in slots])
+                    logits = self.engine.decode(sequences, last)
+                return self.draw(slots, logits)
+            self.preempt(spare=slots[0])            # the first of them always goes on
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
@@ -580,7 +581,6 @@ class Sampler:
             for slot, token, logprob in zip(slots, *drawn):
                 slot.episode.sampled(int(token), logprob)
                 if slot.episode.request:
-                    self.engine.active.remove(slot.sequence)
                     self.slots.move(slot, "asking")
 
     def admit(self, ready):

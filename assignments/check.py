@@ -174,7 +174,7 @@ def belongs(result, test):
 
 def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", seed=0):
     """The sheet's commands, in a folder of their own -> dict(passed, came, threshold, seconds,
-    said). Its curve is kept as the file `keep`. SEED in the commands becomes `seed`; NAME becomes
+    said). Its page is kept as the file `keep`. SEED in the commands becomes `seed`; NAME becomes
     env, an environment of one's own, whose random player's success is subtracted."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as aside:
@@ -192,8 +192,8 @@ def play_run(folder, commands, threshold, seconds, memory, keep=None, env="", se
             return dict(passed=False, came=None, threshold=threshold, seconds=round(spent),
                         said="the run did not end: " + (why or "; ".join(last)))
         result = json.loads(results[-1].read_text())
-        for curve in results[-1].parent.glob("curve.png") if keep else ():
-            shutil.copyfile(curve, keep)
+        for page in results[-1].parent.glob("report.html") if keep else ():
+            shutil.copyfile(page, keep)
     came = result["evaluations"][-1][1]["sampled"]["success"]
     came -= result["players"]["random"]["success"] if env else 0.0
     above = " above the random player" if env else ""

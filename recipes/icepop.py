@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import train        # before torch: see there
 import torch
 
-from algos import check_aligned, importance_weights
+from algos import check_aligned
 from parallel import logprobs_under
 from run import Positive, Share
 
@@ -31,14 +31,18 @@ class Config(train.Config):
     importance_cap: Positive = 5.0    # icepop, mis: a rho above it counts as 0; tis: is cut to it
 
 
+@torch.no_grad()
 def truncated_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
-    """min(rho, cap): (B, T). Truncated importance sampling; `low` is not used."""
-    return importance_weights(old_logprobs, rollout_logprobs, response_mask, cap)
+    """min(rho, cap): (B, T), 0 off the mask. Truncated importance sampling, TRL's `token_truncate`;
+    `low` is not used."""
+    check_aligned(old_logprobs, rollout_logprobs, response_mask)
+    rho = (old_logprobs - rollout_logprobs).exp()
+    return torch.where(response_mask.bool(), rho.clamp(max=cap), 0.0)
 
 
 def masked_weights(old_logprobs, rollout_logprobs, response_mask, low, cap):
     """rho if low <= rho <= cap, else 0: (B, T). IcePop (arXiv:2510.18855). NaN stays."""
-    rho = importance_weights(old_logprobs, rollout_logprobs, response_mask, math.inf)
+    rho = truncated_weights(old_logprobs, rollout_logprobs, response_mask, low, math.inf)
     return torch.where((rho < low) | (rho > cap), 0.0, rho)
 
 

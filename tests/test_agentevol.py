@@ -556,7 +556,7 @@ def test_main_evolves_and_reports(url, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     script(monkeypatch, url, out="e/", **TINY)
     assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
-        "clone", "config.json", "curve.png", "metrics.jsonl", "report.html", "result.json",
+        "clone", "config.json", "metrics.jsonl", "report.html", "result.json",
         "samples.jsonl", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"

@@ -312,7 +312,7 @@ def test_nan_on_a_sampled_token_is_not_hidden():
                  algos.clipped_value_loss(ones, ones, dirty, 0.2)):
         assert loss.sum().isnan()
     rho = dirty[None], ones[None], ones[None]
-    assert algos.importance_weights(*rho, 2.0).sum().isnan()
+    assert icepop.truncated_weights(*rho, 0.0, 2.0).sum().isnan()
     assert icepop.masked_weights(*rho, 0.0, 2.0).sum().isnan()
     assert icepop.sequence_masked_weights(*rho, 0.0, 2.0).sum().isnan()
 
@@ -435,8 +435,8 @@ def corrected(weights, *bounds, junk=9.0):
     return weights((RATIOS * rollout).log().requires_grad_(), rollout.log(), SAMPLED, *bounds)
 
 
-def test_importance_weights_by_hand():
-    same(corrected(algos.importance_weights, 3.0),                  # 4 is cut to 3
+def test_truncated_weights_by_hand():
+    same(corrected(icepop.truncated_weights, 0.75, 3.0),            # 4 is cut to 3
          [[3, 0.5, 0, 1], [2, 2, 0, 0], [0.5, 0, 0.5, 0], [0] * 4])
 
 
@@ -453,10 +453,8 @@ def test_sequence_masked_weights_by_hand():
          [[2, 2, 0, 2], [0] * 4, [0] * 4, [0] * 4])
 
 
-@pytest.mark.parametrize("weights, bounds", [
-    (algos.importance_weights, (2.0,)), (icepop.masked_weights, (0.5, 2.0)),
-    (icepop.sequence_masked_weights, (0.5, 2.0))])
-def test_importance_corrections_see_sampled_tokens_alone(weights, bounds):
+@pytest.mark.parametrize("weights", icepop.RULES.values())
+def test_importance_corrections_see_sampled_tokens_alone(weights, bounds=(0.5, 2.0)):
     logprobs, mask = torch.randn(2, 3), torch.ones(2, 3)
     assert torch.equal(weights(logprobs, logprobs, mask, *bounds), mask)    # an exact sampler
     clean = corrected(weights, *bounds)

@@ -143,13 +143,10 @@ def samples(model, stock):
     everyone = [*first, fork(first[1]), fork(first[2]), fork(first[2])]
     for lengths, steps in (((5, 1, 9, 2), 7), ((1, 6, 3, 17), 5)):
         read(rng.sample(everyone, 4), lengths)
-        for sequence in rng.sample(everyone, 6):
-            engine.active.append(sequence)
+        active = rng.sample(everyone, 6)
         for _ in range(steps):
             ids = tokens_of(rng, 6)
-            note(list(engine.active), [[x] for x in ids], engine.decode(torch.tensor(ids)))
-        for sequence in everyone:
-            engine.active.remove(sequence)
+            note(active, [[x] for x in ids], engine.decode(active, torch.tensor(ids)))
     read(everyone, [1] * 6)
     worst = [0.0, 0.0]
     with torch.no_grad():

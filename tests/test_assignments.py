@@ -230,7 +230,7 @@ os.makedirs("runs/x")
 success = {"sampled": {"success": float(sys.argv[1])}}
 json.dump({"evaluations": [[0, {}], [9, success]], "players": {"random": {"success": 0.25}}},
           open("runs/x/result.json", "w"))
-open("runs/x/curve.png", "w").write("a curve")
+open("runs/x/report.html", "w").write("a page")
 """
 
 
@@ -246,9 +246,9 @@ open("runs/x/curve.png", "w").write("a curve")
 def test_play_run_compares_the_last_evaluation_with_the_threshold(commands, env, passed, said,
                                                                   tmp_path):
     (tmp_path / "run.py").write_text(RUN)
-    run = check.play_run(tmp_path, commands, 0.6, 3, 8 * 2**30, tmp_path / "curve.png", env, seed=7)
+    run = check.play_run(tmp_path, commands, 0.6, 3, 8 * 2**30, tmp_path / "kept.html", env, seed=7)
     assert run["passed"] == passed and run["said"].startswith(said)
-    assert (tmp_path / "curve.png").exists() == (run["came"] is not None)
+    assert (tmp_path / "kept.html").exists() == (run["came"] is not None)
 
 
 @pytest.mark.slow

@@ -189,17 +189,13 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
         assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
     for active in ([child, sequences[0], sequences[2]], [sequences[1], sequences[0]],
                    [*sequences, child]):
-        for sequence in active:
-            engine.active.append(sequence)
         for _ in range(2):
             ids = torch.tensor([rng.randrange(50) for _ in active])
-            logits = engine.decode(ids)
+            logits = engine.decode(active, ids)
             assert logits.shape == (len(active), 50)
             for sequence, token, row in zip(active, ids.tolist(), logits):
                 texts[id(sequence)].append(token)
                 assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
-        for sequence in active:
-            engine.active.remove(sequence)
     if graphs:                                             # padded to the same 8 rows, 14 pages
         assert [*engine.graphs] == [8] and engine.graphs[8][0].shape == (8, 2 + 14)
 
@@ -211,9 +207,8 @@ def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kerne
     sequences, made = [engine.start() for _ in range(9)], []
     engine.prefill(sequences, [[n] for n in range(9)])
     for count in (3, 3, 9, 3, 9):
-        engine.active[:] = sequences[:count]
-        logits = engine.decode(torch.full((count,), 7))
-        texts = [[n] + [7] * (s.length - 1) for n, s in enumerate(engine.active)]
+        logits = engine.decode(sequences[:count], torch.full((count,), 7))
+        texts = [[n] + [7] * (s.length - 1) for n, s in enumerate(sequences[:count])]
         assert max(differ(row[None], stock, [t]) for row, t in zip(logits, texts)) < 1e-5
         made.append([*engine.graphs])
     assert made == [[32], [32, 8], [32, 8, 16], [32, 8, 16], [32, 8, 16]]
@@ -233,20 +228,18 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
     sequence = engine.start()
     assert differ(engine.prefill([sequence], [text]), stock, [text]) < 1e-5
     assert differ(engine.prefill([sequence], [more]), stock, [text + more]) < 1e-5
-    engine.active.append(sequence)
     for token in (7, 8):                                   # twice the same recorded graph
         more.append(token)
-        assert differ(engine.decode(torch.tensor([token])), stock, [text + more]) < 1e-5
+        logits = engine.decode([sequence], torch.tensor([token]))
+        assert differ(logits, stock, [text + more]) < 1e-5
 
 
 def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     engine = Engine(twins()[0], 3, 5, PAGE_SIZES[kernel])
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1, 2], [3], [4, 5, 6]])
-    for sequence in sequences:
-        engine.active.append(sequence)
     before = engine.memory.keys.clone()
-    engine.decode(torch.tensor([7, 8, 9]))                 # 3 rows, recorded for 8
+    engine.decode(sequences, torch.tensor([7, 8, 9]))      # 3 rows, recorded for 8
     changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
     own = [[s.pages[0], s.length - 1] for s in sequences]
     assert sorted(changed) == sorted([*own, [5, 0]])       # page 5 is nobody's
@@ -330,10 +323,10 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
         if rank:
             adapt(model, rank, 32, "")
         engine = Engine(equip(model), 3, 12, 256, graphs=False)
-        engine.active += [engine.start() for _ in range(3)]
-        engine.prefill(engine.active, [[1, 2, 3], [4], [5, 6]])
+        sequences = [engine.start() for _ in range(3)]
+        engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])
         with parallel.gathered_weights(model), Writes() as writes:
-            engine.decode(torch.tensor([1, 2, 3]))
+            engine.decode(sequences, torch.tensor([1, 2, 3]))
         assert all(p.dtype == torch.float32 for name, p in model.named_parameters()
                    if "lora" in name)                                   # as before
         return writes.count
@@ -519,9 +512,9 @@ class TestFsdpOnGpu:
     def logits(self, policy, steps=3, **more):
         """(steps, 3, V): what three sequences decode after a prefill, and the engine."""
         engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel], **more)
-        engine.active += [engine.start() for _ in range(3)]
-        engine.prefill(engine.active, texts_of(random.Random(0), [300, 7, 64]))
-        return torch.stack([engine.decode(torch.tensor([5, 6, 7])).clone()
+        sequences = [engine.start() for _ in range(3)]
+        engine.prefill(sequences, texts_of(random.Random(0), [300, 7, 64]))
+        return torch.stack([engine.decode(sequences, torch.tensor([5, 6, 7])).clone()
                             for _ in range(steps)]), engine
 
     def test_a_captured_graph_decodes_with_gathered_weights_as_an_eager_step(self, policy):
@@ -563,8 +556,8 @@ class TestFsdpOnGpu:
                 engine.prefill(sequences, texts_of(rng, range(1, 10)))
                 rows.append([])
                 for count in (3, 9, 3, 3, 9):
-                    engine.active[:] = sequences[:count]
-                    rows[-1].append(engine.decode(torch.full((count,), 7)).clone())
+                    logits = engine.decode(sequences[:count], torch.full((count,), 7))
+                    rows[-1].append(logits.clone())
         for captured, eager in zip(*rows):
             assert (captured.log_softmax(-1) - eager.log_softmax(-1)).abs().max() < 6e-2
 
@@ -590,15 +583,13 @@ class TestOnGpu:
         logits[rows] = engine.prefill([sequences[row] for row in rows], more)       # new tokens
         for row, observation in zip(rows, more):
             texts[row] += observation
-        for sequence in sequences:
-            engine.active.append(sequence)
         for step in range(steps):
             ids, chosen = sample(logits, torch.zeros(len(texts)), 0.0)
             logprobs.append(chosen)
             for text, token in zip(texts, ids.tolist()):
                 text.append(token)
             if step < steps - 1:
-                logits = engine.decode(ids)
+                logits = engine.decode(sequences, ids)
         for sequence in sequences:
             engine.release(sequence)
         return texts, torch.stack(logprobs, 1)

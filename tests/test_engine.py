@@ -118,16 +118,15 @@ def test_engine_logprobs_equal_stock_transformers(kind, tied):
     assert differ(engine.prefill(chosen, added), stock,
                   [texts[sequences.index(s)] for s in chosen]) < 1e-5
 
-    for sequence in rng.sample(sequences, len(sequences)):
-        engine.active.append(sequence)
+    active = rng.sample(sequences, len(sequences))
     for step in range(12):                 # everybody crosses the end of a page at least once
         if step == 5:
-            engine.active.remove(sequences[2])
-        ids = tokens_of(rng, len(engine.active))
-        for sequence, token in zip(engine.active, ids):
+            active.remove(sequences[2])
+        ids = tokens_of(rng, len(active))
+        for sequence, token in zip(active, ids):
             texts[sequences.index(sequence)].append(token)
-        assert differ(engine.decode(torch.tensor(ids)), stock,
-                      [texts[sequences.index(s)] for s in engine.active]) < 1e-5
+        assert differ(engine.decode(active, torch.tensor(ids)), stock,
+                      [texts[sequences.index(s)] for s in active]) < 1e-5
     ids = tokens_of(rng, 4)
     texts[2] += ids                        # read on where decoding stopped
     assert differ(engine.prefill([sequences[2]], [ids]), stock, [texts[2]]) < 1e-5
@@ -149,11 +148,9 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
         assert (members[which].pages == members[2].pages[:pages])
         other = prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8]
         assert differ(engine.prefill([members[which]], [other[4 * pages:]]), stock, [other]) < 1e-5
-    for member in members:
-        engine.active.append(member)
     texts = [prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8] for which in (0, 1)]
     texts = [[*text, which] for which, text in enumerate([*texts, prompt])]
-    assert differ(engine.decode(torch.tensor([0, 1, 2])), stock, texts) < 1e-5
+    assert differ(engine.decode(members, torch.tensor([0, 1, 2])), stock, texts) < 1e-5
     for member in members:
         engine.release(member)
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
@@ -287,14 +284,15 @@ def mean(text, window=None):
     return [sum(text[place] for place in places) / len(places), sum(places) / len(places)]
 
 
-def runs_of(engine):
-    table, lengths = engine._cached(engine.active)
+def runs_of(engine, sequences):
+    table, lengths = engine._cached(sequences)
     return page_runs(table, lengths, engine.pages.page_size)
 
 
-def check_books(engine, sequences):
+def check_books(engine, sequences, active):
     """The page table, the free pages and the free rows say what the sequences say; a page has
-    several owners only if they share it, and a decode step reads it once for all of them."""
+    several owners only if they share it, and a decode step of the active ones reads it once for
+    all of them."""
     pages = engine.pages
     owners = [[] for _ in range(pages.count)]
     for sequence in sequences:
@@ -306,10 +304,10 @@ def check_books(engine, sequences):
     assert named == [(page, row) for page, rows in enumerate(owners) for row in sorted(rows)]
     assert sorted(pages.free) == [page for page in range(pages.count) if not owners[page]]
     assert not pages.free or pages.free[0] == min(pages.free)
-    readers = {(page, s.row) for s in engine.active for page in s.pages}
+    readers = {(page, s.row) for s in active for page in s.pages}
     if readers:
-        rows = [s.row for s in engine.active]
-        booked = [(page, rows[reader]) for chosen, several, _ in runs_of(engine)
+        rows = [s.row for s in active]
+        booked = [(page, rows[reader]) for chosen, several, _ in runs_of(engine, active)
                   for page, who in zip(np.arange(pages.count)[chosen], several.tolist())
                   for reader in who if reader != len(rows)]
         assert len(booked) == len(set(booked)) and set(booked) == readers
@@ -323,7 +321,7 @@ def random_schedule(seed, window=None):
     model = Mean(window=window)
     engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
                     prefill_tokens=rng.choice((8, 64)))
-    texts = {}                                             # sequence -> what it has read
+    texts, active = {}, []        # row -> (sequence, what it has read); the sequences that decode
 
     def check(sequences, logits):
         want = torch.tensor([mean(texts[s.row][1], window) for s in sequences])
@@ -337,7 +335,7 @@ def random_schedule(seed, window=None):
 
     for _ in range(14):
         everyone = [s for s, _ in texts.values()]
-        waiting = [s for s in everyone if s not in engine.active]
+        waiting = [s for s in everyone if s not in active]
         free = sorted(engine.pages.free)
         held = {page for s in everyone for page in s.pages}
         do = rng.choice(("start", "prefill", "prefill", "join", "join", "decode", "decode",
@@ -355,34 +353,33 @@ def random_schedule(seed, window=None):
                 texts[sequence.row][1].extend(ids)
             check(chosen, logits)
         elif do == "join":
-            for sequence in waiting:
-                if sequence.length:
-                    engine.active.append(sequence)
-        elif do == "decode" and engine.active:
-            chosen = list(engine.active)
-            assert (engine.pages_short() <= 0) == room(chosen, [1] * len(chosen))
-            if engine.pages_short() > 0:
+            active += [s for s in waiting if s.length]
+        elif do == "decode" and active:
+            assert (engine.pages_short(active) <= 0) == room(active, [1] * len(active))
+            if engine.pages_short(active) > 0:
                 happened.add("decode without pages")
                 continue
-            ids = tokens_of(rng, len(chosen))
-            logits = engine.decode(torch.tensor(ids))
-            for sequence, token in zip(chosen, ids):
+            ids = tokens_of(rng, len(active))
+            logits = engine.decode(active, torch.tensor(ids))
+            for sequence, token in zip(active, ids):
                 texts[sequence.row][1].append(token)
-            check(chosen, logits)
+            check(active, logits)
         elif do == "fork" and engine.free_rows and free and any(s.length for s in everyone):
             parent = rng.choice([s for s in everyone if s.length])
             child = engine.fork(parent)
             texts[child.row] = (child, list(texts[parent.row][1]))
-        elif do == "leave" and engine.active:
-            engine.active.remove(rng.choice(engine.active))
+        elif do == "leave" and active:
+            active.remove(rng.choice(active))
         elif do == "forget" and everyone:
             sequence = rng.choice(everyone)
             keep = rng.choice((0, rng.randint(0, sequence.length)))
             engine.forget(sequence, keep)
+            active = [s for s in active if s is not sequence]
             del texts[sequence.row][1][keep - keep % engine.pages.page_size:]
         elif do == "release" and everyone:
             sequence = rng.choice(everyone)
             engine.release(sequence)
+            active = [s for s in active if s is not sequence]
             del texts[sequence.row]
         else:
             continue
@@ -391,11 +388,11 @@ def random_schedule(seed, window=None):
         assert all(s.length == len(text) for s, text in texts.values()), do
         taken = sorted({page for s in everyone for page in s.pages} - held)
         assert taken == free[:len(taken)], "the lowest free page comes first"
-        check_books(engine, everyone)
+        check_books(engine, everyone, active)
     for sequence, _ in texts.values():
         engine.release(sequence)
-    check_books(engine, [])
-    assert engine.active == [] and engine.pages.in_use == 0 and (engine.pages.table == -1).all()
+    check_books(engine, [], [])
+    assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
     return happened
 
 
@@ -435,16 +432,13 @@ def test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place():
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1] * 7, [2] * 2, [3] * 4])
     assert [s.pages for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
-    engine.active.append(sequences[1])
-    (chosen, readers, written), = runs_of(engine)                   # 1 of 5 pages is wanted
+    first, second, third = sequences
+    (chosen, readers, written), = runs_of(engine, [second])         # 1 of 5 pages is wanted
     assert chosen.tolist() == [4] and readers.tolist() == [[0]] and written.tolist() == [2]
-    engine.active.append(sequences[0])
-    (chosen, readers, written), = runs_of(engine)                   # 5 of 5
+    (chosen, readers, written), = runs_of(engine, [second, first])  # 5 of 5
     assert chosen == slice(0, 5) and readers[:, 0].tolist() == [1, 1, 1, 1, 0]
     assert written.tolist() == [2, 2, 2, 1, 2]
-    engine.active.remove(sequences[1])
-    engine.active.append(sequences[2])
-    (chosen, readers, written), = runs_of(engine)                   # 6 of 7; page 4 is not read
+    (chosen, readers, written), = runs_of(engine, [first, third])   # 6 of 7; page 4 is not read
     assert chosen == slice(0, 7) and readers[:, 0].tolist() == [0, 0, 0, 0, 2, 1, 1]
 
 
@@ -453,16 +447,13 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
     parent, other = engine.start(), engine.start()
     engine.prefill([parent, other], [[1] * 5, [2] * 3])             # pages 0, 1, 2 and 3, 4
     children = [engine.fork(parent) for _ in range(3)]              # each copies page 2: 5, 6, 7
-    for sequence in (other, parent, children[0], children[2]):      # children[1] waits
-        engine.active.append(sequence)
-    (alone, one, written), (shared, several, full) = runs_of(engine)
+    active = [other, parent, children[0], children[2]]              # children[1] waits
+    (alone, one, written), (shared, several, full) = runs_of(engine, active)
     assert alone == slice(0, 8) and one[:, 0].tolist() == [4, 4, 1, 0, 0, 2, 4, 3]
     assert written.tolist() == [2, 2, 1, 2, 1, 1, 0, 1]
     assert shared.tolist() == [0, 1] and several.tolist() == [[1, 2, 3]] * 2
     assert full.tolist() == [2, 2]
-    engine.active.remove(parent)
-    engine.active.remove(children[2])
-    (alone, one, _), = runs_of(engine)                              # one reader is left: no group
+    (alone, one, _), = runs_of(engine, [other, children[0]])        # one reader is left: no group
     assert alone == slice(0, 6) and one[:, 0].tolist() == [1, 1, 2, 0, 0, 1]
 
 
@@ -578,8 +569,7 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
         engine = make_engine(model, agent, 1)
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2, 3]])
-        engine.active.append(sequence)
-        engine.decode(torch.tensor([4]))
+        engine.decode([sequence], torch.tensor([4]))
         with torch.no_grad():
             token_logprobs(model, ids, mask, positions)
         assert len(calls) == 2 * (update - 1)
@@ -635,8 +625,7 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     engine = Engine(model, rows=1, pages=4, page_size=32)
     sequence = engine.start()
     found = [engine.prefill([sequence], [text[:39]])]
-    engine.active.append(sequence)
-    found.append(engine.decode(torch.tensor(text[39:])))
+    found.append(engine.decode([sequence], torch.tensor(text[39:])))
     for got, hidden in zip(found, (seen[1][-1:], seen[2])):
         want, _ = exact_logprobs(model, hidden, got.argmax(-1))
         assert got.dtype == torch.float32
@@ -684,8 +673,7 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
         engine = Engine(model, rows=1, pages=2, page_size=2)
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2]])
-        engine.active.append(sequence)
-        engine.decode(torch.tensor([3]))
+        engine.decode([sequence], torch.tensor([3]))
         assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
@@ -695,12 +683,9 @@ def test_decode_counts_the_tokens_it_attends_to():
     engine = Engine(Mean(), rows=2, pages=8, page_size=4)
     sequences = [engine.start() for _ in range(2)]
     engine.prefill(sequences, [[1] * 3, [2] * 5])
-    for sequence in sequences:
-        engine.active.append(sequence)
     for _ in range(2):
-        engine.decode(torch.tensor([7, 7]))
-    engine.active.remove(sequences[0])
-    engine.decode(torch.tensor([7]))
+        engine.decode(sequences, torch.tensor([7, 7]))
+    engine.decode(sequences[1:], torch.tensor([7]))
     assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1, "decode_steps": 3,
                              "decode_read": 3 + 5 + 4 + 6 + 7}
 

@@ -70,9 +70,8 @@ def same(a, b):
 
 def ended(engine):
     """Nothing is left in the engine."""
-    return engine.pages.in_use == 0 and engine.active == [] \
-        and sorted(engine.free_rows) == list(range(engine.rows)) \
-        and (engine.pages.table == -1).all()
+    return engine.pages.in_use == 0 and (engine.pages.table == -1).all() \
+        and sorted(engine.free_rows) == list(range(engine.rows))
 
 
 def reply_to(episode, text, stop=True):
@@ -894,6 +893,5 @@ def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
     assert [len(slot.episode.seen) for slot in (first, second)] == [8, 27]
     first.sequence = sampler.engine.start()
     sampler.engine.prefill([first.sequence], [first.episode.seen])
-    sampler.engine.active.append(first.sequence)
     sampler.slots.move(first, "decoding")
     assert sampler.admit([second]) == [second] * admitted

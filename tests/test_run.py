@@ -25,7 +25,6 @@ from fakes import command, config, flags_of, started, trained, trainer_of
 from test_train import killed_in, lines_of, lines_of_all, same, weights_of
 
 import run as runs
-import report
 import parallel
 import train
 from client import EnvError, ServersGone
@@ -35,12 +34,6 @@ from train import Config
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("here")
-
-
-@pytest.fixture(autouse=True)
-def nothing_drawn(monkeypatch):
-    """curve.png takes longer than the runs."""
-    monkeypatch.setattr(report, "draw", lambda *_: None)
 
 
 def contents(folder):

@@ -411,7 +411,6 @@ class Sampler:
                 slots.append(slot)
                 rows.append(readers.index(reader))
         for slot in slots:
-            self.engine.active.append(slot.sequence)
             self.slots.move(slot, "decoding")
         self.draw(slots, logits[rows])
 
@@ -424,7 +423,6 @@ class Sampler:
                 token, logprob = sample(row[None], uniform, self.temperature)
                 slot.episode.sampled(int(token), float(logprob))
             if slot.episode.request is not None:
-                self.engine.active.remove(slot.sequence)
                 self.slots.move(slot, "asking")
 
 

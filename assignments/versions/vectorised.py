@@ -276,11 +276,9 @@ class Sampler:
                                    self.temperature)
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
                 slot.episode.sampled(token, logprob)
-        ended = [slot for slot in slots if slot.episode.request]
-        for slot in ended:
-            self.slots.move(slot, "asking")
-        gone = {slot.sequence for slot in ended}
-        self.engine.active[:] = [s for s in self.engine.active if s not in gone]
+        for slot in slots:
+            if slot.episode.request:
+                self.slots.move(slot, "asking")
 
 
 # ---- step 6 -------------------------------------------------------------------------------------

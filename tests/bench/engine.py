@@ -114,12 +114,10 @@ def decode_ours(ours, prompts, new):
     uniforms, began = torch.rand(new, len(prompts)), time.perf_counter()
     sequences = [engine.start() for _ in prompts]
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
-    for sequence in sequences:
-        engine.active.append(sequence)
     first = time.perf_counter()
     IN_ATTENTION.clear()
     for uniform in uniforms[1:]:
-        ids, _ = sample(engine.decode(ids), uniform, 1.0)
+        ids, _ = sample(engine.decode(sequences, ids), uniform, 1.0)
     last = time.perf_counter()
     return dict(prefill=first - began, seconds=last - first, all=last - began,
                 attention=IN_ATTENTION["seconds"])

@@ -136,16 +136,15 @@ def make_engine(model, rows, tokens, graphs=False):
 
 
 def decoding(model, B, context, graphs=False):
-    """An engine in which B sequences decode, `context` random tokens cached of each; or None."""
-    engine = make_engine(model, B, context + 64, graphs)
+    """An engine, or None; and its B sequences, `context` random tokens cached of each."""
+    engine, sequences = make_engine(model, B, context + 64, graphs), []
     if engine is not None:
         for pool in engine.memory.pools:
             pool.normal_()
         for _ in range(B):
-            sequence = engine.start(context)
-            engine.pages.grow(sequence.row, context)
-            engine.active.append(sequence)
-    return engine
+            sequences.append(engine.start(context))
+            engine.pages.grow(sequences[-1].row, context)
+    return engine, sequences
 
 
 # ---- the parts: rows of the table ---------------------------------------------------------------
@@ -158,11 +157,11 @@ def row_of(what, name, model, B, context, tokens, seconds, share):
 def bench_decode(name, model, limits, B, context):
     ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
-        engine = decoding(model, B, context, mode == "graph")
+        engine, sequences = decoding(model, B, context, mode == "graph")
         if engine is None:
             yield dict(zip(COLUMNS, ("decode", name, model.kernel, B, context, "no memory")))
             return
-        seconds = seconds_of(functools.partial(engine.decode, ids), 20)
+        seconds = seconds_of(functools.partial(engine.decode, sequences, ids), 20)
         yield row_of(f"decode, {mode}", name, model, B, context, B, seconds, least / seconds)
         del engine
         torch.cuda.empty_cache()
@@ -182,9 +181,9 @@ def bench_undone(name, model, limits, B, context):
         for _ in range(11 * layers):
             x.mul_(1.0)
     yield row("undone: 11 small kernels a layer", graph.replay, 0)
-    engine = decoding(model, B, context) if model.kernel == "varlen" else None
+    engine, sequences = decoding(model, B, context) if model.kernel == "varlen" else (None, [])
     if engine is not None:
-        table, starts = engine._cached(engine.active)
+        table, starts = engine._cached(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
                         dtype=torch.bfloat16)

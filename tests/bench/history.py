@@ -28,7 +28,7 @@ from engine import equip
 from chat import Agent
 from rollout import Episode, make_engine, to_batch
 from tests.bench.engine import SHAPES, medians, race
-from tests.bench.rollout import GROUP, Words, forgetful, ours_on
+from tests.bench.rollout import GROUP, Words, forgetting, ours_on
 from tests.bench.update import packed
 from tests.families import tokenizer_of
 
@@ -65,10 +65,10 @@ def say(tokenizer):
 
 def play(policy, agent, client, tasks, horizon, forgets):
     """One rollout and one update -> {figure: value}."""
+    way = forgetting if forgets else ours_on
     memory = make_engine(policy, agent, len(tasks) * GROUP)
     began = time.process_time()
-    played, stats = ours_on(policy, agent, client, tasks, GROUP, horizon,
-                            engine=forgetful(memory) if forgets else memory)
+    played, stats = way(policy, agent, client, tasks, GROUP, horizon, engine=memory)
     rollout_seconds = time.process_time() - began
     batch = to_batch(played)
     began = time.process_time()

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from string import ascii_lowercase
 from types import SimpleNamespace
+from unittest import mock
 
 from engine import Engine  # noqa: F401  before torch: see there
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 
 from client import EnvError, Reply
 from chat import Agent, make_tokenizer
-from rollout import Episode, Scheduler, Slots, World, collect, make_engine
+from rollout import Episode, Sampler, Scheduler, Slots, World, collect, make_engine
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, generate,
                                 linear_seconds, make_models, medians, race, ratio)
 
@@ -107,22 +108,22 @@ def ours_on(policy, agent, client, tasks, *arguments, **more):
     return collect(policy, [(world, task) for task in tasks], *arguments, **more)
 
 
-def forgetful(engine):
-    """The engine, made to drop a sequence's pages at the end of its turn."""
-    class Active(list):
-        def remove(self, sequence):
-            super().remove(sequence)
-            engine.pages.clear(sequence.row)
-            sequence.length = 0
-    engine.active = Active()
-    return engine
+def forgetting(*arguments, **more):
+    """`ours_on`, made to drop a sequence's pages at the end of its turn."""
+    def draw(sampler, slots, logits, draw=Sampler.draw):
+        draw(sampler, slots, logits)
+        for slot in slots:
+            if slot.state == "asking":
+                sampler.engine.forget(slot.sequence)
+    with mock.patch.object(Sampler, "draw", draw):
+        return ours_on(*arguments, **more)
 
 
-def timed(way, *arguments, **more):
+def timed(way, *arguments):
     """Seconds, and if it is one of our engines where the time went."""
     IN_ATTENTION.clear()
     began = time.perf_counter()
-    played = way(*arguments, **more)
+    played = way(*arguments)
     seconds = time.perf_counter() - began
     trajectories, stats = played if isinstance(played, tuple) else (played, None)
     figures = dict(seconds=seconds, actions=sum(sum(t.response_mask) for t in trajectories))
@@ -151,14 +152,13 @@ def bench_turns(shape, args, prompt, observation, action):
     B, horizon = (8, 3) if args.quick else (64, 10)
     agent, client = make_agent(shape, prompt, observation, action, horizon)
 
-    def play(way, policy, number, **more):
+    def play(way, policy, number):
         tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
-        return timed(way, policy, agent, client, tasks, GROUP, horizon, (number,), **more)
+        return timed(way, policy, agent, client, tasks, GROUP, horizon, (number,))
     seen = race(args.rounds, {
         "ours": lambda n: play(ours_on, ours, n),
         "generate": lambda n: play(plain, theirs, n),
-        "ours, forgetting": lambda n: play(ours_on, ours, n,
-                                           engine=forgetful(make_engine(ours, agent, B)))})
+        "ours, forgetting": lambda n: play(forgetting, ours, n)})
     show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x "
                f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
 
