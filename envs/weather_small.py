@@ -21,6 +21,7 @@ heart but how to use the tools: TRAIN and TEST share the cities' names, not the 
 In 6 turns a random player solves 7% of TEST, `expert` all, in 3 or 4.
 """
 import random
+from functools import partial
 from types import SimpleNamespace
 
 from envs import weather
@@ -29,9 +30,11 @@ from envs.parts.tools import Refused, plain
 NAME, HORIZON, SUCCESS = "weather_small", 6, 1.0
 TRAIN, TEST = range(0, 4000), range(4000, 4300)
 FAMILIES = ("named", "here")
-ONE_WORD = (r"Now new trial.*\n.*goal:|\nGive me one action\.|Observation:| (?=[A-Z0-9])|"
-            r"[A-Z]\p{L}+|\d+|\w+ with Action Input: \{(\"\w+\":)?| ?'\w+':")
-TINY = dict(horizons=(5,), max_context=320, clone=dict(heads=2))
+ONE_WORD = (r"Now new trial.*\n.*goal:|\nGive me one action\.|Observation: (\{'\w+': [\[{]*)?|"
+            r"\w+ with Action Input: \{(\"\w+\": )?|'?, ['\"]\w+['\"]: |'\w+': | (?=[A-Z0-9])|"
+            r"[A-Z]\p{L}+|\d+")
+TINY = dict(horizons=(5,), max_context=320, steps=40, kl_coef=0.01,
+            clone=dict(goal="other", skill=0.9, steps=2400, lr=6e-3, heads=2))
 PROMPT = """You answer a question about places with tools. Each turn, call one tool:
 NAME with Action Input: {arguments as JSON}
 get_user_current_location: {}, the user's city; get_latitude_longitude: {"name": city}
@@ -48,15 +51,20 @@ def task(task_id):
               for name, place, height in zip(names, zip(
                   rng.sample(number, 12), rng.sample(number, 12)), rng.sample(number, 12))}
     home, city = rng.sample([*cities.values()], 2)
-    here = family(task_id) == "here"
-
-    def steps(say):
-        at = yield from weather.locate(say, "" if here else city.name)
-        reply = yield say("How high is that?", "Now the elevation."), "get_elevation", at
-        return reply["elevation"][0]
+    name = "" if family(task_id) == "here" else city.name
     return SimpleNamespace(
-        goal=f"How high does {'the city I am in' if here else city.name} lie?", home=home,
-        cities=cities, answer=(home if here else city).elevation, steps=steps)
+        goal=f"How high does {name or 'the city I am in'} lie?", home=home, name=name,
+        cities=cities, answer=(city if name else home).elevation,
+        steps=partial(find_out, name=name, wanted="elevation"))
+
+
+def find_out(say, name, wanted):
+    """The way to a city's latitude, longitude or elevation; name "": of the user's city."""
+    at = yield from weather.locate(say, name)
+    if wanted in at:
+        return at[wanted]
+    reply = yield say("How high is that?", "Now the elevation."), "get_elevation", at
+    return reply[wanted][0]
 
 
 def family(task_id):
@@ -70,6 +78,10 @@ def fingerprint(task_id):
 
 class Env(weather.Env):
     tools = "get_user_current_location", "get_latitude_longitude", "get_elevation"
+
+    def start(self, task_id):
+        self.other = None           # of `other_goal`: the way to what it wants to know
+        return super().start(task_id)
 
     def get_latitude_longitude(self, name: str):
         city = self.task.cities.get(plain(name))
@@ -86,3 +98,11 @@ class Env(weather.Env):
         """Some value of an argument, for the random player."""
         city = rng.choice([*self.task.cities.values()])
         return city.elevation if key == "answer" else getattr(city, key)
+
+    def other_goal(self, rng):
+        """Finds out where the city of the question or the user's own lies, or how high."""
+        self.other = self.other or partial(
+            find_out, name=rng.choice(("", self.task.name)),
+            wanted=rng.choice(("latitude", "longitude", "elevation")))
+        self.task.steps = self.other
+        return self.expert()

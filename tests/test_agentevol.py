@@ -25,7 +25,6 @@ import run as runs
 import agentevol
 import envs
 import metrics
-import report
 import parallel
 import train
 from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
@@ -517,9 +516,8 @@ TINY = dict(env="toy", n=8, steps=2, batch=4, iterations=2, learn_steps=3, learn
 
 @pytest.fixture
 def here(monkeypatch, tmp_path):
-    """Runs are written to a folder of their own, without a picture, which takes longest."""
+    """Runs are written to a folder of their own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "draw", lambda *_: None)
 
 
 def begun(url, **flags):
@@ -637,7 +635,6 @@ def a_rank(rank, url, model, port):
     make_known()
     sys.modules["envs.toy"].TINY = dict(clone=dict(steps=3, n=8, width=16, heads=2))
     torch.set_num_threads(1)
-    report.draw = lambda *_: None
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     evolve(*begun(url, out="e2", model=model, **RANKS))

@@ -22,7 +22,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import algos
 import metrics
 import parallel
-import report
 import train
 from envs.parts import players
 from fakes import command, config, started, trained
@@ -95,7 +94,6 @@ def recorded_main(url, model, *more, **flags):
         steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, lr_end=LR_END,
         max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw", lambda *_: None)     # the slowest part by far
         record = Record(patch)
         hook = register_optimizer_step_pre_hook(record.noting_step)
         try:

@@ -92,7 +92,8 @@ TABLES = {
     "worlds": {
         **{name: [TRAIN + f"--env {name}"] for name in (
             "textcraft_small", "frozenlake", "sokoban", "babyai", "maze", "wordle", "textcraft",
-            "alfworld", "bandit", "webshop_small", "webshop", "academia", "searchqa_small")},
+            "alfworld", "bandit", "webshop_small", "webshop", "academia", "searchqa_small",
+            "weather_small")},
         "textcraft_small, think": [
             CLONE.replace("clone-", "think-") + "--env textcraft_small --format think --goal task "
             "--skill 0.6 --max-turn-tokens 72 --max-context 1024 --horizon 10 --steps 450",
