@@ -9,6 +9,7 @@ A page is docs/report_page.html with the folders' files inside; its script reads
 import base64
 import gzip
 import json
+import signal
 from argparse import ArgumentParser, RawTextHelpFormatter
 from pathlib import Path
 
@@ -69,4 +70,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # `| head` ends it without a word
     main()

@@ -33,7 +33,7 @@ MOST = 3                            # results of a search
 KINDS = GOODS["grocery"][2][:2]     # snacks and drinks
 NOUNS = {noun for _, nouns, *_ in KINDS for noun in nouns.split(",")}
 ONE_WORD = webshop.one_word(names_of(KINDS), "B0[A-Z]{8}")
-TINY = dict(horizons=(6,), max_context=640, steps=100, tasks_per_step=56, kl_coef=0.01,
+TINY = dict(horizons=(6,), max_context=640, steps=40, kl_coef=0.01,
             clone=dict(goal="other", skill=0.9, steps=900, lr=6e-3, heads=2))
 
 
@@ -61,6 +61,15 @@ def family(task_id):
 class Env(webshop.Env):
     def __init__(self):
         self.shop = small_shop()
+
+    def other_goal(self, rng):
+        """Wants the product at once, mostly in whatever size or flavour it comes."""
+        if self.other is None:
+            self.other = rng.random() < 2 / 3       # whether it is in a hurry
+        thought, action = self.expert()
+        if self.other and action in [f"click[{wish}]" for wish in self.goal.options]:
+            return "Any of them will do.", "click[Buy Now]"
+        return thought, action
 
     def random_action(self, rng):
         """On the search page it searches for two of the goal's names."""
