@@ -74,6 +74,12 @@ def claims(env="textcraft_small"):
             "StarPO-S, all groups": hot + "--algo starpo_s --filter none --mini-batches 4",
             "StarPO-S, with StarPO's KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
             "StarPO-S, clipped at 0.2": hot + "--algo starpo_s --clip-high 0.2"},
+        ragen={             # in as many episodes as GRPO's row of `rules`, or in as many updates
+            "64 tasks, 4 tries": rl + "--steps 60 --tasks-per-step 64 --group-size 4",
+            "16 tasks, 16 tries": rl + "--steps 60 --tasks-per-step 16 --group-size 16",
+            "8 tasks, 32 tries": rl + "--steps 60 --tasks-per-step 8 --group-size 32",
+            "learned from 4 times": rl + "--steps 60 --epochs 4",
+            "learned from 4 times, 15 steps": rl + "--steps 15 --epochs 4 --eval-every 5"},
         upstream={
             "GRPO on observations, too": wrong + "--fault observations",
             "PPO, reward on an observation": wrong + "--fault reward --algo ppo"})
