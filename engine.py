@@ -634,19 +634,21 @@ class Engine:
         table = self.pages.table[[s.row for s in sequences]]
         return table[:, :(table >= 0).sum(1).max()], np.array([s.length for s in sequences])
 
+    def _full(self, sequences):
+        """Those whose next token begins a page."""
+        return [s for s in sequences if s.length % self.pages.page_size == 0]
+
     def pages_short(self, sequences):
         """How many pages the next `decode` of these needs beyond those that are free."""
-        full = [s for s in sequences if s.length % self.pages.page_size == 0]
-        return len(full) - len(self.pages.free)
+        return len(self._full(sequences)) - len(self.pages.free)
 
     @torch.inference_mode()
     def decode(self, sequences, token_ids):
         """Read one token more of each sequence: (B,) ids -> (B, V) logits. flash-attn's by a CUDA
         graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
         weights' addresses, so it lives no longer than this engine: one rollout."""
-        for sequence in sequences:
-            if sequence.length % self.pages.page_size == 0:        # its pages are full
-                self.pages.grow(sequence.row, sequence.length + 1)
+        for sequence in self._full(sequences):
+            self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(sequences)
         for sequence in sequences:
             sequence.length += 1

@@ -454,8 +454,8 @@ def test_sequence_masked_weights_by_hand():
 
 
 @pytest.mark.parametrize("weights", icepop.RULES.values())
-def test_importance_corrections_see_sampled_tokens_alone(weights, bounds=(0.5, 2.0)):
-    logprobs, mask = torch.randn(2, 3), torch.ones(2, 3)
+def test_importance_corrections_see_sampled_tokens_alone(weights):
+    logprobs, mask, bounds = torch.randn(2, 3), torch.ones(2, 3), (0.5, 2.0)
     assert torch.equal(weights(logprobs, logprobs, mask, *bounds), mask)    # an exact sampler
     clean = corrected(weights, *bounds)
     assert not clean.requires_grad

@@ -344,7 +344,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone"),
         ("torch.stack([logits[i] for i in range(len(sequences))])",
          "torch.stack(list(logits.values()))", "test_engine_logprobs_equal_stock_transformers"),
-        ("len(full) - len(self.pages.free)", "len(full) - len(self.pages.free) - 1",
+        ("(sequences)) - len(self.pages.free)", "(sequences)) - len(self.pages.free) - 1",
          "test_no_page_is_lost_in_1000_random_schedules"),
         ("decode_read=int(starts.sum())", "decode_read=int(starts.max())",
          "test_decode_counts_the_tokens_it_attends_to"),

@@ -110,8 +110,10 @@ def ours_on(policy, agent, client, tasks, *arguments, **more):
 
 def forgetting(*arguments, **more):
     """`ours_on`, made to drop a sequence's pages at the end of its turn."""
-    def draw(sampler, slots, logits, draw=Sampler.draw):
-        draw(sampler, slots, logits)
+    plain_draw = Sampler.draw
+
+    def draw(sampler, slots, logits):
+        plain_draw(sampler, slots, logits)
         for slot in slots:
             if slot.state == "asking":
                 sampler.engine.forget(slot.sequence)
