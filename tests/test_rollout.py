@@ -446,6 +446,10 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     assert stats.tokens["prefill"] == 13 + 16 + 19 + 22
     assert stats.tokens["decode"] == 0
     assert stats.pages == (1 + 4) + (2 + 0) + (2 + 4) + (2 + 4)
+    # In 4 rows one group is played after the other; the largest number counts, not the last one.
+    _, stats = collect(policy(), who, LocalClient(), [3, 0], 4, 1,
+                       engine=Engine(policy(), 4, 100, 8))
+    assert stats.pages == 2 + 4
 
 
 def test_collect_keeps_pages_across_turns():

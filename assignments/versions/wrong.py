@@ -141,6 +141,8 @@ WRONG = {
          "rows.append(readers.index(reader))", "rows.append(0)"),
         ("one number for all slots", "Sampler.draw", "number = slot.episode.uniforms[",
          "number = list(slots)[0].episode.uniforms["),
+        ("the pages of the last draw, not the most", "Sampler.draw",
+         "max(self.stats.pages, self.engine.pages.in_use)", "self.engine.pages.in_use"),
         ("a token is drawn by the number of the one before it", "Sampler.draw",
          "uniforms[len(slot.episode.token_ids)]", "uniforms[len(slot.episode.token_ids) - 1]"),
         ("an old context stays in the pages", "Scheduler.take",

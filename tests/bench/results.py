@@ -74,6 +74,10 @@ def claims(env="textcraft_small"):
             "StarPO-S, all groups": hot + "--algo starpo_s --filter none --mini-batches 4",
             "StarPO-S, with StarPO's KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
             "StarPO-S, clipped at 0.2": hot + "--algo starpo_s --clip-high 0.2"},
+        way_back={          # from the checkpoint before the warning of `starpo`'s first row
+            title: TRAIN + f"--env {env} --model runs/starpo-StarPO-{{seed}}/step_20 --eval-every "
+            f"20 --steps 40 --algo {algo}" for title, algo in {
+                "StarPO-S": "starpo_s", "StarPO": "starpo", "GRPO": "grpo"}.items()},
         ragen={             # in as many episodes as GRPO's row of `rules`, or in as many updates
             "64 tasks, 4 tries": rl + "--steps 60 --tasks-per-step 64 --group-size 4",
             "16 tasks, 16 tries": rl + "--steps 60 --tasks-per-step 16 --group-size 16",
