@@ -93,10 +93,10 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
 
 
 def way_back(run):
-    """Where a run that collapses may begin anew, by StarPO-S: its last checkpoint."""
-    policy = last_checkpoint(run.folder) or run.cfg.model
-    return ("StarPO-S trains only on the tasks with the largest in-group reward std: python "
-            f"train.py --algo starpo_s --env {run.cfg.env}" + f" --model {policy}" * bool(policy))
+    """Where a run that collapses may begin anew, more slowly: its last checkpoint."""
+    cfg, policy = run.cfg, last_checkpoint(run.folder) or run.cfg.model
+    return (f"Go on at a third of the rate: python train.py --algo {cfg.algo} --env {cfg.env} --lr "
+            f"{cfg.lr / 3:.2g}" + f" --model {policy}" * bool(policy))
 
 
 def record_iteration(run, explored, kept, stats, seconds):

@@ -72,7 +72,7 @@ def claims(env="textcraft_small"):
         starpo={
             "StarPO": hot + "--algo starpo", "StarPO-S": hot + "--algo starpo_s",
             "StarPO-S, all groups": hot + "--algo starpo_s --filter none --mini-batches 4",
-            "StarPO-S, with StarPO's KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
+            "StarPO-S, with the KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
             "StarPO-S, clipped at 0.2": hot + "--algo starpo_s --clip-high 0.2"},
         way_back={          # from the checkpoint before the warning of `starpo`'s first row
             title: TRAIN + f"--env {env} --model runs/starpo-StarPO-{{seed}}/step_20 --eval-every "
