@@ -4,9 +4,9 @@
     python agentevol.py clone --env textcraft_small --out runs/clone       its first part alone
     python agentevol.py clone --demos AgentTraj-L.json --env maze --format agentgym --model FOLDER
 
-The loop is `evolve`, below. A base policy imitates experts
-or a file, plays tasks beyond those and learns from what succeeded, too. Without --model it is a
-small Llama with random weights. Policies are folders for train.py and eval.py: `--model runs/clone`
+The loop is `evolve`, below. A base policy imitates experts or a file, plays tasks beyond those and
+learns from what succeeded, too. Without --model it is a small Llama with random weights. Policies
+are folders for train.py and eval.py: `--model runs/clone`
 """
 import itertools
 import math
