@@ -74,7 +74,7 @@ def claims(env="textcraft_small"):
             "StarPO-S, all groups": hot + "--algo starpo_s --filter none --mini-batches 4",
             "StarPO-S, with the KL": hot + "--algo starpo_s --kl-coef 0.001 --kl reward",
             "StarPO-S, clipped at 0.2": hot + "--algo starpo_s --clip-high 0.2"},
-        way_back={          # from the checkpoint before the warning of `starpo`'s first row
+        way_back={          # after `starpo`: from its first row's checkpoint before a warning
             title: TRAIN + f"--env {env} --model runs/starpo-StarPO-{{seed}}/step_20 --eval-every "
             f"20 --steps 40 --algo {algo}" for title, algo in {
                 "StarPO-S": "starpo_s", "StarPO": "starpo", "GRPO": "grpo"}.items()},
