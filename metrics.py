@@ -112,7 +112,7 @@ def record_iteration(run, explored, kept, stats, seconds):
     append(run, "metrics.jsonl", [line])
     write_samples(run, line["step"], "train", explored, 1, run.cfg.temperature)
     parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
-                 f"{percent(line['success'])} | kept {len(kept)} | {seconds:.0f} s"
+                 f"{line['success']:.1%} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
 
 
@@ -187,7 +187,7 @@ def log_line(m):
     rare += [f"valid {m['valid']:.0%}"] * (m["valid"] < 0.5) + [f"kl {m['kl']:.2f}"] * (
         m["kl"] > 0.05)
     return (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {percent(m['random'])}) "
+            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.1%}) "
             f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s"
             + f"\n          {', '.join(rare)}" * bool(rare))
 
@@ -268,13 +268,8 @@ def final_table(run):
 
 def row(title, *rates):
     """A row of the table: of a policy greedy and sampled, of a player one rate."""
-    shares = " ".join(f"{percent(rate['success']):>7} {percent(rate['stderr']):>6}"
-                      for rate in rates)
+    shares = " ".join(f"{rate['success']:7.1%} {rate['stderr']:6.1%}" for rate in rates)
     return f"{title:32} {shares:29} {rates[0]['n']:4d}"
-
-
-def percent(share):
-    return f"{share:.1%}" if math.isfinite(share) else "-"
 
 
 # ---- the panel: signs that a run is about to collapse -------------------------------------------
