@@ -100,14 +100,11 @@ def way_back(run):
 
 
 def record_iteration(run, explored, kept, stats, seconds):
-    """The same for an iteration of AgentEvol, after its evaluation. seconds: without that."""
-    rates = run.evaluations[-1][1]
-    greedy, sampled = rates["greedy"], rates["sampled"]
+    """The same for an iteration of AgentEvol. seconds: without its evaluation."""
     line = dict(
         step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
-        random=players(run)["random"]["success"], held_out_greedy=greedy["success"],
-        held_out=sampled["success"], held_out_stderr=sampled["stderr"])
+        random=players(run)["random"]["success"])
     run.history.append(line)
     append(run, "metrics.jsonl", [line])
     write_samples(run, line["step"], "train", explored, 1, run.cfg.temperature)

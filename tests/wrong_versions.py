@@ -180,7 +180,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_collapse_warnings_compare_gradients_with_their_median"),
         ("entropy[-1 - window], min(entropy[:-window])", "entropy[-window], min(entropy[:-window])",
          "test_collapse_warnings_compare_windows_that_do_not_overlap"),
-        ('["random"]["success"], held_out', '["expert"]["success"], held_out',
+        ('random=players(run)["random"]["success"])', 'random=players(run)["expert"]["success"])',
          "test_main_evolves_and_reports"),
         ("run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))",
          "run.cfg.horizons[0], (run.cfg.seed, EVALUATION))",
