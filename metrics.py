@@ -156,16 +156,14 @@ def speeds(played, batch, stats, seconds, passes):
     over the batch."""
     updating = seconds - stats.seconds["rollout"]
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
-    figures = dict(
+    trained = passes * int((batch.token_ids >= 0).sum()) if batch else 0
+    return dict(
         {f"seconds_{phase}": stats.seconds[phase] / parallel.world_size()
          for phase in ("prefill", "decode", "sampling", "environment")},
         seconds=seconds, seconds_rollout=stats.seconds["rollout"], seconds_update=updating,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds, rollout_tokens=forwarded,
-        rollout_tokens_per_second=forwarded / stats.seconds["rollout"])
-    if batch:
-        trained = passes * int((batch.token_ids >= 0).sum())
-        figures["update_tokens_per_second"] = trained / updating
-    return figures
+        rollout_tokens_per_second=forwarded / stats.seconds["rollout"],
+        update_tokens_per_second=trained / updating)
 
 
 def describe(run):
