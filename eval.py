@@ -62,12 +62,8 @@ class Config(Plays, Speaks, Worlds):
     resume: bool = False          # continue the evaluation that the folder holds
 
     @property
-    def player(self):
-        return self.policy or self.model
-
-    @property
     def path(self):
-        name = "-".join(os.path.normpath(self.player).split(os.sep)[-2:])
+        name = "-".join(os.path.normpath(self.policy or self.model).split(os.sep)[-2:])
         return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
 
 
@@ -259,8 +255,8 @@ def run(cfg):
         raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
     groups.sort(key=lambda group: (group[0]["env"], group[0]["task_id"]))
     rows, notes = rows_of(cfg, worlds, groups), notes_on(cfg, tasks, groups)
-    print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.player}, temperature "
-          f"{cfg.temperature:g}, seed {cfg.seed}\nsuccess: the final score reaches the "
+    print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
+          f"temperature {cfg.temperature:g}, seed {cfg.seed}\nsuccess: the final score reaches the "
           "environment's threshold; score: the environment's own, at the end", *notes,
           table(rows, cfg.k), sep="\n")
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
