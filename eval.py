@@ -27,7 +27,6 @@ import torch
 
 import report
 from api import Api, collect_by_api
-from chat import Agent
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from envs import open_envs
@@ -36,7 +35,7 @@ from envs.parts.suites import SUITES, open_suite, suite_tasks
 from lora import load_policy
 from metrics import with_nulls
 from parallel import device_of
-from rollout import World, collect, progress
+from rollout import collect, progress
 from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, model_settings,
                  one_sentence, open_folder, open_worlds, parse_flags, part_of, write_json)
 
@@ -71,8 +70,7 @@ def tasks_asked(cfg, worlds, families):
     """[(World, id)] of the tasks to play. Sets the most turns of each World."""
     tasks = []
     for world, own in zip(worlds, families):
-        turns = cfg.horizon or world.module.HORIZON
-        world.most_turns = turns if len(worlds) == 1 else min(turns, world.module.HORIZON)
+        world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
         ids = choose_tasks(world.module, cfg.split, cfg.n, own)
         if cfg.suite:
             n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
@@ -243,9 +241,9 @@ def run(cfg):
     modules = open_suite(cfg.suite, cfg.data) if cfg.suite else open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
     families, policy = families_of(modules, cfg.families), load(cfg)
-    with nullcontext() if cfg.policy else connected(cfg.env_url, modules) as clients:
-        worlds = open_worlds(policy, cfg.model, modules, clients, cfg) if clients else \
-            [World(None, Agent(None, module=module)) for module in modules]
+    nobody = nullcontext([None] * len(modules))         # whom a built-in player asks
+    with nobody if cfg.policy else connected(cfg.env_url, modules) as clients:
+        worlds = open_worlds(policy, cfg.model, modules, clients, cfg)
         tasks = tasks_asked(cfg, worlds, families)
         folder = open_folder(cfg.path, cfg)
         path = os.path.join(folder, "trajectories.jsonl")

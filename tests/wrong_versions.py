@@ -227,7 +227,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('passed=sum(any(play["success"]', 'passed=sum(all(play["success"]',
          "test_figures_of_k_samples_a_task"),
         ("key=(cfg.seed,)", "key=(0,)", "test_run_speaks_as_the_flags_say"),
-        ("turns = cfg.horizon or world.module.HORIZON", "turns = world.module.HORIZON",
+        ("min(cfg.horizon or world.module.HORIZON, ", "min(world.module.HORIZON, ",
          "test_run_measures_a_model"),
         ("turns, (cfg.seed, 0))", "turns, cfg.seed)",
          "test_the_random_players_row_is_what_the_random_player_gets"),
