@@ -183,21 +183,18 @@ def rows_of(cfg, worlds, groups):
         own = [group for group in groups if group[0]["env"] == env]
         if not own:
             continue
-        every, exact = figures_of(own), hasattr(module, "exact_success")
-        rows.append(dict(env=env, row="all", title=f"{env}, {turns} turns", **every))
+        rows.append(dict(env=env, row="all", title=f"{env}, {turns} turns", **figures_of(own)))
         for name in module.FAMILIES:
             part = [group for group in own if module.family(group[0]["task_id"]) == name]
             if 0 < len(part) < len(own):
                 rows.append(dict(env=env, row=name, title=f"  {name}", **figures_of(part)))
-        whose = ", our local game" * hasattr(module, "Served")
+        how = ", our local game" * hasattr(module, "Served")
+        how += " (exact)" * hasattr(module, "exact_success")
         for player in ("random", "expert"):
             tasks = progress([group[0]["task_id"] for group in own], f"{player} player, {env}")
-            if player == cfg.policy and not exact:          # it was just played
-                rate, error = every["success"], every["stderr"]
-            else:
-                rate, error = builtin_rate(module, player, tasks, turns, (cfg.seed, 0))
+            rate, error = builtin_rate(module, player, tasks, turns, (cfg.seed, 0))
             rows.append(dict(env=env, row=f"{player} player", n=len(own), success=rate,
-                             title=f"  {player} player{whose}{' (exact)' * exact}", stderr=error))
+                             title=f"  {player} player{how}", stderr=error))
     every = [row for row in rows if row["row"] == "all"]
     if len(every) > 1:
         rows.append(dict(env="mean", row="all", title="mean over environments", n=len(every),
