@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -87,15 +86,6 @@ class Api:
             return self.ask(**more)
         raise ValueError(f"{self.cfg.api_base}: {said} (status {answer.status_code})")
 
-    def next_of(self, queue):
-        """The queue's next item. As long as no request is answered, that is said every 15 s."""
-        while True:
-            with suppress(Empty):
-                return queue.get(timeout=SILENCE)
-            silent = time.monotonic() - self.heard
-            if silent > SILENCE:
-                print(f"{self.cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
-
 
 def read_completion(answer):
     """A chat completion -> (the reply's text with its thoughts, its message, the prompt's tokens,
@@ -136,7 +126,13 @@ def collect_by_api(api, tasks, group_size, horizon, key, places, max_concurrent,
             for slot in list(slots["asking"]):
                 slots.move(slot, "in flight")
                 Thread(target=attempt, args=(slot,), daemon=True).start()
-            slot, error = api.next_of(ended)
+            try:
+                slot, error = ended.get(timeout=SILENCE)
+            except Empty:
+                silent = time.monotonic() - api.heard
+                if silent > SILENCE:
+                    print(f"{api.cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
+                continue
             if error is None:
                 slots.finish(slot)
             elif isinstance(error, EnvError) and not isinstance(error, ServersGone):
