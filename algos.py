@@ -182,15 +182,11 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
     states read alike. observation_hashes: (B, N) int64, what the agent read before each turn, -1
     after its last turn."""
     rewards = sum_turns(token_rewards, response_mask, turn_ids, observation_hashes.shape[1])
-    episode = grpo_advantages(rewards.sum(1), group_size)
-
     returns = rewards.clone()
     for k in reversed(range(rewards.shape[1] - 1)):
         returns[:, k] += gamma * returns[:, k + 1]
-    rows, turns = (observation_hashes != -1).nonzero(as_tuple=True)
-    anchors = torch.stack([rows // group_size, observation_hashes[rows, turns]], dim=1)
-    step = torch.zeros_like(rewards)
-    step[rows, turns] = among_equals(returns[rows, turns], anchors)
+    episode = grpo_advantages(rewards.sum(1), group_size)
+    step = among_peers(returns, observation_hashes, group_size)
     return per_token(episode[:, None] + step, response_mask, turn_ids)
 
 
@@ -203,13 +199,10 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size):
     those that reached turn k: going on looks worse than stopping. Then prefer gigpo_advantages."""
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
     rewards = sum_turns(token_rewards, response_mask, turn_ids, turn_count)
+    tokens = sum_turns(torch.ones_like(token_rewards), response_mask, turn_ids, turn_count)
+    peers = torch.where(tokens > 0, torch.arange(turn_count, device=tokens.device), -1)
     episode = grpo_advantages(rewards.sum(1), group_size)
-
-    token_counts = sum_turns(torch.ones_like(token_rewards), response_mask, turn_ids, turn_count)
-    rows, turns = token_counts.nonzero(as_tuple=True)
-    peers = torch.stack([rows // group_size, turns], dim=1)
-    turn = torch.zeros_like(rewards)
-    turn[rows, turns] = among_equals(rewards[rows, turns], peers)
+    turn = among_peers(rewards, peers, group_size)
     return per_token(episode[:, None] + turn, response_mask, turn_ids)
 
 
@@ -226,14 +219,16 @@ def per_token(x, response_mask, turn_ids):
     return torch.where(mask, x.gather(1, torch.where(mask, turn_ids, 0)), 0.0)
 
 
-def among_equals(x, labels):
-    """GRPO's advantages within each set of equal labels: x (K,), labels (K, 2) -> (K,)."""
+def among_peers(x, peers, group_size):
+    """GRPO's advantages among the turns of a group with equal numbers in `peers`, where -1 is no
+    turn and gets 0. All (B, N)."""
     result = torch.zeros_like(x)
-    _, label_ids, sizes = labels.unique(dim=0, return_inverse=True, return_counts=True)
-    for label_id, size in enumerate(sizes.tolist()):
-        if size > 1:
-            members = label_ids == label_id
-            result[members] = grpo_advantages(x[members], size).to(x.dtype)
+    for own, labels, found in zip(*(y.split(group_size) for y in (x, peers, result))):   # views
+        values, sizes = labels.unique(return_counts=True)
+        for value, size in zip(values.tolist(), sizes.tolist()):
+            if value != -1 and size > 1:
+                members = labels == value
+                found[members] = grpo_advantages(own[members], size).to(x.dtype)
     return result
 
 
