@@ -261,9 +261,8 @@ def lesson(cfg):
 
 def agents_of(cfg, tokenizer=None):
     """{environment: an Agent that truncates nothing}."""
-    return {name: Agent(tokenizer, load_env(name).PROMPT, cfg.format, cfg.context,
-                        max_turn_tokens=1, max_context=10**9, history=cfg.history,
-                        thinking=cfg.thinking, module=load_env(name))
+    speaks = part_of(vars(cfg), Speaks) | dict(max_context=10**9)
+    return {name: Agent(tokenizer, load_env(name).PROMPT, module=load_env(name), **speaks)
             for name in cfg.env.split(",")}
 
 
@@ -304,8 +303,6 @@ def imitated(agent, demo):
     trajectory, turns = episode.trajectory, demo["turns"]
     episode.observe(turns[0][0])
     for i, (_, thought, action, reward, done, info) in enumerate(turns):
-        if episode.over:
-            break
         note = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
         ids = agent.chat.encode(FORMATS[agent.format].compose(thought, action, i, note))
         episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
