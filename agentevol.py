@@ -147,9 +147,8 @@ def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf)
         done = max(step / steps, spent / seconds)
         if done >= 1:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
-                (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
+        optimizer.param_groups[0]["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
+            (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
         if len(order) < cfg.batch:      # a rest smaller than a batch is dropped
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen, order = order[:cfg.batch], order[cfg.batch:]
@@ -285,10 +284,10 @@ def trajectories_of(demos, tokenizer, cfg):
     that a policy which imitates them would be cut when it plays."""
     agents = agents_of(cfg, tokenizer)
     trajectories = [imitated(agents[demo["env"]], demo) for demo in demos]
-    for name, lengths in (
-            ("max_turn_tokens", [turn.end - turn.start for t in trajectories for turn in t.turns]),
-            ("max_context", [b - a for t in trajectories for a, b in itertools.pairwise(
-                [*t.contexts, len(t.token_ids)])])):
+    replies = [turn.end - turn.start for t in trajectories for turn in t.turns]
+    contexts = [end - start for t in trajectories
+                for start, end in itertools.pairwise([*t.contexts, len(t.token_ids)])]
+    for name, lengths in ("max_turn_tokens", replies), ("max_context", contexts):
         if lengths and statistics.median(lengths) > getattr(cfg, name):
             raise ValueError(f"{name}={getattr(cfg, name)}: half of the demonstrations need more, "
                              f"up to {max(lengths)}; give --{name.replace('_', '-')}")
