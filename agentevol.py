@@ -189,8 +189,6 @@ def clone(cfg, demos, out, device):
         policy = parallel.as_trained(policy, device, cfg)
     if demos:
         trajectories = trajectories_of(demos, tokenizer, cfg)
-        length = sum(len(t.token_ids) for t in trajectories) / len(demos)
-        parallel.say(f"{length:.0f} tokens an episode")
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
     weights = full_weights(policy)
     settings = model_settings(cfg.model) if cfg.model else dict(tiny=True)
@@ -238,7 +236,6 @@ def lesson(cfg):
         return demos
     demos = []
     for module, own in zip(modules, families_of(modules, cfg.families)):
-        began = time.perf_counter()
         skill = 1.0 if cfg.set else cfg.skill
         most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
         tasks = choose_tasks(module, "train", 0, own)
@@ -250,8 +247,7 @@ def lesson(cfg):
                                 goal=cfg.goal)
         demos += played
         parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
-                     f"{skill:g}, {sum(d['success'] for d in played)} succeed "
-                     f"({time.perf_counter() - began:.1f} s)")
+                     f"{skill:g}, {sum(d['success'] for d in played)} succeed")
     return demos
 
 
