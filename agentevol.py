@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Literal
 
 import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
@@ -228,14 +227,20 @@ def continue_cloning(run):
 
 def lesson(cfg):
     """What is to be imitated, in the form of `envs.record`: games of the experts, or the file
-    cfg.demos. ValueError: the file is wrong, or nothing in it is of cfg.env."""
+    cfg.demos. ValueError: the file is wrong, nothing in it is of cfg.env, or nobody demonstrates
+    what cfg asks for."""
     modules = open_envs(cfg.env, cfg.data)
+    each = families_of(modules, cfg.families)
+    if cfg.format == "tool" or \
+            cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
+        raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
+                         "; those of a file need --format react or agentgym and --context full")
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
         parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
     demos = []
-    for module, own in zip(modules, families_of(modules, cfg.families)):
+    for module, own in zip(modules, each):
         skill = 1.0 if cfg.set else cfg.skill
         most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
         tasks = choose_tasks(module, "train", 0, own)
@@ -365,18 +370,6 @@ def preset(kind, given):
     return values
 
 
-def check(cfg):
-    """Refuse in one sentence, before anything is made, what would fail late or without a word.
-    ValueError."""
-    families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
-    if cfg.model:
-        check_model(base_of(cfg.model))
-    if cfg.format == "tool" or \
-            cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
-        raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
-                         "; those of a file need --format react or agentgym and --context full")
-
-
 def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
     began, words = time.perf_counter(), argv or sys.argv[1:]
@@ -384,8 +377,9 @@ def main(argv=None, evolving=Evolve):
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg = parse_flags(kind, words[1:], __doc__, partial(preset, kind))
-        check(cfg)
+        cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(kind, given))
+        if cfg.model:
+            check_model(base_of(cfg.model))
         if kind is not Clone:
             return run_all(cfg, began)
         device = parallel.start(cfg.device, cfg.compute)

@@ -24,7 +24,7 @@ class Config(Worlds):
     n: Natural = 300              # of each environment, as far as there are training tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     seed: Natural = 0             # of everything random
-    skill, goal, demos, horizon = 1.0, "task", "", 0        # no flags here
+    skill, goal, demos, horizon, format = 1.0, "task", "", 0, "agentgym"        # no flags here
 
 
 def main():
