@@ -338,18 +338,6 @@ def setup(cfg, modules, clients, began):
     return run, base_set
 
 
-def run_all(cfg, began):
-    """AgentEvol from the demonstrations to the final table."""
-    modules = open_envs(cfg.env, cfg.data)
-    cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
-    with connected(cfg.env_url, modules) as clients:
-        run, base_set = setup(cfg, modules, clients, began)
-        if not run.evaluations:         # else the run is resumed
-            metrics.evaluate(run)
-        evolve(run, base_set)
-        metrics.final_table(run)
-
-
 # ---- flags --------------------------------------------------------------------------------------
 
 MAY_CHANGE = {"out", "iterations", "resume"} | {
@@ -380,13 +368,20 @@ def main(argv=None, evolving=Evolve):
         cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(kind, given))
         if cfg.model:
             check_model(base_of(cfg.model))
-        if kind is not Clone:
-            return run_all(cfg, began)
-        device = parallel.start(cfg.device, cfg.compute)
-        demos = parallel.by_first(lesson, cfg)
-        out = parallel.by_first(new_folder, cfg.out)    # not before: a lesson may be refused
-        clone(cfg, demos, out, device)
-        parallel.say(f"policy in {out}")
+        if kind is Clone:
+            device = parallel.start(cfg.device, cfg.compute)
+            demos = parallel.by_first(lesson, cfg)
+            out = parallel.by_first(new_folder, cfg.out)    # not before: a lesson may be refused
+            clone(cfg, demos, out, device)
+            return parallel.say(f"policy in {out}")
+        modules = open_envs(cfg.env, cfg.data)
+        cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
+        with connected(cfg.env_url, modules) as clients:
+            run, base_set = setup(cfg, modules, clients, began)
+            if not run.evaluations:         # else the run is resumed
+                metrics.evaluate(run)
+            evolve(run, base_set)
+            metrics.final_table(run)
 
 
 if __name__ == "__main__":
