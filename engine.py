@@ -573,8 +573,7 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages.
-    `tokens` counts tokens prefilled and decoded, decode steps, and the cached tokens that these
-    read. width: the most pages that a sequence will have, if fewer than all."""
+    `tokens` counts those prefilled and decoded. width: the most pages of a sequence, if not all."""
 
     def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
                  width=None):
@@ -652,8 +651,7 @@ class Engine:
         table, starts = self._cached(sequences)
         for sequence in sequences:
             sequence.length += 1
-        self.tokens.update(decode=len(starts), decode_steps=1,           # adds; decode_read: cached
-                           decode_read=int(starts.sum()))                # tokens attended to
+        self.tokens["decode"] += len(starts)
         if self.kernel == "torch":
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)

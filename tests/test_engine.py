@@ -677,17 +677,15 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
         assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
 
 
-def test_decode_counts_the_tokens_it_attends_to():
-    """Texts of 3 and 5 tokens: the first step attends to 3 + 5 cached tokens, the second to 4 + 6,
-    the third, with the longer text alone, to 7."""
+def test_tokens_counts_what_was_read():
+    """Texts of 3 and 5 tokens, two steps of both and one of the longer alone."""
     engine = Engine(Mean(), rows=2, pages=8, page_size=4)
     sequences = [engine.start() for _ in range(2)]
     engine.prefill(sequences, [[1] * 3, [2] * 5])
     for _ in range(2):
         engine.decode(sequences, torch.tensor([7, 7]))
     engine.decode(sequences[1:], torch.tensor([7]))
-    assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1, "decode_steps": 3,
-                             "decode_read": 3 + 5 + 4 + 6 + 7}
+    assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1}
 
 
 def test_start_takes_the_lowest_free_row():
