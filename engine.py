@@ -47,7 +47,6 @@ HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
 PAGE_SIZES = dict(torch=32, flash2=256, varlen=256)      # in tokens; what each asks for
-FORWARD_METHODS = "action_logprobs", "action_values"          # to be hooked by FSDP: see `equip`
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def check_model(path):
 def equip(model, attention="auto", dtype=None):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
-    Weights are read only by the model itself and by its methods in FORWARD_METHODS, because FSDP
+    Weights are read only by the model itself, by this method and by `action_values`, because FSDP
     gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from client import EnvError, ServersGone
-from engine import FORWARD_METHODS, add_value_head, equip
+from engine import add_value_head, equip
 from lora import adapt, adapters, base_of, load_policy
 from rollout import Stats, collect
 
@@ -148,9 +148,9 @@ def as_trained(model, device, cfg, value_head=False, frozen=False):
     for module in model.modules():      # the sampler's policy is the trainer's
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    for method in FORWARD_METHODS if sharded else ():
+    for method in ("action_logprobs", "action_values"):
         if hasattr(model, method):
-            register_fsdp_forward_method(model, method)
+            register_fsdp_forward_method(model, method)     # does nothing if it is not sharded
     return model
 
 
