@@ -31,6 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from transformers import (AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer,
                           LlamaConfig)
@@ -174,22 +175,24 @@ def add_value_head(model):
 
 def choose_kernel(attention, device, dtype):
     """-> (kernel, why). All but "torch" need a GPU and 16 bit: flash2 (the package flash-attn) and
-    varlen (torch's own copy of it). ValueError: the one asked for cannot run here."""
-    wanted = dict(auto=("flash2", "varlen"), torch=()).get(attention, (attention,))
-    reasons = []
-    if wanted and (device.type != "cuda" or dtype == torch.float32):
-        wanted, reasons = (), [f"{device.type}, {dtype}"]
-    for kernel in wanted:
+    varlen (torch's copy of it, which reads pages since 2.13). ValueError: the one asked for cannot
+    run here."""
+    if attention == "torch":
+        return "torch", "asked for"
+    kernel, why = "varlen", "installed"
+    if device.type != "cuda" or dtype == torch.float32:
+        kernel, why = "torch", f"{device.type}, {dtype}"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        kernel, why = "torch", "needs a GPU of compute capability 8.0 or later"
+    elif attention != "varlen":
         try:
-            if torch.cuda.get_device_capability(device) < (8, 0):
-                raise ImportError("needs a GPU of compute capability 8.0 or later")
-            flash_function(kernel)
-            return kernel, "; ".join(reasons) or "installed"
+            from flash_attn import flash_attn_varlen_func  # noqa: F401
+            kernel = "flash2"
         except ImportError as missing:              # or built for another torch, as its words say
-            reasons.append(f"{kernel}: {missing}")
-    if attention in ("auto", "torch"):
-        return "torch", "; ".join(reasons) or "asked for"
-    raise ValueError(f"attention={attention}, but {reasons[0]}: use auto, or a GPU and 16 bit")
+            why = f"flash2: {missing}"
+    if attention not in ("auto", kernel):
+        raise ValueError(f"attention={attention}, but {why}: use auto, or a GPU and 16 bit")
+    return kernel, why
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -441,26 +444,16 @@ class Flash:
 
     def attend(self, window, layer, query, key, value, scale):
         """(T, H, D), by one call, whatever the pass."""
-        function = flash_function(self.kernel)
         lengths = self.cu_seqlens, self.cu_seqlens_k, self.longest, self.longest_k
         if self.table is not None:        # (pages, S, KH, D), as flash-attn wants them
             key, value = (pool[layer].transpose(1, 2) for pool in self.memory.pools)
         if self.kernel == "flash2":
-            return function(query, key, value, *lengths, softmax_scale=scale, causal=True,
-                            window_size=window, block_table=self.table)
+            from flash_attn import flash_attn_varlen_func
+            return flash_attn_varlen_func(query, key, value, *lengths, softmax_scale=scale,
+                                          causal=True, window_size=window, block_table=self.table)
         # varlen: causal by window_size; several splits leave rows of paged sequences unwritten
-        return function(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
-                        window_size=window, seqused_k=self.seq_lens, block_table=self.table)
-
-
-def flash_function(kernel):
-    """Attention over sequences of varying length, in pages or not: flash-attn's, or torch's copy of
-    it, which reads pages since 2.13. ImportError where it is missing."""
-    if kernel == "flash2":
-        from flash_attn import flash_attn_varlen_func as function
-    else:
-        from torch.nn.attention.varlen import varlen_attn as function
-    return function
+        return varlen_attn(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
+                           window_size=window, seqused_k=self.seq_lens, block_table=self.table)
 
 
 # ---- pages --------------------------------------------------------------------------------------

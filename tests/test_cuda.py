@@ -25,7 +25,7 @@ import parallel
 import rollout
 import train
 from client import EnvClient
-from engine import (PAGE_SIZES, Engine, Flash, choose_kernel, equip, flash_function, sample)
+from engine import PAGE_SIZES, Engine, Flash, choose_kernel, equip, sample
 from fakes import CONFIGS, config, started, token_logprobs, trained, twins
 from lora import adapt
 from pretended_gpu import GPU, Pretended
@@ -155,7 +155,7 @@ def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
     package = types.SimpleNamespace(flash_attn_varlen_func=flash2)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    monkeypatch.setattr(engine_module, "varlen_attn", varlen)
     monkeypatch.setattr(engine_module, "recorded", recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
     return request.param
@@ -272,7 +272,6 @@ def test_choose_kernel_takes_what_can_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     assert choose_kernel("auto", cuda, torch.float16) == ("flash2", "installed")
     assert choose_kernel("varlen", cuda, bf16) == ("varlen", "installed")
-    assert flash_function("flash2") is flash2 and flash_function("varlen") is varlen_attn
     assert choose_kernel("auto", cuda, torch.float32) == ("torch", "cuda, torch.float32")
     assert choose_kernel("auto", cpu, bf16) == ("torch", "cpu, torch.bfloat16")
     assert choose_kernel("torch", cuda, bf16) == ("torch", "asked for")
@@ -294,7 +293,7 @@ def test_choose_kernel_says_why_flash_attn_cannot_be_used(monkeypatch):
             choose_kernel("flash2", cuda, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     kernel, why = choose_kernel("auto", cuda, torch.float16)
-    assert kernel == "torch" and why.count("compute capability 8.0") == 2
+    assert kernel == "torch" and "compute capability 8.0" in why
 
 
 # ---- operations, devices, waits -----------------------------------------------------------------
@@ -331,7 +330,7 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
                    if "lora" in name)                                   # as before
         return writes.count
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn",
+    monkeypatch.setattr(engine_module, "varlen_attn",
                         lambda query, *_, **more: query.contiguous())           # one operation
     assert operations(2) - operations(1) == most + 1
 
@@ -353,7 +352,7 @@ def pretended(monkeypatch):
         if sampler.engine.tokens["decode"] > decoded:
             waits.append(gpu.waits - before)
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention)
+    monkeypatch.setattr(engine_module, "varlen_attn", attention)
     monkeypatch.setattr(engine_module, "recorded", recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
@@ -439,7 +438,7 @@ def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, mode
     monkeypatch.setattr(engine_module, "Memory", noting)
     monkeypatch.setattr(EnvClient, "post", failing)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (attention, "asked for"))
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn",
+    monkeypatch.setattr(engine_module, "varlen_attn",
                         lambda query, *_, **more: query.contiguous())
     monkeypatch.setattr(engine_module, "recorded", lambda step, inputs, *_: (
         inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)))

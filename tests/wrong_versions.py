@@ -319,7 +319,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("before = window - 1 if", "before = window if",
          "test_windows_by_flash_equal_stock_transformers"),
         ("num_splits=1,", "num_splits=None,", "test_every_pass_by_flash_equals_stock_transformers"),
-        ('reasons.append(f"{kernel}: {missing}")', 'reasons.append("no flash-attn installed")',
+        ('why = f"flash2: {missing}"', 'why = "no flash-attn installed"',
          "test_choose_kernel_says_why_flash_attn_cannot_be_used"),
         ('by_page = pages.argsort(kind="stable")', "by_page = np.arange(len(pages))",
          "test_page_runs_read_a_shared_page_once_for_all_its_readers"),
