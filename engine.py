@@ -39,7 +39,6 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils import logging as transformers_logging
 
-LOG2_E = 1.4426950408889634       # exp(x) = 2**(x * LOG2_E)
 NEVER = -1e30        # score of a hidden slot; finite, as softmax over nothing but -inf is NaN
 OURS = "paged_attention_of_ours"      # the name under which transformers finds `attend`
 # Arguments of layers that change nothing here.
@@ -399,7 +398,7 @@ def walk_pages(query, runs, readers, scale):
     scores, parts = q.new_empty(len(q), runs[0][0].shape[2]), torch.empty_like(q)
     for (keys, _, _, bias), shape, x, out in zip(runs, shapes, q.split(sizes), scores.split(sizes)):
         torch.baddbmm(bias, x.view(shape), keys.flatten(0, 1).transpose(1, 2),
-                      alpha=scale * LOG2_E, out=out.view(shape))
+                      alpha=scale * math.log2(math.e), out=out.view(shape))
     # 2. each reader's maximum over all its pages, weights relative to it, and their sum
     scores = scores.float()
     peak = scores.amax(-1).view(-1, G)
