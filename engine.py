@@ -765,8 +765,9 @@ def hidden_before(model, token_ids, response_mask, position_ids):
     starts = torch.nonzero(positions == 0)[:, 0]
     lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
     sampled = torch.nonzero(response_mask[real].bool())[:, 0]
-    # transformers recomputes activations in train mode only; dropout is 0
-    model.train(model.is_activation_checkpointing and torch.is_grad_enabled())
+    # transformers recomputes a layer in train mode; its parts stay in eval, so nothing is dropped
+    for layer in model.model.layers:
+        layer.training = model.is_activation_checkpointing and torch.is_grad_enabled()
     hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
                          layout=layout_for(model, lengths)).last_hidden_state[0]
     return hidden[sampled - 1], ids[sampled]

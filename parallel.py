@@ -145,9 +145,6 @@ def as_trained(model, device, cfg, value_head=False, frozen=False):
         model.requires_grad_(False)
     if cfg.checkpointing:
         model.activation_checkpointing_enable(dict(use_reentrant=False))
-    for module in model.modules():      # the sampler's policy is the trainer's
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
     for method in ("action_logprobs", "action_values"):
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)     # does nothing if it is not sharded

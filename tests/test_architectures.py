@@ -184,6 +184,20 @@ def test_prepare_runs_what_the_table_says(name, rows):
     assert rows[name] == ["yes", "yes", "yes", window_of(model)]
 
 
+@pytest.mark.parametrize("name, dropped", [
+    ("Phi", dict(resid_pdrop=0.5, embd_pdrop=0.5)),
+    ("StarCoder2", dict(residual_dropout=0.5, embedding_dropout=0.5))])
+def test_where_layers_are_checkpointed_nothing_is_dropped(name, dropped):
+    """By modules (Phi) or functions (StarCoder2): the trainer's policy is the sampler's."""
+    kind, more = MODELS[name]
+    model = equip(AutoModelForCausalLM.from_config(config_of(kind, more | dropped))).eval()
+    model.activation_checkpointing_enable(dict(use_reentrant=False))
+    rows = training_rows(random.Random(5), CONTEXTS)
+    with torch.no_grad():
+        want = token_logprobs(model, *rows)
+    assert (token_logprobs(model, *rows) - want).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_check_model_refuses_before_anything_is_loaded(name, rows, tmp_path):
     """The weights here are an empty file: whoever opened it would say so."""

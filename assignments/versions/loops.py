@@ -108,7 +108,8 @@ def hidden_before(model, token_ids, response_mask, position_ids):
             positions.append(place)
     ids, positions = torch.tensor(ids), torch.tensor(positions)
     sampled = torch.tensor(sampled, dtype=torch.long)
-    model.train(model.is_activation_checkpointing and torch.is_grad_enabled())
+    for layer in model.model.layers:
+        layer.training = model.is_activation_checkpointing and torch.is_grad_enabled()
     hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
                          layout=layout_for(model, lengths)).last_hidden_state[0]
     return hidden[sampled - 1], ids[sampled]
