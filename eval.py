@@ -3,7 +3,6 @@
     python eval.py --env textcraft --policy expert                    or random, a built-in player
     python eval.py --env textcraft_small,maze --model runs/NAME/step_80    any checkpoint, hub model
     python eval.py --env babyai --model Qwen/Qwen2.5-3B-Instruct --format react --horizon 20
-    python eval.py --env wordle --api-base https://api.openai.com/v1 --model NAME    any API's
     python eval.py --suite agenteval --model runs/NAME/step_80        AgentGym's 1,160 tasks
 
 prints success and score with n and standard error, by environment and family of tasks, beside the
@@ -26,7 +25,6 @@ import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
 import report
-from api import Api, collect_by_api
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from envs import open_envs
@@ -43,9 +41,8 @@ from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, mode
 @dataclass
 class Config(Plays, Speaks, Worlds):
     # who plays
-    model: str = ""               # folder or hub id of a policy; of an API the model's name there
+    model: str = ""               # folder or hub id of a policy
     policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
-    api_base: str = ""            # an OpenAI-compatible API; OPENAI_API_KEY holds its key
     device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
     attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
     temperature: NonNegative = 1.0     # 0: greedy
@@ -82,8 +79,8 @@ def tasks_asked(cfg, worlds, families):
 # ---- playing ------------------------------------------------------------------------------------
 
 def load(cfg):
-    """The policy of cfg.model; None of an API or a built-in player."""
-    if cfg.policy or cfg.api_base:
+    """The policy of cfg.model; None of a built-in player."""
+    if cfg.policy:
         return None
     device = device_of(cfg.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -99,7 +96,7 @@ def play(cfg, policy, tasks, groups, path):
     if not left:
         return
     random.Random(cfg.seed).shuffle(left)       # all environments are played at once
-    mine, api = [tasks[i] for i in left], Api(cfg) if cfg.api_base else None
+    mine = [tasks[i] for i in left]
 
     def keep(group):
         groups.append(group)
@@ -107,16 +104,13 @@ def play(cfg, policy, tasks, groups, path):
             file.write(json.dumps(group) + "\n")
 
     def finished(episodes):
-        keep([play_of(e, api.sampled[e] if api else sum(e.trajectory.response_mask))
-              for e in episodes])
+        keep([play_of(episode) for episode in episodes])
 
     how = dict(horizon=math.inf, key=(cfg.seed,), places=left, max_concurrent=cfg.max_concurrent,
                finished=finished)               # a World has its own most_turns
     try:
         if cfg.policy:
             play_by_itself(cfg, mine, keep)
-        elif api:
-            collect_by_api(api, mine, cfg.k, **how)
         else:
             collect(policy, mine, cfg.k, **how)
     except EnvError as error:
@@ -133,13 +127,14 @@ def play_by_itself(cfg, tasks, keep):
                   for member in range(cfg.k)])
 
 
-def play_of(episode, tokens):
-    """An episode as it is kept. tokens: how many were sampled; nan: an API did not tell."""
+def play_of(episode):
+    """An episode as it is kept."""
     t, tokenizer = episode.trajectory, episode.agent.tokenizer
     valid = [turn.valid for turn in t.turns if turn.valid is not None]
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=sum(valid) if valid or not t.turns else None, tokens=tokens,
+        turns=len(t.turns), valid=sum(valid) if valid or not t.turns else None,
+        tokens=sum(t.response_mask),
         conversation=report.sample_of(t, tokenizer) if tokenizer else episode.messages))
 
 
@@ -232,8 +227,7 @@ def run(cfg):
     """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
     cannot be played."""
     if bool(cfg.policy) == bool(cfg.model):
-        raise ValueError("give --model FOLDER_OR_ID (with --api-base URL: its name there), or "
-                         "--policy random or expert")
+        raise ValueError("give --model FOLDER_OR_ID or --policy random or expert")
     began = time.perf_counter()
     modules = open_suite(cfg.suite, cfg.data) if cfg.suite else open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
@@ -265,20 +259,18 @@ def run(cfg):
 MAY_CHANGE = {"out", "resume"} | {f.name for f in fields(Plays)}
 
 
-def preset(given):
-    """What flags leave open: how a model speaks; how many episodes an API plays at a time; what an
-    evaluation to be resumed was begun with. ValueError."""
+def preset(given, kind=Config):
+    """What flags leave open: how a model speaks; what an evaluation to be resumed was begun with.
+    ValueError."""
     left = part_of(model_settings(given["model"]), Speaks) if given.get("model") else {}
-    if given.get("api_base"):
-        left["max_concurrent"] = 16
     if given.get("resume"):
-        left |= begun(Config(**given).path, given, Config, MAY_CHANGE)
+        left |= begun(kind(**given).path, given, kind, MAY_CHANGE)
     return left
 
 
-def main():
+def main(kind=Config):
     with one_sentence("eval.py"):
-        run(parse_flags(Config, description=__doc__, preset=preset))
+        run(parse_flags(kind, None, __doc__, lambda given: preset(given, kind)))
 
 
 if __name__ == "__main__":

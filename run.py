@@ -240,7 +240,7 @@ REMEMBERED = ("step", "history", "evaluations", "warnings", "written")
 
 def open_worlds(policy, path, modules, clients, cfg):
     """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
-    policy, how an API does. Of several environments none is played longer than its own HORIZON.
+    policy, how a built-in player or an API does. Of several environments none is played longer than its own HORIZON.
     ValueError."""
     tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path)) if policy else None
     ends = policy and policy.generation_config.eos_token_id         # None, an id, or several

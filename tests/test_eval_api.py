@@ -1,5 +1,5 @@
-"""pytest tests/test_eval_api.py: eval.py with a policy behind an API. A server in this process
-plays the API: it says what a model here has said, or misbehaves."""
+"""pytest tests/test_eval_api.py: recipes/eval_api.py, eval.py with a policy behind an API. A server in
+this process plays the API: it says what a model here has said, or misbehaves."""
 import hashlib
 import itertools
 import json
@@ -17,16 +17,15 @@ import numpy as np
 import pytest
 import urllib3
 
-import api
 import chat
 import client
 import eval as evaluation
 import rollout
-from api import read_completion
 from client import EnvError
-from eval import Config, run
 from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
 from chat import FORMATS
+from recipes import eval_api as api
+from recipes.eval_api import Config, read_completion
 
 pytestmark = pytest.mark.usefixtures("here")
 KEY = "sk-Top/Secret+0123456789"
@@ -122,6 +121,21 @@ def counting(body, handler):
     return completion("a" * (1 + len(json.dumps(body["messages"])) * body["seed"] % 4))
 
 
+@contextmanager
+def by_api():
+    """Within, eval.py plays as the recipe lets it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(evaluation, "load", api.Api)
+        for name in ("open_worlds", "collect", "play_of"):
+            patched.setattr(evaluation, name, getattr(api, name))
+        yield
+
+
+def run(cfg):
+    with by_api():
+        return evaluation.run(cfg)
+
+
 def config(world, server, **more):
     return Config(**dict(env="toy", n=6, k=2, horizon=3, env_url=world, api_base=server.url,
                          model="some-model", max_turn_tokens=8, max_concurrent=5) | more)
@@ -205,11 +219,11 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
         patched.setattr(rollout.Episode, "answer", noting)
         patched.setattr(rollout.Episode, "observe", ending)
         patched.setattr(chat, "broken", lambda pattern, text: text)   # an API tells no tokens
-        rows = run(Config(**vars(cfg) | {"model": path, "device": "cpu"}))["rows"]
+        rows = evaluation.run(replace(cfg, model=path, device="cpu"))["rows"]
     expected = capsys.readouterr().out.partition("\ntoy, test split, ")[2]
     assert 0 < rows[0]["success"] < 1 and rows[0]["turns"] > 2
     with served_api(replaying(table, template == THOUGHTS_APART, missed)) as server:
-        again = run(Config(**vars(cfg) | dict(api_base=server.url, model=path)))["rows"]
+        again = run(replace(cfg, api_base=server.url, model=path))["rows"]
     text = capsys.readouterr().out.partition("\ntoy, test split, ")[2]
     said = str([message for _, message, _ in table.values()])
     assert ("tool_calls" in said) == (format == "tool")
@@ -373,10 +387,10 @@ def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
     for answer in answers:
         with served_api(lambda *_, answer=answer: answer) as server:
             monkeypatch.setattr(sys, "argv", [
-                "eval.py", "--env", "toy", "--env-url", world, "--n", "1", "--api-base", server.url,
-                "--model", "m"])
-            with pytest.raises(SystemExit, match="^eval.py: ") as error:
-                evaluation.main()
+                "eval_api.py", "--env", "toy", "--env-url", world, "--n", "1", "--api-base",
+                server.url, "--model", "m"])
+            with by_api(), pytest.raises(SystemExit, match="^eval.py: ") as error:
+                evaluation.main(kind=Config)
             said.append(str(error.value))
             assert all(headers["Authorization"] == f"Bearer {KEY}"
                        for _, _, headers in server.asked)
@@ -558,7 +572,7 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
 # ---- flags ----
 
 @pytest.mark.parametrize("flags, sentence", [
-    (dict(api_base="http://x/v1"), "give --model .*with --api-base URL: its name there"),
+    (dict(api_base="http://x/v1"), "give --model"),
     (dict(api_base="http://x", model="m", policy="random"), "give --model"),
     (dict(api_base="x/v1", model="m"), "Invalid URL 'x/v1/")])
 def test_flags_of_an_api(flags, sentence, world):
@@ -570,8 +584,8 @@ def test_an_api_speaks_as_a_chat_model(monkeypatch):
     seen = []
     monkeypatch.setattr(evaluation, "run", seen.append)
     for more in ([], ["--format", "act"]):
-        monkeypatch.setattr(sys, "argv", ["eval.py", "--api-base", "http://x", "--model", "m",
-                                          *more])
-        evaluation.main()
+        monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", *more])
+        evaluation.main(kind=Config)
     assert [(c.format, c.max_turn_tokens, c.max_context, c.max_concurrent) for c in seen] == [
         ("react", 512, 8192, 16), ("act", 512, 8192, 16)]
+    assert {c.api_base for c in seen} == {"https://api.openai.com/v1"}

@@ -801,7 +801,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("json.dumps(call, ensure_ascii=False).encode()", "json.dumps(call, ensure_ascii=False)",
          "test_a_call_that_cannot_be_made_is_complained_about"),
     ],
-    "api.py": [
+    "recipes/eval_api.py": [
         ("seed=int(2**31 * episode.uniforms[0])", "seed=episode.trajectory.key[0]",
          "test_speak_asks_for_what_the_flags_say"),
         ("backoff_factor=1)", "backoff_factor=2)",

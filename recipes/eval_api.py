@@ -1,4 +1,9 @@
-"""api: a policy behind an OpenAI-compatible API, which plays by `rollout.play`.
+"""eval.py with a policy behind an OpenAI-compatible API: OpenAI's, vLLM's, SGLang's, llama.cpp's.
+
+    python recipes/eval_api.py --env wordle --model NAME               any flag of eval.py
+    python recipes/eval_api.py --env wordle --model NAME --api-base http://127.0.0.1:8000/v1
+
+It plays by `rollout.play`:
 
     POST {api_base}/chat/completions {"model": ..., "messages": [...], "seed": ..., "tools": ...}
       -> {"choices": [{"message": {"role": "assistant", "content": "..."}}], "usage": {...}}
@@ -12,8 +17,14 @@ import re
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import eval as evaluation       # before torch: see there
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -22,6 +33,7 @@ from urllib3 import Retry
 from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
 from rollout import Slots, play
+from run import Count
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
 SILENCE = 15                    # seconds without an answer before we say so
@@ -30,6 +42,15 @@ RETRIES = Retry(6, status_forcelist=[408, 429, *range(500, 600)], allowed_method
 TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
 NO_COMPLETION = (requests.exceptions.ChunkedEncodingError, requests.JSONDecodeError, LookupError,
                  TypeError, AttributeError)
+SAMPLED = Counter()             # tokens of each Episode; nan: the API did not tell
+plain_open_worlds, plain_play_of = evaluation.open_worlds, evaluation.play_of
+
+
+@dataclass
+class Config(evaluation.Config):
+    # which API; OPENAI_API_KEY holds its key, --model the model's name there
+    api_base: str = "https://api.openai.com/v1"     # its address
+    max_concurrent: Count = 16    # episodes in play at a time
 
 
 class Api:
@@ -38,7 +59,6 @@ class Api:
     def __init__(self, cfg):
         self.cfg = cfg
         self.key = "".join(os.environ.get("OPENAI_API_KEY", "").split()) or "no-key"
-        self.sampled = Counter()            # tokens of each episode; nan: it did not tell
         self.heard = time.monotonic()       # when it gave its last answer
         self.body = dict(model=cfg.model, temperature=cfg.temperature,
                          max_tokens=cfg.max_turn_tokens)
@@ -57,7 +77,7 @@ class Api:
         text, message, prompt, sampled = self.ask(
             messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
             **{"tools": tools} if tools else {})
-        self.sampled[episode] += sampled
+        SAMPLED[episode] += sampled
         if prompt + self.cfg.max_turn_tokens > self.cfg.max_context:
             episode.trajectory.truncated, episode.over = "context", True
             return
@@ -108,7 +128,20 @@ def read_completion(answer):
     return content, message, usage.get("prompt_tokens", 0), usage.get("completion_tokens", math.nan)
 
 
-def collect_by_api(api, tasks, group_size, horizon, key, places, max_concurrent, finished):
+# ---- in the places of eval.py's own --------------------------------------------------------------
+
+def open_worlds(api, *more):
+    """run.open_worlds without a tokenizer."""
+    return plain_open_worlds(None, *more)
+
+
+def play_of(episode):
+    """eval.play_of with the tokens that the API has told."""
+    told = SAMPLED[episode]
+    return plain_play_of(episode) | dict(tokens=told if math.isfinite(told) else None)
+
+
+def collect(api, tasks, group_size, horizon, key, places, max_concurrent, finished):
     """As `rollout.collect`, but by an API: an episode a thread. The threads are daemons, so that
     Ctrl-C waits for no answer."""
     slots, ended = Slots(tasks, group_size, horizon, key, places, finished=finished), SimpleQueue()
@@ -142,3 +175,9 @@ def collect_by_api(api, tasks, group_size, horizon, key, places, max_concurrent,
     finally:
         slots.close()
     return slots.played()
+
+
+if __name__ == "__main__":
+    evaluation.load, evaluation.open_worlds = Api, open_worlds
+    evaluation.collect, evaluation.play_of = collect, play_of
+    evaluation.main(kind=Config)
