@@ -212,7 +212,7 @@ class Run:
     critic_optimizer: object = None
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     began: float = 0.0            # when the process began, by time.perf_counter
-    ending: bool = False          # SIGTERM came to this rank: see train.ends_after_step
+    ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step

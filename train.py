@@ -24,7 +24,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -69,8 +68,7 @@ def train(run):
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
         run.step += 1
-        if evaluate_and_save(run):
-            break
+        evaluate_and_save(run)
 
 
 def set_learning_rate(run):
@@ -248,7 +246,7 @@ def optimizer_step(run, loss):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """After a step, if due: evaluate, save -> whether SIGTERM asked for the end."""
+    """After a step, if due: evaluate, save. If SIGTERM came in this step, save and end the run."""
     cfg, last = run.cfg, run.step == run.cfg.steps
     if last or cfg.eval_every and run.step % cfg.eval_every == 0:
         metrics.evaluate(run)
@@ -256,18 +254,7 @@ def evaluate_and_save(run):
     ending = any(parallel.gathered(run.ending))
     if run.step % cfg.save_every == 0 or last or ending:
         save(run)
-    return ending
-
-
-@contextmanager
-def ends_after_step(run):
-    """Within, SIGTERM lets the loop finish its step and save it; then the process ends."""
-    before = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if any(parallel.gathered(run.ending)):
+    if ending:
         parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
         sys.exit(128 + signal.SIGTERM)
 
@@ -478,8 +465,9 @@ def main(argv=None, kind=Config):
             run = setup(cfg, modules, clients, began)
             if not run.evaluations:       # else the run is resumed
                 metrics.evaluate(run)
-            with ends_after_step(run):
-                train(run)
+            signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
+            train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
                 run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
             metrics.final_table(run)
