@@ -318,20 +318,16 @@ def open_folder(path, cfg, **more):
     return folder
 
 
-def read_json(path, missing=None):
-    """The object in a JSON file; where there is no file, `missing`. ValueError: no object in it."""
-    if missing is not None and not os.path.exists(path):
+def read_settings(path, missing):
+    """{flag: value} of a JSON file, whose lists were tuples; where there is no file, `missing`.
+    ValueError: the file holds something else."""
+    if not os.path.exists(path):
         return missing
     with open(path) as file:
         try:
-            return dict(json.load(file))
+            settings = dict(json.load(file))
         except (ValueError, TypeError):
             raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
-
-
-def read_settings(path, missing=None):
-    """The same of flags: what JSON has as a list was a tuple."""
-    settings = read_json(path, missing)
     return {name: tuple(x) if type(x) is list else x for name, x in settings.items()}
 
 
@@ -435,9 +431,9 @@ def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
     the like stay as the optimizers have them. ValueError: a file cannot be read."""
-    memory = read_json(os.path.join(folder, "trainer.json"))
     reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
     try:
+        memory = json.loads(Path(folder, "trainer.json").read_text())
         kept = reader.read_metadata().state_dict_metadata
         if len(kept) != memory["tensors"]:
             raise ValueError("tensors are missing")
@@ -450,7 +446,7 @@ def restore(run, folder):
             dcp.load(trainer_state(run), storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{folder}/trainer cannot be read ({why}); where {folder} is damaged, "
-                         "delete it, and --resume goes on from the one before") from error
+        raise ValueError(f"{folder} cannot be read ({why}); if it is damaged, delete it, and "
+                         "--resume goes on from the one before") from error
     run.began -= memory["seconds"]
     vars(run).update({name: memory[name] for name in REMEMBERED})

@@ -331,7 +331,7 @@ def test_no_pickle_is_read(url, model):
     trained(url, cfg := config(model, name="y"))
     shutil.copytree("runs/y/step_2", "runs/x/step_9", dirs_exist_ok=True)
     shutil.rmtree("runs/x/step_9/trainer")                  # its trainer.pt stands for it
-    with pytest.raises(ValueError, match="runs/x/step_9/trainer cannot be read"):
+    with pytest.raises(ValueError, match="runs/x/step_9 cannot be read"):
         started(url, replace(cfg, name="x", resume=True))
     with pytest.raises(ValueError, match="weights: .* no file named model.safetensors"):
         load_policy("weights")
