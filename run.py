@@ -378,10 +378,8 @@ def full_weights(model):
     rank 0: the others may get less."""
     weights = get_model_state_dict(model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
-    tied = {k for k, _ in model.named_parameters(remove_duplicate=False)} - {
-        k for k, _ in model.named_parameters()}
-    return {k: v for k, v in weights.items()                        # buffers stay
-            if k not in tied and not k.startswith("value_head")}
+    names = {k for k, _ in (*model.named_parameters(), *model.named_buffers())}     # tied: once
+    return {k: v for k, v in weights.items() if k in names and not k.startswith("value_head")}
 
 
 def trainer_state(run):
@@ -442,8 +440,7 @@ def restore(run, folder):
             for name, weights in model.named_parameters():
                 if f"{part}_optimizer/{name}/step" not in kept:
                     optimizer.state.pop(weights, None)      # without a gradient so far
-        if kept:
-            dcp.load(trainer_state(run), storage_reader=reader)
+        dcp.load(trainer_state(run), storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{folder} cannot be read ({why}); if it is damaged, delete it, and "
