@@ -298,19 +298,16 @@ def new_folder(path):
     for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
         with suppress(FileExistsError):
             os.makedirs(folder)
-            break
-    if folder != path:
-        parallel.say(f"{path} is there: the folder of this run is {folder}")
-    return folder
+            return folder
 
 
-def open_folder(path, cfg, **more):
+def open_folder(path, cfg):
     """The folder of a run, a new one or with cfg.resume the one that is there -> its name. It gets
-    config.json, with the flags and more."""
+    config.json, with the flags."""
     folder = path if cfg.resume else parallel.by_first(new_folder, path)
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
-        write_json(os.path.join(folder, "config.json"), asdict(cfg) | more)
+        write_json(os.path.join(folder, "config.json"), asdict(cfg))
     changed = [f"{f.name}={getattr(cfg, f.name)}" for f in fields(cfg)
                if getattr(cfg, f.name) != f.default]
     parallel.say(textwrap.fill(f"{folder}: " + " ".join(changed), 100, subsequent_indent="    ",
