@@ -52,7 +52,7 @@ def number(kind, words, fits):
         if fits(x := kind(text)):
             return x
         raise argparse.ArgumentTypeError(f"{text}: expected {words}")
-    read.__name__, read.words = kind.__name__, words
+    read.__name__ = kind.__name__
     return read
 
 
@@ -63,7 +63,7 @@ NonNegative = number(float, "0 or more", lambda x: x >= 0)
 Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
 
 
-# The comments in these classes are the text of --help: see `documented`.
+# The lines of these classes are the text of --help.
 
 @dataclass
 class Worlds:
@@ -105,29 +105,21 @@ class Machine:
 def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
     a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
-    a text.
+    a text. --help shows the dataclass, then what it leaves open.
     preset(given) -> {field: value} between the defaults and the flags."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="%(prog)s [--FLAG VALUE ...]; --help lists all")
-    groups, comments = {}, documented(kind)
+    parser = argparse.ArgumentParser(
+        description=f"{description}\nFlags: max_context is --max-context, (6, 10) is 6,10\n"
+                    f"{documented(kind)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+        usage="%(prog)s [--FLAG VALUE ...]; --help lists all", allow_abbrev=False)
     for f in fields(kind):
-        title, words = comments.get(f.name, ("further flags", ""))
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
         if f.type is bool:
-            extra = dict(action=argparse.BooleanOptionalAction)
+            how = dict(action=argparse.BooleanOptionalAction)
         elif choices := f.type if type(f.type) is dict else get_args(f.type):
-            extra = dict(choices=choices, metavar=" | ".join(choices))
-        elif f.type is tuple:
-            extra = dict(type=integers, metavar="INT,INT,...")
+            how = dict(choices=choices, metavar=" | ".join(choices))
         else:
-            extra = dict(type=f.type, metavar=f.type.__name__.upper())
-        default = ",".join(map(str, f.default)) if type(f.default) is tuple else repr(f.default)
-        words = "; ".join(filter(None, [words, getattr(f.type, "words", "")]))
-        groups[title].add_argument("--" + f.name.replace("_", "-"), dest=f.name, **extra,
-                                   help=f"{words} ({default})".replace("%", "%%"),
-                                   default=argparse.SUPPRESS)
+            how = dict(type=integers if f.type is tuple else f.type, help=argparse.SUPPRESS)
+        parser.add_argument("--" + f.name.replace("_", "-"), **how)
     given = vars(parser.parse_args(argv))
     return kind(**preset(given) | given)
 
@@ -137,16 +129,10 @@ def integers(text):
 
 
 def documented(kind):
-    """{field: (title, help)} of a dataclass: the comment line above a group of fields, the comment
-    behind the field."""
-    title, found = "", {}
-    for part in kind.__mro__[-2::-1]:
-        for line in inspect.getsource(part).splitlines():
-            if heading := re.match(r"    # (.+)", line):
-                title = heading[1]
-            elif flag := re.match(r"    (\w+): .*?  # (.*)", line):
-                found[flag[1]] = title, flag[2]
-    return found
+    """The fields of a dataclass as they stand in its source, and the comments above them."""
+    source = "".join(map(inspect.getsource, kind.__mro__[-2::-1]))
+    lines = re.findall(r"^    (# .+|\w+: .+)", source, re.MULTILINE)
+    return "\n".join(f"\n{line}" if line.startswith("#") else line for line in lines)
 
 
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,

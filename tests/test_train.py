@@ -547,11 +547,10 @@ def test_a_control_needs_a_policy_that_was_cloned(url, model):
 
 @pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone, Evolve],
                          ids=lambda k: f"{k.__module__}-{k.__name__}")
-def test_help_has_a_group_and_words_for_every_flag(kind, capsys):
+def test_help_has_words_for_every_flag(kind, capsys):
     with pytest.raises(SystemExit):
         train.parse_flags(kind, ["--help"])
-    printed, documented = " ".join(capsys.readouterr().out.split()), runs.documented(kind)
+    printed = capsys.readouterr().out
     assert len(fields(kind)) <= 60
     for field in fields(kind):
-        title, words = documented[field.name]
-        assert title and words and words in printed, field.name
+        assert re.search(rf"^{field.name}: .+  # .+$", printed, re.MULTILINE), field.name
