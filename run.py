@@ -30,8 +30,7 @@ from typing import Literal, get_args
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoTokenizer
 
 import parallel
@@ -193,9 +192,8 @@ class Run:
     eval_tasks: list              # held-out tasks: [(world, id)]
     start_model: str = ""         # folder or hub id of the policy before any RL
     policy: object = None
-    optimizer: object = None
     critic: object = None         # a transformer of its own (--critic own)
-    critic_optimizer: object = None
+    optimizer: object = None      # of the policy and that critic
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
@@ -211,10 +209,9 @@ class Run:
         return self.policy.device
 
     @property
-    def trained(self):            # [(its name in a checkpoint, a model, the model's optimizer)]
-        every = (("policy", self.policy, self.optimizer),
-                 ("critic", self.critic, self.critic_optimizer))
-        return [each for each in every if each[2]]
+    def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
+        models = dict(policy=self.policy, critic=self.critic) if self.optimizer else {}
+        return {part: model for part, model in models.items() if model}
 
     @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
@@ -369,12 +366,12 @@ def trainer_state(run):
     """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
     which `restore` reads; of sharded ones this rank's rows."""
     state = {}
-    for part, model, optimizer in run.trained:
+    for part, model in run.trained.items():
         for name, weights in model.named_parameters():
             if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
             state |= {f"{part}_optimizer/{name}/{key}": x
-                      for key, x in optimizer.state.get(weights, {}).items()}
+                      for key, x in run.optimizer.state.get(weights, {}).items()}
     return state
 
 
@@ -418,11 +415,12 @@ def restore(run, folder):
         kept = reader.read_metadata().state_dict_metadata
         if len(kept) != memory["tensors"]:
             raise ValueError("tensors are missing")
-        for part, model, optimizer in run.trained:
-            get_optimizer_state_dict(model, optimizer)      # makes the moments, all 0
+        for part, model in run.trained.items():
             for name, weights in model.named_parameters():
-                if f"{part}_optimizer/{name}/step" not in kept:
-                    optimizer.state.pop(weights, None)      # without a gradient so far
+                if f"{part}_optimizer/{name}/step" in kept:     # else it had no gradient so far
+                    run.optimizer.state[weights] = dict(
+                        step=torch.zeros((), device=weights.device),
+                        exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
         dcp.load(trainer_state(run), storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -74,9 +74,8 @@ def train(run):
 def set_learning_rate(run):
     """Linear decay from lr, at the first step, to lr_end * lr, at the last. A critic of its own
     keeps its rate."""
-    cfg = run.cfg
-    for group in run.optimizer.param_groups:
-        group["lr"] = cfg.lr * (1 - (1 - cfg.lr_end) * run.step / max(cfg.steps - 1, 1))
+    cfg, group = run.cfg, run.optimizer.param_groups[0]         # the policy's
+    group["lr"] = cfg.lr * (1 - (1 - cfg.lr_end) * run.step / max(cfg.steps - 1, 1))
 
 
 def current_horizon(run):
@@ -230,16 +229,15 @@ def optimizer_step(run, loss):
 
     A loss or gradient that is not finite changes nothing and gives NaN: the log counts it.
     """
-    for _, model, _ in run.trained:
+    models = run.trained.values()
+    for model in models:
         parallel.average_gradients(model)
-    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm)
-             for _, model, _ in run.trained]
+    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model in models]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
     finite = all(x.isfinite() for x in [loss, *norms])
-    for *_, optimizer in run.trained:
-        if finite:
-            optimizer.step()
-        optimizer.zero_grad()
+    if finite:
+        run.optimizer.step()
+    run.optimizer.zero_grad()
     return norms[0].item() if finite else math.nan
 
 
@@ -271,24 +269,21 @@ def setup(cfg, modules, clients, began):
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
-    run = Run(cfg, folder, worlds, *splits, start_model, policy, adamw(policy, cfg.lr), began=began)
+    run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
+    groups = [dict(params=policy.parameters(), lr=cfg.lr)]
     if cfg.lora and base_of(start_model) == start_model:      # fresh adapters add nothing yet
         run.reference = without_adapters(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
-        run.critic_optimizer = adamw(run.critic, cfg.critic_lr)
+        groups.append(dict(params=run.critic.parameters(), lr=cfg.critic_lr))
+    run.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0,
+                                      fused=device.type == "cuda")      # without temporary tensors
     if last:
         restore(run, last)
     metrics.describe(run)
     return run
-
-
-def adamw(model, lr):
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr,
-                             betas=(0.9, 0.95), weight_decay=0.0,
-                             fused=model.device.type == "cuda")    # without temporary tensors
 
 
 # ---- learning rules -----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from recipes import icepop
 from test_architectures import trains, twins_of
 from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
                          training_rows)
-from train import Config, adamw
+from train import Config
 
 CUDA = torch.cuda.is_available()
 on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
@@ -530,7 +530,7 @@ class TestFsdpOnGpu:
             ids = torch.randint(500, (2, 64), device="cuda")
             positions = torch.arange(64, device="cuda").expand(2, 64)
             policy.action_logprobs(ids, positions > 0, positions).sum().backward()
-            adamw(policy, 1e-2).step()
+            torch.optim.AdamW(policy.parameters(), 1e-2, fused=True).step()
             policy.zero_grad()
         assert (found[0] - found[1]).abs().max() > 0.1        # the second sampled with new weights
 

@@ -65,14 +65,10 @@ class Record:
         patch.setattr(parallel, "collect", noting_collect)
 
     def noting_step(self, optimizer, *_):
-        if self.run is None:    # still in setup: `restore` lets optimizers make their state
-            return
-        name, model = next((name, model) for name, model, its in self.run.trained
-                           if its is optimizer)
-        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
-        self.updates.append(SimpleNamespace(
-            model=name, step=self.run.step, norm=grads.norm().item(),
-            lrs=[group["lr"] for group in optimizer.param_groups]))
+        for name, group in zip(("policy", "critic"), optimizer.param_groups):
+            grads = torch.cat([p.grad.flatten() for p in group["params"]])
+            self.updates.append(SimpleNamespace(
+                model=name, step=self.run.step, norm=grads.norm().item(), lr=group["lr"]))
 
     def training(self):
         return [p for p in self.plays if p.group_size > 1]
@@ -283,12 +279,12 @@ def test_every_update_of_the_policy_has_the_rate_of_its_step(ppo):
     updates = ppo.of("policy")
     assert [u.step for u in updates] == [s for s in range(STEPS) for _ in range(2)]
     for u in updates:
-        assert u.lrs == [pytest.approx(RATE + (LR_END * RATE - RATE) * u.step / 6, rel=1e-9)]
-    assert updates[0].lrs == [pytest.approx(1e-2)] and updates[-1].lrs == [pytest.approx(2.5e-3)]
+        assert u.lr == pytest.approx(RATE + (LR_END * RATE - RATE) * u.step / 6, rel=1e-9)
+    assert updates[0].lr == pytest.approx(1e-2) and updates[-1].lr == pytest.approx(2.5e-3)
 
 
 def test_every_update_of_the_critic_has_its_own_constant_rate(ppo):
-    assert [u.lrs for u in ppo.of("critic")] == [[CRITIC_RATE]] * 2 * STEPS
+    assert [u.lr for u in ppo.of("critic")] == [CRITIC_RATE] * 2 * STEPS
 
 
 # ---- the update ---------------------------------------------------------------------------------
