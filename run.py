@@ -379,9 +379,8 @@ def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
     two keep what --resume needs, all keep their weights."""
     weights = None if adapters(run.policy) else full_weights(run.policy)
-    state = trainer_state(run)
     with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
-        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(
+        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
             str(aside / "trainer"), save_distributed=True))
         if parallel.rank() == 0:
             if adapters(run.policy):
@@ -393,7 +392,7 @@ def save(run):
                        | part_of(vars(run.cfg), Speaks))
             write_json(aside / "trainer.json", dict(
                 {name: getattr(run, name) for name in REMEMBERED},
-                seconds=time.perf_counter() - run.began, tensors=len(state)))
+                seconds=time.perf_counter() - run.began))
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -408,23 +407,14 @@ def last_checkpoint(folder):
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
-    the like stay as the optimizers have them. ValueError: a file cannot be read."""
-    reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+    the like stay as the optimizer has them. ValueError: a file cannot be read."""
     try:
         memory = json.loads(Path(folder, "trainer.json").read_text())
-        kept = reader.read_metadata().state_dict_metadata
-        if len(kept) != memory["tensors"]:
-            raise ValueError("tensors are missing")
-        for part, model in run.trained.items():
-            for name, weights in model.named_parameters():
-                if f"{part}_optimizer/{name}/step" in kept:     # else it had no gradient so far
-                    run.optimizer.state[weights] = dict(
-                        step=torch.zeros((), device=weights.device),
-                        exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
-        dcp.load(trainer_state(run), storage_reader=reader)
+        run.began -= memory["seconds"]
+        vars(run).update({name: memory[name] for name in REMEMBERED})
+        dcp.load(trainer_state(run), storage_reader=dcp.HuggingFaceStorageReader(
+            os.path.join(folder, "trainer")))
     except (Exception, dcp.CheckpointException) as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
         raise ValueError(f"{folder} cannot be read ({why}); if it is damaged, delete it, and "
                          "--resume goes on from the one before") from error
-    run.began -= memory["seconds"]
-    vars(run).update({name: memory[name] for name in REMEMBERED})

@@ -280,6 +280,10 @@ def setup(cfg, modules, clients, began):
         groups.append(dict(params=run.critic.parameters(), lr=cfg.critic_lr))
     run.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0,
                                       fused=device.type == "cuda")      # without temporary tensors
+    for weights in (p for group in groups for p in group["params"] if p.requires_grad):
+        run.optimizer.state[weights] = dict(        # at once: all checkpoints hold the same tensors
+            step=torch.zeros((), device=device), exp_avg=torch.zeros_like(weights),
+            exp_avg_sq=torch.zeros_like(weights))
     if last:
         restore(run, last)
     metrics.describe(run)

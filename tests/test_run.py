@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 from fakes import command, config, flags_of, started, trained, trainer_of
 from test_train import killed_in, lines_of, lines_of_all, same, weights_of
@@ -179,7 +180,8 @@ def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(owner, name, url
 
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left on device"):
+    with monkeypatch.context() as patch, \
+            pytest.raises((OSError, CheckpointException), match="No space left on device"):
         patch.setattr(owner, name, fails)
         runs.save(run)
     assert runs.last_checkpoint("runs/x") == "runs/x/step_0"
@@ -210,8 +212,8 @@ def test_save_before_any_update_leaves_the_optimizer_as_it_is(url, model):
     """It made the moments, as if a step had been made: Adam's first step was then a smaller one."""
     run = started(url, cfg := config(model, name="x"))
     runs.save(run)
-    assert not run.optimizer.state
-    assert not started(url, replace(cfg, resume=True)).optimizer.state
+    for each in (run, started(url, replace(cfg, resume=True))):
+        assert not any(x.any() for its in each.optimizer.state.values() for x in its.values())
 
 
 # ---- SIGTERM ------------------------------------------------------------------------------------

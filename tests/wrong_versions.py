@@ -762,8 +762,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_both_splits_keeps_to_what_a_server_knows"),
         ("**preset(given) | given)", "**given | preset(given))",
          "test_parse_flags_takes_a_preset_between_defaults_and_flags"),
-        ("optimizer.state.get(weights, {}).items()", "optimizer.state[weights].items()",
-         "test_save_before_any_update_leaves_the_optimizer_as_it_is"),
         ('sum(line["seconds"] for line in self.history)',
          'sum(line["seconds"] for line in self.history[-1:])',
          "test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts"),
