@@ -287,6 +287,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite"),
         ("if last or cfg.eval_every and run.step", "if cfg.eval_every and run.step",
          "test_evaluations_are_as_many_as_were_asked_for"),
+        ("step=torch.zeros(()", "step=torch.ones(()",
+         "test_save_before_any_update_leaves_the_optimizer_as_it_is"),
         ("lr=cfg.critic_lr))", "lr=cfg.lr))",
          "test_every_update_of_the_critic_has_its_own_constant_rate"),
         ("            signal.signal(signal.SIGTERM, signal.SIG_DFL)\n", "",
