@@ -206,16 +206,15 @@ class Episode:
         agent, trajectory = self.agent, self.trajectory
         generator = np.random.default_rng((*trajectory.key, len(trajectory.turns)))
         self.uniforms = generator.random(agent.max_turn_tokens)
-        anew = agent.context == "memory" or \
+        anew = not self.messages or agent.context == "memory" or \
             agent.context == "window" and len(self.history) > agent.window
-        if anew or not self.messages:
-            self.messages = agent.start()
-            self.messages += shortened(self, text) if anew else said("user", text)
+        if anew:
+            self.messages = agent.start() + shortened(self, text)
         else:
             self.messages += answer_to(self.messages[-1], text)
         if not agent.chat:
             return
-        if anew or agent.history == "template" or not trajectory.contexts:
+        if anew or agent.history == "template":
             trajectory.begin_context(agent.chat.opening(self.messages))
         else:
             role = self.messages[-1]["role"]
@@ -225,7 +224,7 @@ class Episode:
 
 
 def shortened(episode, text):
-    """The messages of a shortened context: the task, what the agent wrote to keep, the end.
+    """The messages of a new context: the task, what the agent wrote to keep, the end.
     window (of one turn): the last turns are repeated; their replies are not trained on again.
         <|user|>Crafting commands: ... Goal: craft ink.
         (earlier turns not shown: 1)
