@@ -628,12 +628,11 @@ class Batch:
     value_weights: torch.Tensor = None
 
     def rows(self, index, begin=0, end=None):
-        """The rows of `index`, cut to the longest, or of each its tokens begin:end -> Batch."""
+        """The rows of `index`, of each its tokens begin:end -> Batch."""
         picked = {name: x[index] for name, x in vars(self).items() if x is not None}
-        longest = int((picked["token_ids"] >= 0).sum(1).max()) if len(index) else 1
         for name, x in picked.items():
             if x.dim() == 2 and name != "observation_hashes":
-                picked[name] = x[:, begin:longest if end is None else end]
+                picked[name] = x[:, begin:end]
         return Batch(**picked)
 
     def parts(self, tokens, whole_rows=False):

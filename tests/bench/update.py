@@ -45,11 +45,12 @@ def packed(model, batch):
 
 def padded(model, batch):
     """The same from transformers' own forward over the padded rows."""
-    mask = batch.token_ids >= 0
-    ids = batch.token_ids.clamp(min=0)
+    longest = int((batch.token_ids >= 0).sum(1).max())
+    mask = batch.token_ids[:, :longest] >= 0
+    ids = batch.token_ids[:, :longest].clamp(min=0)
     logits = model(ids, attention_mask=mask.long(), use_cache=False).logits[:, :-1]
     logprobs = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[..., 0]
-    logprobs = logprobs[batch.response_mask[:, 1:]]
+    logprobs = logprobs[batch.response_mask[:, 1:longest]]
     (-logprobs.sum() / batch.response_mask.sum()).backward()
     return logprobs
 
