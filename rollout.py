@@ -17,7 +17,7 @@ import queue
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -449,18 +449,13 @@ class Scheduler:
                                for slot in slots.everyone)
 
     def run(self):
-        try:
-            with ThreadPoolExecutor(32) as pool:
-                while self.slots["waiting"] or self.slots.playing:
-                    self.slots.start(self.engine.rows)
-                    self.send(pool)
-                    self.receive()
-                    self.sampler.prefill()
-                    self.sampler.decode()
-        finally:
-            for slot in self.slots.everyone:
-                self.release(slot)
-            self.slots.close()
+        with closing(self.slots), ThreadPoolExecutor(32) as pool:
+            while self.slots["waiting"] or self.slots.playing:
+                self.slots.start(self.engine.rows)
+                self.send(pool)
+                self.receive()
+                self.sampler.prefill()
+                self.sampler.decode()
 
     def send(self, pool):
         """In step, a client gets all its requests in one call, when an eighth of the playing slots
@@ -495,28 +490,24 @@ class Scheduler:
                 self.take(slot, came[slot])
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew."""
+        """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew. Who
+        does not play on gives pages and row back."""
         if isinstance(answer, EnvError):
-            self.release(slot)
             self.slots.fail(slot, answer)
-            return
-        slot.session, trajectory = answer.session, slot.episode.trajectory
-        contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
-        slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if slot.sequence and len(trajectory.contexts) > contexts:
-            # what begins both contexts stays in its pages; a last token is read for its logits
-            same = os.path.commonprefix([before, slot.episode.seen[:-1]])
-            if len(same) < slot.sequence.length:
-                self.engine.forget(slot.sequence, keep=len(same))
-        if slot.group in self.slots.lost or slot.episode.over:
-            self.release(slot)
-            self.slots.finish(slot)
         else:
-            self.slots.move(slot, "ready")
-
-    def release(self, slot):
-        """Give the slot's pages and row back."""
-        if slot.sequence:
+            slot.session, trajectory = answer.session, slot.episode.trajectory
+            contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
+            slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+            if slot.sequence and len(trajectory.contexts) > contexts:
+                # what begins both contexts stays in its pages; a last token is read for its logits
+                same = os.path.commonprefix([before, slot.episode.seen[:-1]])
+                if len(same) < slot.sequence.length:
+                    self.engine.forget(slot.sequence, keep=len(same))
+            if slot.group in self.slots.lost or slot.episode.over:
+                self.slots.finish(slot)
+            else:
+                self.slots.move(slot, "ready")
+        if slot.sequence and slot.state != "ready":
             self.engine.release(slot.sequence)
             slot.sequence = None
 

@@ -359,29 +359,28 @@ class Slots:
 
 class Scheduler:
     def take(self, slot, answer):
-        if isinstance(answer, EnvError):
-            self.release(slot)
-            self.slots.fail(slot, answer)
-            return
         episode = slot.episode
-        slot.session = answer.session
-        contexts = len(episode.trajectory.contexts)
-        before = list(episode.seen) if slot.sequence else []
-        episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        if slot.sequence and len(episode.trajectory.contexts) != contexts:
-            keep = 0
-            while keep < min(len(before), len(episode.seen) - 1) and \
-                    before[keep] == episode.seen[keep]:
-                keep += 1
-            if keep < slot.sequence.length:
-                self.engine.forget(slot.sequence, keep=keep)
-        if episode.over or slot.group in self.slots.lost:
-            self.release(slot)
-            self.slots.finish(slot)
-        elif episode.request:
-            self.slots.move(slot, "asking")
+        if isinstance(answer, EnvError):
+            self.slots.fail(slot, answer)
         else:
-            self.slots.move(slot, "ready")
+            slot.session = answer.session
+            contexts = len(episode.trajectory.contexts)
+            before = list(episode.seen) if slot.sequence else []
+            episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+            if slot.sequence and len(episode.trajectory.contexts) != contexts:
+                keep = 0
+                while keep < min(len(before), len(episode.seen) - 1) and \
+                        before[keep] == episode.seen[keep]:
+                    keep += 1
+                if keep < slot.sequence.length:
+                    self.engine.forget(slot.sequence, keep=keep)
+            if not episode.over and slot.group not in self.slots.lost:
+                self.slots.move(slot, "ready")
+                return
+            self.slots.finish(slot)
+        if slot.sequence is not None:
+            self.engine.release(slot.sequence)
+        slot.sequence = None
 
 
 class Sampler:
