@@ -13,10 +13,9 @@ import hashlib
 import itertools
 import math
 import os
-import queue
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -443,7 +442,7 @@ class Scheduler:
 
     def __init__(self, slots, engine):
         self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
-        self.answers = queue.SimpleQueue()      # futures of {slot: answer}
+        self.sent = {}              # future of the answers -> the slots that they are for
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
         self.in_step = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
                                for slot in slots.everyone)
@@ -469,25 +468,22 @@ class Scheduler:
             parcels[slot.client if self.in_step else slot].append(slot)
             self.slots.move(slot, "in flight")
         for parcel in parcels.values():
-            pool.submit(self.exchange, parcel).add_done_callback(self.answers.put)
-
-    def exchange(self, slots):                 # in a thread -> {slot: Reply or EnvError}
-        answers = slots[0].client.answer([(s.session, *s.episode.request) for s in slots])
-        return dict(zip(slots, answers, strict=True))
+            requests = [(slot.session, *slot.episode.request) for slot in parcel]
+            self.sent[pool.submit(parcel[0].client.answer, requests)] = parcel
 
     def receive(self):
         """Take the answers that are there, in the order of the requests. In step each is waited
         for, so that a run is the same to the bit; else one, if there is nothing else to do."""
-        asked, came = list(self.slots["in flight"]), {}
+        enough = ALL_COMPLETED if self.in_step else FIRST_COMPLETED
+        busy = not self.in_step and (self.slots["decoding"] or self.sampler.readable())
         with self.slots.stats.clock("environment"):
-            while len(came) < len(asked):
-                busy = came or self.slots["decoding"] or self.sampler.readable()
-                if self.answers.empty() and not self.in_step and busy:
-                    break
-                came.update(self.answers.get().result())
-        for slot in asked:
-            if slot in came:
-                self.take(slot, came[slot])
+            came, _ = wait(self.sent, timeout=0 if busy else None, return_when=enough)
+        answers = {}
+        for future in came:
+            answers.update(zip(self.sent.pop(future), future.result(), strict=True))
+        for slot in list(self.slots["in flight"]):
+            if slot in answers:
+                self.take(slot, answers[slot])
 
     def take(self, slot, answer):
         """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew. Who

@@ -418,7 +418,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("self.idle[slot.client].append(slot.session)",
          "next(iter(self.idle.values())).append(slot.session)",
          "test_collect_of_several_worlds_equals_play_in_each"),
-        ("for slot in asked:\n", "for slot in list(came):\n",
+        ('for slot in list(self.slots["in flight"]):', "for slot in list(answers):",
          "test_collect_does_not_depend_on_the_order_of_the_answers"),
         ("failures.append(str(error))", "failures.append(error)",
          "test_what_failed_does_not_keep_the_engine"),
