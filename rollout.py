@@ -310,7 +310,7 @@ class Stats:
 
 
 def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=None,
-            max_concurrent=None, retries=2, finished=None):
+            max_concurrent=math.inf, retries=2, finished=None):
     """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
@@ -321,17 +321,16 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     could be played, ServersGone when no server has answered for the client's patience."""
     if not tasks:
         return [], Stats()
-    engine = engine or make_engine(policy, tasks[0][0].agent, len(tasks) * group_size,
-                                   max_concurrent)
+    rows = min(len(tasks) * group_size, max_concurrent)
+    engine = engine or make_engine(policy, tasks[0][0].agent, rows)
     slots = Slots(tasks, group_size, horizon, key, places or range(len(tasks)), retries, finished)
     Scheduler(slots, engine).run()
     slots.stats.tokens = engine.tokens.copy()
     return slots.played()
 
 
-def make_engine(policy, agent, episodes, max_concurrent=None, memory=None):
-    """An engine with rows and pages for `episodes` at a time, within `memory` bytes of KV."""
-    rows = min(episodes, max_concurrent or episodes)
+def make_engine(policy, agent, rows, memory=None):
+    """An engine with rows and pages for so many episodes at a time, within `memory` bytes of KV."""
     size = PAGE_SIZES[policy.kernel]
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
     if memory is None and policy.device.type == "cuda":
@@ -518,9 +517,8 @@ class Sampler:
     def readable(self):
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
         once; while others decode, all wait until an eighth of the playing slots are ready."""
-        awaited = self.slots["ready"] and {
-            slot.group for state in ("asking", "in flight") for slot in self.slots[state]
-            if not slot.episode.trajectory.contexts}
+        awaited = {slot.group for state in ("asking", "in flight") for slot in self.slots[state]
+                   if not slot.episode.trajectory.contexts}
         ready = [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
         few = len(ready) < self.slots.playing // 8
         return [] if few and self.slots["decoding"] else ready

@@ -230,7 +230,7 @@ def test_plan_keeps_as_many_tokens_as_make_engine():
                              num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8)
     policy = equip(AutoModelForCausalLM.from_config(small, dtype=torch.float32))
     agent = type("Agent", (), dict(max_context=1024))
-    pages = rollout.make_engine(policy, agent, episodes=100).pages        # 100 do not fit in 1 GiB
+    pages = rollout.make_engine(policy, agent, rows=100).pages        # 100 do not fit in 1 GiB
     found = plan.plan(config("", max_context=1024), small, 1, False, 1e12)
     assert found.kv_tokens == pages.count * pages.page_size and found.rows == pages.count // 32
 

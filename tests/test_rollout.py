@@ -815,9 +815,9 @@ def test_batch_parts_cut_a_long_row_between_its_contexts():
 def test_make_engine_has_room_for_what_it_is_asked():
     """A row's 500 tokens are 16 pages of 32, and a page is 2 tensors x 2 layers x 2 heads x 16 x 32
     x 4 bytes = 16 KiB."""
-    engine = make_engine(policy(), agent(), episodes=10)
+    engine = make_engine(policy(), agent(), rows=10)
     assert engine.rows == 10 and engine.pages.count == 160 and engine.pages.page_size == 32
-    assert make_engine(policy(), agent(), 10, max_concurrent=3).pages.count == 48
+    assert make_engine(policy(), agent(), 3).pages.count == 48
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
     assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
