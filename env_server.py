@@ -30,7 +30,7 @@ lost must not be sent again; its episode is played again from the reset.
 
 A failure is answered by {"error": sentence}, never by a reward. Its HTTP status is 200 in the first
 dialect of AgentGym (`id`); in the second (`env_idx`) 400 wrong request, 404 unknown id, 409 not now
-(finished, not reset), 500 the environment broke (until its next reset), 503 too many sessions. In
+(finished, not reset), 500 the environment broke (reset it), 503 too many sessions. In
 both: 404 no such path, 422 a wrong field (with FastAPI's "detail"), 403, 411, 413, 415 as
 HttpRequest.refusal says.
 """
@@ -69,7 +69,7 @@ class Session:
         self.id, self.env, self.lock = session_id, None, threading.Lock()
         self.used = time.monotonic()
         self.keep("")
-        self.end_episode()
+        self.ready = False      # whether it can step: from a reset on, unless that fails
 
     def keep(self, observation, reward=0, done=False, info=None):
         """The session's last answer; with the observation alone, that of an episode's beginning."""
@@ -78,20 +78,16 @@ class Session:
                        "done": bool(done), "info": info}
         return self.answer
 
-    def end_episode(self, status=409, why="Environment not initialized"):
-        """Until its next reset the session cannot step: `unready` is what it then answers."""
-        self.unready = status, f"{why}: reset id {self.id} first."
-
     def check_ready(self):
-        if self.unready:
-            raise Refused(*self.unready)
+        if not self.ready:
+            raise Refused(409, f"Environment not initialized: reset id {self.id} first.")
 
     def reset(self, env_class, task_id, stream=None):
         """Begin an episode of this task -> its first answer."""
-        self.end_episode()              # even if this fails, the episode before it is over
+        self.ready = False              # even if this fails, the episode before it is over
         self.env = self.env or env_class()
         observation = self.env.reset(task_id, stream)
-        self.unready = None
+        self.ready = True
         return self.keep(observation)
 
     def step(self, action):
@@ -158,9 +154,9 @@ class Service:
                 except Exception as crash:
                     traceback.print_exc()
                     session.close_env()
-                    session.end_episode(500, f"The environment of id {session.id} broke "
-                                             f"({type(crash).__name__}: {crash})")
-                    raise Refused(*session.unready) from crash
+                    session.ready = False
+                    raise Refused(500, f"The environment of id {session.id} broke, reset it first: "
+                                       f"{type(crash).__name__}: {crash}") from crash
                 finally:
                     session.used = time.monotonic()
         except Refused:

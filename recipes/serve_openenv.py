@@ -60,7 +60,7 @@ class Player:
             return None if kind == "close" else getattr(self, kind)(**data)
         except Exception as problem:        # no such task, the episode is over, a crash
             self.session.close_env()
-            self.session.end_episode()
+            self.session.ready = False
             return failure("EXECUTION_ERROR", f"{type(problem).__name__}: {problem}")
 
     def reset(self, split="train", index=None, seed=None, episode_id=None, **_):

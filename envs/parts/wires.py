@@ -123,7 +123,7 @@ def create(service, body):
 def reset(service, body):
     wire, module = service.wire, service.module
     with service.hold(field_of(body, wire.id_key, int)) as session:
-        session.end_episode()           # their clients pass over an error, and must not play on
+        session.ready = False           # their clients pass over an error, and must not play on
         task_id = field_of(body, wire.task_key, int, wire.task_required)
         task_id = module.TRAIN[0] if task_id is None else task_id
         if wire.task_wraps:
