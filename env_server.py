@@ -115,14 +115,10 @@ class Service:
 
     def __init__(self, name):
         self.name, self.module, self.wire = name, open_env(name), wires.wire_of(name)
+        self.env_class = getattr(self.module, "Served", self.module.Env)    # Served: original.py
         self.ids, self.sessions = itertools.count(), {}
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
-
-    @property
-    def env_class(self):
-        """What sessions are made of: see envs/parts/original.py."""
-        return getattr(self.module, "Served", self.module.Env)
 
     def find(self, session_id):
         """The session of this id, or the sentence why there is none."""
@@ -309,11 +305,9 @@ def local_server(*names):
 
 def end_with_parent():
     """In a child: wait until the pipe from its parent closes, then end, the hard way if need be."""
-    while os.read(0, 1):
-        pass
+    os.read(0, 1)
+    signal.alarm(5)             # what this sends is not caught
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(5)
-    os._exit(1)
 
 
 def main():
