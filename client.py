@@ -43,20 +43,19 @@ class Reply:
 def connected(env_url, modules):
     """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
     that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
-    with nullcontext(env_url.split(",")) if env_url else \
-            local_server(*[module.NAME for module in modules]) as urls:
-        yield [EnvClient(urls, module.NAME) for module in modules]
+    names = [module.NAME for module in modules]
+    with nullcontext(env_url) if env_url else local_server(*names) as urls:
+        yield [EnvClient(urls, name) for name in names]
 
 
 class EnvClient:
-    """Episodes of one environment on one or several servers. patience: seconds without an answer of
-    any server until ServersGone. timeout: seconds for one answer. EnvError: it is not played at one
-    of these addresses."""
+    """Episodes of one environment on the servers at these addresses (comma-separated). patience:
+    seconds without an answer of any of them until ServersGone. timeout: seconds for one answer.
+    EnvError: it is not played at one of them."""
 
     def __init__(self, urls, name, patience=60.0, timeout=120.0):
         self.patience, self.http = patience, connections(timeout, attempts=3)
-        urls = [urls] if isinstance(urls, str) else urls
-        self.urls = [find_server(self.http, url, name) for url in urls]
+        self.urls = [find_server(self.http, url, name) for url in urls.split(",")]
         self.silent = {}        # URL -> (since when it gives no answer, when it is asked again)
         self.open = set()               # sessions (URL, id)
         self.turns = itertools.count()  # whose turn it is to get the next session
@@ -120,12 +119,11 @@ class EnvClient:
 
     def close(self):
         """Close all sessions; a server that is gone has closed them already."""
-        sessions, self.open = self.open, set()
         for url in self.urls:
-            ids = sorted(number for root, number in sessions if root == url)
-            if ids:
-                with suppress(EnvError):
-                    self.post(url, "closes", {"ids": ids})
+            ids = [number for root, number in self.open if root == url]
+            with suppress(EnvError):
+                self.post(url, "closes", {"ids": ids})
+        self.open.clear()
 
 
 def body_of(session, verb, argument):

@@ -525,7 +525,7 @@ def begun(url, **flags):
     cfg = Evolve(**TINY | flags)
     names = cfg.env.split(",")
     return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                           [EnvClient([url], name) for name in names], time.perf_counter())
+                           [EnvClient(url, name) for name in names], time.perf_counter())
 
 
 def script(monkeypatch, url, command="evolve", *more, **flags):

@@ -116,7 +116,7 @@ def test_two_servers_share_the_episodes_and_answer_side_by_side(monkeypatch):
         return respond(services, method, target, body)
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(HttpServer(["maze"]))) for _ in range(2)]
-        client = EnvClient(urls, "maze")
+        client = EnvClient(",".join(urls), "maze")
         replies = opened(client, [0, 1, 2, 3, 4])
         assert [r.session[0] for r in replies] == [f"{urls[i]}/maze" for i in (0, 1, 0, 1, 0)]
         assert [r.observation for r in replies] == STARTS[:5]
@@ -376,7 +376,7 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again(post
 
 def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
     with two_servers() as urls:
-        client = Disturbed(urls, "maze",
+        client = Disturbed(",".join(urls), "maze",
                            before=lambda number: end(urls[0]) if number == 3 else None)
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
@@ -387,7 +387,7 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
 
 def test_a_server_that_is_back_is_used_again():
     with two_servers() as urls:
-        client = EnvClient(urls, "maze")
+        client = EnvClient(",".join(urls), "maze")
         end(urls[1])
         replies = client.answer([(None, "reset", task) for task in range(4)])
         assert [isinstance(reply, EnvError) and reply.away for reply in replies] == [
@@ -414,7 +414,7 @@ def test_collect_outlives_the_absence_of_the_only_server():
 
 def test_collect_raises_when_all_servers_are_gone():
     with two_servers() as urls:
-        client = Disturbed(urls, "maze", patience=0.5,
+        client = Disturbed(",".join(urls), "maze", patience=0.5,
                            before=lambda n: [end(url) for url in urls] if n == 3 else None)
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()

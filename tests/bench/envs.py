@@ -134,7 +134,7 @@ def bench(name, quick, rounds):
         megabytes = megabytes_of_children()
         batched.close()
         with local_server(name) as other:
-            spread = EnvClient([one, other], name)
+            spread = EnvClient(f"{one},{other}", name)
             ways = [lambda: steps_per_second(single, episodes[:16], one_by_one, 1),
                     lambda: steps_per_second(single, episodes, one_by_one, 16),
                     lambda: steps_per_second(batched, episodes, together, 1),
