@@ -13,12 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SMALLEST = {        # bench -> its flags; engine is a part of rollout, test_bench_gpu.py tests gpu
     "envs": "bandit maze --quick",
-    "history": "--quick",
-    "outage": "--quick",
     "results": "worlds --only bandit --quick --curve --picture {tmp}/worlds.png",
     "rollout": "--quick --shapes S --rounds 1",
-    "server": "--quick",
-    "shapes": "--only Qwen2.5-0.5B --quick",
     "update": "--quick --shapes S --rounds 1",
 }
 

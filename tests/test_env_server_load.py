@@ -1,7 +1,7 @@
 """pytest -m slow tests/test_env_server_load.py: the server under load and abuse; a minute.
 
 Asserted is behaviour: each reply to a good client, no trace, no hanging request, memory, that the
-server lives. How fast it answers is measured by bench/server.py.
+server lives.
 """
 import http.client
 import json

@@ -40,8 +40,10 @@ from pathlib import Path
 from engine import (PAGE_SIZES, Engine, choose_kernel, equip, kv_shape,     # before torch
                     layout_for, sample)
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from envs import textcraft
 from tests.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,11 +89,24 @@ def make_model(name, device):
 
 
 def save_model(name, folder, device):
-    """A folder that train.py takes: random weights, a tokenizer with as many ids as Qwen's."""
-    from tests.bench.shapes import make_tokenizer
+    """A folder that train.py takes: random weights, a tokenizer with as many ids as Qwen's: byte
+    pairs merged on textcraft's texts, then made-up words."""
     from tests.fakes import CHATML
     make_model(name, device).save_pretrained(folder)
-    make_tokenizer(CHATML, False).save_pretrained(folder)
+    env, byte_level = textcraft.Env(), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    texts = [textcraft.PROMPT, *(env.reset(task) for task in textcraft.TRAIN[:200])]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = byte_level
+    trained.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, initial_alphabet=byte_level.alphabet()))
+    model = json.loads(trained.to_str())["model"]
+    words = model["vocab"] | {f"w{n}": n for n in range(len(model["vocab"]), 151_643)}
+    tokenizer = Tokenizer(models.BPE(words, [tuple(pair) for pair in model["merges"]]))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level, decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        chat_template=CHATML, clean_up_tokenization_spaces=False).save_pretrained(folder)
 
 
 # ---- limits: arithmetic on shapes ---------------------------------------------------------------
