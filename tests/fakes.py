@@ -324,17 +324,24 @@ def serving(server):
 
 
 def canned(answer):
-    """A server whose `answer(method, path, body)` -> (status, text) is all it does."""
+    """A server whose `answer(method, path, body, handler)` -> (status, text or bytes[, headers]) is
+    all it does; None: it has dealt with the connection itself, which ends."""
     class Handler(BaseHTTPRequestHandler):
         protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, text = answer(self.command, self.path, body)
+            answered = answer(self.command, self.path, body, self)
+            if answered is None:
+                self.close_connection = True
+                return
+            status, content, *headers = answered
+            content = content if isinstance(content, bytes) else content.encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
+            for name, value in ({"Content-Length": len(content)} | dict(*headers)).items():
+                self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(content)
         do_GET = do_POST
 
         def log_message(self, *_):

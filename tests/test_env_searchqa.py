@@ -3,11 +3,9 @@
 The game against the sentences of AgentGym's server, the search against BM25 written out, what the
 passages say against what the questions ask, the remote retriever against a server here.
 """
-import http.server
 import json
 import random
 import re
-import threading
 import zlib
 from collections import Counter
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
 from envs.parts.suites import COMPOSITION, suite_tasks
 from chat import make_tokenizer
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
+from fakes import canned, serving
 from players import bm25, play, printed, solved, wire
 
 
@@ -424,26 +423,9 @@ def test_use_refuses_a_folder_in_a_sentence(tmp_path, own, files, words):
 def retriever(answer):
     """(url, [the requests]) of a server that answers every POST with these bytes and status."""
     requests = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            status, body = answer
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/retrieve", requests
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(canned(lambda _, path, body, handler: (
+            requests.append(json.loads(body)) or answer))) as url:
+        yield f"{url}/retrieve", requests
 
 
 # As Search-R1's retrieval_server.py answers {"queries": [...], "topk": 3, "return_scores": true}.

@@ -459,10 +459,9 @@ def test_http_refuses_what_a_web_page_of_another_origin_can_send(headers, status
     ("0.0.0.0", "node7", 200), ("0.0.0.0", "env-server:8000", 200),     # as containers say it
     ("0.0.0.0", "evil.example", 403)])
 def test_http_answers_to_the_names_of_the_host_it_listens_on(bound, name, status):
-    with HttpServer(["toy"], bound) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = HttpServer(["toy"], bound)
+    with serving(server):
         assert exchange(connect(server), "/create", headers={"Host": name})[0] == status
-        server.shutdown()
 
 
 def test_http_answers_the_clients_of_the_original_and_curl_as_documented():

@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +21,7 @@ import client
 import eval as evaluation
 import rollout
 from client import EnvError
-from fakes import CHATML, MARKS, Env, chat_tokenizer, served, twins
+from fakes import CHATML, MARKS, Env, canned, chat_tokenizer, served, serving, twins
 from chat import FORMATS
 from recipes import eval_api as api
 from recipes.eval_api import Config, read_completion
@@ -78,34 +77,20 @@ def pauses(monkeypatch):
 def served_api(answer):
     """The address of an API; answer(request's JSON, handler) -> JSON of a 200, (status, JSON or
     bytes, headers), or None if it has dealt with the connection itself."""
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.asked.append((self.path, body, self.headers))
-            got = answer(body, self)
-            if got is None:
-                self.close_connection = True
-                return
-            status, content, headers = got if isinstance(got, tuple) else (200, got, {})
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in ({"Content-Length": len(content)} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args):
-            pass
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.asked = True, []
+    def as_text(_, path, body, handler):
+        body = json.loads(body)
+        server.asked.append((path, body, handler.headers))
+        got = answer(body, handler)
+        if got is None:
+            return None
+        status, content, headers = got if isinstance(got, tuple) else (200, got, {})
+        return status, content if isinstance(content, bytes) else json.dumps(content), headers
+    server = canned(as_text)
+    server.asked = []
     server.handle_error = lambda *_: None               # the client has hung up
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with serving(server) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def completion(content="aa", finish="stop", usage=(10, 2), **more):

@@ -78,7 +78,7 @@ def recorded(name, plays=()):
         return 200, reset(body[id_key]) if path == "/reset" else \
             True if path == "/close" else plays[body["action"]]
 
-    def as_text(method, path, body):
+    def as_text(method, path, body, _):
         status, value = answer(method, path, body)
         value = server.instead.get(path.strip("/"), value)
         return status, value if isinstance(value, Raw) else json.dumps(value)
@@ -181,7 +181,7 @@ def lmrl_gym(words=("c r a n e",)):
     is no /close. server.log: the POSTs that arrived."""
     sessions = {"maze": 0, "wordle": 0}
 
-    def answer(method, path, body):
+    def answer(method, path, body, _):
         if method == "GET":
             return {"/": (200, '"This is environment LMRL-Gym."'),
                     "/wordle/filtered_vocab": (200, json.dumps(words))}.get(
@@ -336,7 +336,7 @@ def test_a_step_is_never_sent_twice(monkeypatch):
     monkeypatch.setattr(original, "TIMEOUT", 0.1)
     steps = []
 
-    def answer(method, path, body):
+    def answer(method, path, body, _):
         if path == "/":
             return 200, '"This is environment BabyAI."'
         if path == "/step":
@@ -355,7 +355,7 @@ def test_a_step_is_never_sent_twice(monkeypatch):
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_an_original_that_refuses_a_step_has_failed(status):
     """Any text may be sent as an action, so the refusal is not the user's mistake."""
-    def answer(method, path, body):
+    def answer(method, path, body, _):
         if path.endswith("/step"):
             return status, '{"detail": "bad"}'
         return 200, json.dumps({"id": 0} | TEXTCRAFT if body else ORIGINALS["textcraft"][0])

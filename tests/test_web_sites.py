@@ -1,7 +1,6 @@
 """pytest tests/test_web_sites.py: the five sites of webarena, without a browser of ours."""
 import ast
 import re
-import threading
 from collections import Counter
 from html.parser import HTMLParser
 from http.client import HTTPConnection
@@ -13,6 +12,7 @@ import pytest
 from envs.web import sites as web
 from envs.web import shop
 from envs.web.sites import SITES, Sites
+from fakes import serving
 
 SHOP, ADMIN, FORUM, CODE, MAP = (f"http://{host}" for host in SITES)
 MEAN = """<i-x a='1'>&amp;"</textarea>"""        # a tag that no page of ours has
@@ -350,10 +350,9 @@ def test_issues_are_numbered_by_project_and_closed_and_opened(sites):
 
 @pytest.fixture(scope="module")
 def visited():
-    with web.server() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = web.server()
+    with serving(server):
         yield server.server_port
-        server.shutdown()
 
 
 @pytest.mark.parametrize("method, path, headers, status", [
