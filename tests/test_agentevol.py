@@ -17,8 +17,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import run as runs
@@ -33,10 +31,11 @@ from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
 from engine import load_policy, make_policy
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
-from fakes import config, make_known, started, token_logprobs
+from fakes import config, flags_of, started, token_logprobs
 from recipes import clone_observations
 from rollout import Stats, Trajectory, World
 from run import CHAT_MODEL, Speaks
+from test_ranks import on_ranks
 from test_train import lines_of, weights_of
 
 CPU = torch.device("cpu")
@@ -514,12 +513,6 @@ TINY = dict(env="toy", n=8, steps=2, batch=4, iterations=2, learn_steps=3, learn
             width=16, layers=1, heads=2, vocabulary=280, format="act")
 
 
-@pytest.fixture
-def here(monkeypatch, tmp_path):
-    """Runs are written to a folder of their own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def begun(url, **flags):
     """(Run, base set) of a run that is ready to evolve."""
     cfg = Evolve(**TINY | flags)
@@ -530,9 +523,8 @@ def begun(url, **flags):
 
 def script(monkeypatch, url, command="evolve", *more, **flags):
     """`python agentevol.py evolve ...`."""
-    flags = {k: ",".join(map(str, v)) if type(v) is tuple else v for k, v in flags.items()}
-    monkeypatch.setattr(sys, "argv", ["agentevol.py", command, f"--env-url={url}", *more] + [
-        f"--{k.replace('_', '-')}={v}" for k, v in flags.items()])
+    monkeypatch.setattr(sys, "argv", ["agentevol.py", command, *more,
+                                      *flags_of(env_url=url, **flags)])
     agentevol.main()
 
 
@@ -628,27 +620,24 @@ RANKS = TINY | dict(env="toy,sums", micro_tokens=60, lr=3e-4, learn_lr=3e-4, eva
                     explore=6, samples=(2,))
 
 
-def a_rank(rank, url, model, port):
-    """What one of two processes does: cloning, AgentEvol, and train.py without a model."""
-    make_known()
-    sys.modules["envs.toy"].TINY = dict(clone=dict(steps=3, n=8, width=16, heads=2))
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def evolves(url, model):
     evolve(*begun(url, out="e2", model=model, **RANKS))
-    dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(port + 1)
-    train.main([f"--env-url={url}", *(f"--{k.replace('_', '-')}={v}" for k, v in dict(
-        env="toy", name="t2", steps=1, tasks_per_step=4, group_size=2, mini_batches=1,
+
+
+def trains_from_nothing(url):
+    sys.modules["envs.toy"].TINY = dict(clone=dict(steps=3, n=8, width=16, heads=2))
+    train.main(flags_of(
+        env_url=url, env="toy", name="t2", steps=1, tasks_per_step=4, group_size=2, mini_batches=1,
         horizons="2", max_turn_tokens=4, max_context=200, eval_every=0, eval_tasks=4, device="cpu",
-        filter="none").items())])
+        filter="none"))
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one(url, model, here, capfd):
     """Over gloo: cloning and two iterations give the weights of one process to 1e-5; train.py
     without a model clones once, together."""
-    spawn(a_rank, (url, model, 29_150 + os.getpid() % 300), nprocs=2)
+    on_ranks(2, evolves, url, model)
+    on_ranks(2, trains_from_nothing, url)
     out = capfd.readouterr().out
     evolve(*begun(url, out="e1", model=model, **RANKS))
     for alone, together in zip(lines_of("e1"), lines_of("e2"), strict=True):
@@ -688,7 +677,7 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horiz
          "sums": dict(clone=dict(lr=1e-3, skill=0.9), lr=0.5, families="zero,one", format="think")}
 
 
-def flags_of(monkeypatch, command, kind):
+def parsed(monkeypatch, command, kind):
     return runs.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(kind,
                                                                                           given))
 
@@ -698,32 +687,32 @@ def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):
     cloning's."""
     for name, tiny in ASKED.items():
         monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
-    one = flags_of(monkeypatch, "--env sums", Clone)
+    one = parsed(monkeypatch, "--env sums", Clone)
     assert (one.lr, one.skill, one.families, one.format) == (1e-3, 0.9, "zero,one", "think")
     assert (one.n, one.steps, one.max_context) == (8000, 800, 512)
-    both = flags_of(monkeypatch, "--env toy,sums", Clone)
+    both = parsed(monkeypatch, "--env toy,sums", Clone)
     assert (both.lr, both.skill, both.families, both.horizon) == (2e-3, 0.6, "zero,one", 9)
     assert (both.n, both.steps, both.max_context) == (50, 90, 512)
     # AgentEvol's demonstrations are its own: few, of the expert
-    assert flags_of(monkeypatch, "--env toy", Evolve).n == 300
-    assert flags_of(monkeypatch, "--env sums", Evolve).skill == 1.0
-    both = flags_of(monkeypatch, "--env toy,sums --batch 3", Evolve)
+    assert parsed(monkeypatch, "--env toy", Evolve).n == 300
+    assert parsed(monkeypatch, "--env sums", Evolve).skill == 1.0
+    both = parsed(monkeypatch, "--env toy,sums --batch 3", Evolve)
     assert (both.n, both.skill, both.lr, both.batch, both.learn_lr) == (300, 1.0, 2e-3, 3, 1e-3)
-    assert flags_of(monkeypatch, "--env textcraft_small", Clone).goal == "other"
-    assert flags_of(monkeypatch, "--env textcraft_small", Evolve).goal == "task"
-    toy = flags_of(monkeypatch, "--env toy", Clone)
+    assert parsed(monkeypatch, "--env textcraft_small", Clone).goal == "other"
+    assert parsed(monkeypatch, "--env textcraft_small", Evolve).goal == "task"
+    toy = parsed(monkeypatch, "--env toy", Clone)
     assert (toy.n, toy.steps, toy.max_context) == (50, 90, 300)
-    assert flags_of(monkeypatch, "--env toy --steps 5", Clone).steps == 5
+    assert parsed(monkeypatch, "--env toy --steps 5", Clone).steps == 5
 
 
 def test_preset_of_a_model_is_how_it_speaks(url, model, monkeypatch, tmp_path):
-    chat = flags_of(monkeypatch, f"--env toy --model {model}", Evolve)
+    chat = parsed(monkeypatch, f"--env toy --model {model}", Evolve)
     assert runs.part_of(vars(chat), Speaks) | runs.part_of(CHAT_MODEL, Speaks) == runs.part_of(
         vars(chat), Speaks)
     assert (chat.lr, chat.learn_lr) == (1e-5, 1e-5)
     runs.write_json(str(tmp_path / "defaults.json"), dict(
         format="think", context="window", max_turn_tokens=99, max_context=700))
-    own = flags_of(monkeypatch, f"--env toy --model {tmp_path}", Evolve)      # of our own cloning
+    own = parsed(monkeypatch, f"--env toy --model {tmp_path}", Evolve)      # of our own cloning
     assert (own.format, own.context, own.max_turn_tokens, own.max_context) == (
         "think", "window", 99, 700)
     assert (own.lr, own.learn_lr) == (Evolve.lr, Evolve.learn_lr)
