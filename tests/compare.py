@@ -97,11 +97,6 @@ CASES = {       # name: command; of a flag that is given twice the last counts
     **{f"env_{env}": EVAL + f"--policy random --env {env}" for env in (
         "alfworld", "bandit", "maze", "sokoban", "textcraft", "textcraft_small", "wordle")},
 }
-# What older checkouts say for it, whose train.py holds a certain text: {text: {now: then}}.
-FORMER = {"kl_in:": {"--kl reward": "--kl-in reward", "--advantage turn_gae": "--turn-level"},
-          "overlong_buffer:": {"recipes/overlong.py": "train.py",
-                               "recipes/icepop.py --rule tis": "train.py"},
-          '"refill"': {"recipes/refill.py": "train.py --filter refill"}}
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
@@ -118,11 +113,7 @@ def enter(checkout, folder):
 
 def play(name):
     """Run a case in a folder of its own -> "", or the last line of its error."""
-    case, checkout = CASES[name], Path(sys.path[0])
-    for text, words in FORMER.items():
-        for now, then in words.items() if text in (checkout / "train.py").read_text() else ():
-            case = case.replace(now, then)
-    script, *flags = case.split()
+    script, *flags = CASES[name].split()
     script, side = os.path.join(sys.path[0], script), Path.cwd()
     os.mkdir(name)
     os.chdir(name)
