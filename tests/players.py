@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -57,17 +58,17 @@ def first_of(table, text):
     return next((value for words, value in table.items() if re.search(words, text)), None)
 
 
-def wire(name):
-    """A server of this environment, without a socket: ask(path, body=None, status=200) sends GET
-    without a body and POST with one, asserts the status, and returns the reply."""
-    services = {name: Service(name)}
+def asked(services, path, body=None, status=200):
+    """GET without a body, POST with one, JSON or bytes; asserts the status -> the reply."""
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    got, text = respond(services, "GET" if body is None else "POST", path, raw)
+    assert got == status, text
+    return json.loads(text)
 
-    def ask(path, body=None, status=200):
-        got, text = respond(services, "GET" if body is None else "POST", path,
-                            b"" if body is None else json.dumps(body).encode())
-        assert got == status, text
-        return json.loads(text)
-    return ask
+
+def wire(name):
+    """A server of this environment, without a socket: `asked` of it."""
+    return partial(asked, {name: Service(name)})
 
 
 def bm25(docs, words):

@@ -25,10 +25,11 @@ import requests
 
 import envs
 import env_server
-from env_server import HttpServer, Service, local_server, respond
+from env_server import HttpServer, Service, local_server
 from envs.parts import wires
 from envs.parts.wires import WIRES, Wire
 from fakes import serving
+from players import asked as ask
 
 ROOT = Path(__file__).parent.parent
 TOY = '''
@@ -90,14 +91,6 @@ def toy(monkeypatch):
 @pytest.fixture
 def services():
     return {"toy": Service("toy")}
-
-
-def ask(services, target, body=None, status=200):
-    """GET without a body, POST with one; asserts the status; -> the reply."""
-    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    got, text = respond(services, "GET" if body is None else "POST", target, raw)
-    assert got == status, text
-    return json.loads(text)
 
 
 @contextmanager
