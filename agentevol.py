@@ -95,7 +95,7 @@ def evolve(run, base_set):
         kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
         data = base_set + kept                              # D_m = D_base + kept
         if cfg.start == "base":
-            device = run.device
+            device = run.policy.device
             run.policy = None                               # freed before the next is loaded
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:                                            # max of the sum of r(tau) log pi(tau)
@@ -218,7 +218,7 @@ def continue_cloning(run):
     """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
     as RL took -> policy."""
     parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.device, run.cfg)
+    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.policy.device, run.cfg)
     trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
           run.rl_seconds)

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 
@@ -38,7 +39,8 @@ def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
     the success in each environment or, of a single one, in each family of tasks. Every evaluation
     of a run draws the same random numbers."""
-    heated = {world: world.at_temperature(temperature) for world in run.worlds}
+    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
+              for world in run.worlds}
     played, _ = parallel.play_tasks(
         run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
         run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
@@ -169,7 +171,7 @@ def speeds(played, batch, stats, seconds, passes):
 def describe(run):
     """Say what is trained where."""
     policy, size = run.policy, sum(p.numel() for p in run.policy.parameters()) / 1e6
-    parallel.say(f"{size:.2f}M parameters on {run.device} x {parallel.world_size()}, attention "
+    parallel.say(f"{size:.2f}M parameters on {policy.device} x {parallel.world_size()}, attention "
                  f"{policy.kernel} ({policy.kernel_reason})"
                  + f", going on at step {run.step}" * (run.step > 0))
 
@@ -196,7 +198,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     if not rows:
         return
     picked = [trajectories[row] for row in rows]
-    batch = batch.rows(rows) if batch else to_batch(picked, run.device)
+    batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
     logprobs, batch.entropies = (parallel.on_all_rows(
         lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
         batch, run.cfg.micro_tokens) for i in (0, 1))

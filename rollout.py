@@ -17,7 +17,7 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -99,10 +99,6 @@ class World:
     def module(self):
         """The environment's file, envs/<name>.py."""
         return self.agent.module
-
-    def at_temperature(self, temperature):
-        """The same world, played at another temperature."""
-        return replace(self, agent=replace(self.agent, temperature=temperature))
 
 
 class Episode:

@@ -107,8 +107,8 @@ def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     a text. --help shows the dataclass, then what it leaves open.
     preset(given) -> {field: value} between the defaults and the flags."""
     parser = argparse.ArgumentParser(
-        description=f"{description}\nFlags: max_context is --max-context, (6, 10) is 6,10\n"
-                    f"{documented(kind)}",
+        description=f"{description}\nCount: 1 or more. Natural: 0 or more. Share: from 0 to 1. "
+                    f"tuple: 6,10\n{documented(kind)}",
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
         usage="%(prog)s [--FLAG VALUE ...]; --help lists all", allow_abbrev=False)
     for f in fields(kind):
@@ -128,10 +128,15 @@ def integers(text):
 
 
 def documented(kind):
-    """The fields of a dataclass as they stand in its source, and the comments above them."""
-    source = "".join(map(inspect.getsource, kind.__mro__[-2::-1]))
-    lines = re.findall(r"^    (# .+|\w+: .+)", source, re.MULTILINE)
-    return "\n".join(f"\n{line}" if line.startswith("#") else line for line in lines)
+    """The fields of a dataclass as flags: --name and the rest of the line in its source, under the
+    comments above them. Of a field that a later class has again, the later line."""
+    lines = {}
+    for line in "".join(map(inspect.getsource, kind.__mro__[-2::-1])).splitlines():
+        if heading := re.match("    # (.+)", line):
+            lines[line] = f"\n{heading[1]}:"
+        elif flag := re.match(r"    (\w+)(: .+)", line):
+            lines[flag[1]] = f"  --{flag[1].replace('_', '-')}{flag[2]}"
+    return "\n".join(lines.values())
 
 
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
@@ -205,10 +210,6 @@ class Run:
     written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
 
     @property
-    def device(self):
-        return self.policy.device
-
-    @property
     def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
         models = dict(policy=self.policy, critic=self.critic) if self.optimizer else {}
         return {part: model for part, model in models.items() if model}
@@ -223,19 +224,19 @@ REMEMBERED = ("step", "history", "evaluations", "warnings", "written")
 
 def open_worlds(policy, path, modules, clients, cfg):
     """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
-    policy, how a built-in player or an API does. Of several environments none is played longer than its own HORIZON.
-    ValueError."""
+    policy, how a built-in player or an API does. Of several environments none is played longer than
+    its own HORIZON. ValueError."""
     tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path)) if policy else None
     ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
     most = longest_text(policy.config) if policy else math.inf
     if cfg.max_context > most:
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
+    speaks = part_of(vars(cfg), Speaks) | dict(
+        max_context=min(cfg.max_context, most), temperature=cfg.temperature,
+        stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
     worlds = []
     for module, client in zip(modules, clients, strict=True):
-        agent = Agent(tokenizer, module.PROMPT, cfg.format, cfg.context, history=cfg.history,
-                      max_context=min(cfg.max_context, most), max_turn_tokens=cfg.max_turn_tokens,
-                      temperature=cfg.temperature, thinking=cfg.thinking, module=module,
-                      stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+        agent = Agent(tokenizer, module.PROMPT, module=module, **speaks)
         most_turns = math.inf if len(modules) == 1 else module.HORIZON
         worlds.append(World(client, agent, most_turns))
     return worlds
@@ -281,7 +282,10 @@ def new_folder(path):
     for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
         with suppress(FileExistsError):
             os.makedirs(folder)
-            return folder
+            break
+    if folder != path:
+        parallel.say(f"{path} is there: the folder of this run is {folder}")
+    return folder
 
 
 def open_folder(path, cfg):

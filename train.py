@@ -60,7 +60,7 @@ def train(run):
         played, stats = play_step(run, horizon)        # 2. x ~ D, tau ~ pi_old
         kept = keep_groups(played, cfg)                #    groups that teach something
         if any(t.turns for t in kept):
-            batch = to_batch(kept, run.device)         #    below here: arithmetic on (B, T)
+            batch = to_batch(kept, run.policy.device)         #    below here: arithmetic on (B, T)
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
         else:                                          #    nothing is learned in this step
@@ -151,10 +151,10 @@ def update(run, batch):
     for epoch in range(cfg.epochs):
         shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
-            mini = batch.rows(rows.to(run.device))
+            mini = batch.rows(rows.to(run.policy.device))
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
             mini.value_weights = algos.token_weights(mini.response_mask)
-            total = torch.zeros((), device=run.device)
+            total = torch.zeros((), device=run.policy.device)
             whole_rows = cfg.surrogate == "sequence"    # GSPO's ratio needs all tokens of a row
             for share, real in parallel.micro_batches(mini, cfg.micro_tokens, whole_rows):
                 loss, part_sums = part_loss(run, mini.rows(*share))

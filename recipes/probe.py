@@ -48,7 +48,7 @@ def probe(run, trajectories):
     replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
     replies = replies[::max(1, len(replies) // 32)][:32]
     pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
-                     run.device)
+                     run.policy.device)
     scores = parallel.logprobs_under(run, run.policy, pairs).sum(1)
     scores = scores.view(len(replies), len(prompts)).cpu()
     own = torch.tensor([column for _, column in replies])
@@ -56,8 +56,9 @@ def probe(run, trajectories):
                    retrieval_accuracy=retrieval_accuracy(scores, own),
                    retrieval_chance=1 / len(prompts))
     if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
-        batch = to_batch(trajectories[:64], run.device)
-        start = run.reference or parallel.load(run.start_model, run.device, run.cfg, frozen=True)
+        batch = to_batch(trajectories[:64], run.policy.device)
+        start = run.reference or parallel.load(run.start_model, run.policy.device, run.cfg,
+                                               frozen=True)
         batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
         own, start = (x[batch.response_mask] for x in (batch.old_logprobs, batch.ref_logprobs))
         figures["kl_start"] = algos.kl_k3(own, start).mean().item()

@@ -1,5 +1,5 @@
-"""pytest tests/test_eval_api.py: recipes/eval_api.py, eval.py with a policy behind an API. A server in
-this process plays the API: it says what a model here has said, or misbehaves."""
+"""pytest tests/test_eval_api.py: recipes/eval_api.py, eval.py with a policy behind an API. A server
+in this process plays the API: it says what a model here has said, or misbehaves."""
 import hashlib
 import itertools
 import json

@@ -553,4 +553,5 @@ def test_help_has_words_for_every_flag(kind, capsys):
     printed = capsys.readouterr().out
     assert len(fields(kind)) <= 60
     for field in fields(kind):
-        assert re.search(rf"^{field.name}: .+  # .+$", printed, re.MULTILINE), field.name
+        flag = field.name.replace("_", "-")
+        assert re.search(rf"^  --{flag}: .+  # .+$", printed, re.MULTILINE), flag

@@ -767,7 +767,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('sum(line["seconds"] for line in self.history)',
          'sum(line["seconds"] for line in self.history[-1:])',
          "test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts"),
-        ("temperature=cfg.temperature, thinking", "temperature=1.0, thinking",
+        ("temperature=cfg.temperature,", "temperature=1.0,",
          "test_run_speaks_as_the_flags_say"),
     ],
     "chat.py": [

@@ -613,7 +613,7 @@ def evolve(run, base_set):
             data.append(trajectory)
         if cfg.start == "base":
             run.policy = None
-            run.policy = parallel.load(run.start_model, run.device, cfg)
+            run.policy = parallel.load(run.start_model, run.policy.device, cfg)
         if data:
             weights = [reward(trajectory) for trajectory in data]
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
