@@ -7,7 +7,6 @@ part      against                                                   target: ours
 decode    transformers' generate, left-padded, 64 new tokens        1.4 (batch 64), 2 (batch 256)
 turns     generate, the whole history read anew each turn           6
           our own engine made to forget after each turn             3.5
-latency   a loop in which every turn waits for the slowest episode  2
 
 Random weights, the same for all, and actions of a fixed length. A round runs every way once, one
 after the other, so that a busy machine slows all alike: a ratio is the median of the rounds'
@@ -27,7 +26,7 @@ import torch
 
 from client import EnvError, Reply
 from chat import Agent, make_tokenizer
-from rollout import Episode, Sampler, Scheduler, Slots, World, collect, make_engine
+from rollout import Episode, Sampler, World, collect
 from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, generate,
                                 linear_seconds, make_models, medians, race, ratio)
 
@@ -37,11 +36,10 @@ GROUP = 8       # episodes of a task
 
 class Words:
     """An environment's client without a server: a prompt of a length from `prompt` (least, most),
-    then `observation` random words a turn, without end. Each answer takes a lognormal time of
-    mean `wait` seconds, sigma 1."""
+    then `observation` random words a turn, without end."""
 
-    def __init__(self, words, prompt, observation, wait=0.0):
-        self.words, self.prompt, self.observation, self.wait = words, prompt, observation, wait
+    def __init__(self, words, prompt, observation):
+        self.words, self.prompt, self.observation = words, prompt, observation
         self.turns = Counter()
 
     def answer(self, items):
@@ -51,8 +49,6 @@ class Words:
         task, stream = argument if kind == "reset" else (None, session[1])
         self.turns[stream] = 0 if kind == "reset" else self.turns[stream] + 1
         rng = np.random.default_rng([stream, self.turns[stream]])
-        if self.wait:
-            time.sleep(rng.lognormal(np.log(self.wait) - 0.5))      # mean: exp(mu + 1/2)
         reward, n = float(rng.random() < 0.5), self.observation
         if kind == "reset":                                         # a group shares its prompt
             rng = np.random.default_rng(task)
@@ -64,7 +60,7 @@ class Words:
         pass
 
 
-def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
+def make_agent(shape, prompt, observation, action, horizon):
     """-> (an agent whose replies all have `action` tokens, its environment's client). prompt: its
     tokens, or (least, most). The template adds three to each text of the environment and one to
     each reply."""
@@ -74,10 +70,10 @@ def make_agent(shape, prompt, observation, action, horizon, wait=0.0):
     words = words[:vocabulary - 3 - 256]                        # beside three marks and 256 bytes
     agent = Agent(make_tokenizer(["".join(words)], vocabulary), max_turn_tokens=action,
                   max_context=most + horizon * (observation + action) + 64,
-                  module=SimpleNamespace(NAME="words", PARALLEL=bool(wait)))
+                  module=SimpleNamespace(NAME="words"))
     agent.chat.stop_ids = set()
     assert len(agent.chat.between_replies("".join(words))) == len(words) + 3
-    return agent, Words(words, (least - 3, most - 3), observation - 4, wait)
+    return agent, Words(words, (least - 3, most - 3), observation - 4)
 
 
 def plain(theirs, agent, client, tasks, group_size, horizon, seed):
@@ -165,37 +161,8 @@ def bench_turns(shape, args, prompt, observation, action):
                f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
 
 
-# ---- slow environments --------------------------------------------------------------------------
-
-def lockstep(policy, agent, client, tasks, group_size, horizon, seed):
-    """`collect` with a barrier: nothing is sent while somebody decodes, and nothing is prefilled
-    before every environment has answered -> trajectories."""
-    engine, world = make_engine(policy, agent, len(tasks) * group_size), World(client, agent)
-    slots = Slots([(world, task) for task in tasks], group_size, horizon, seed, tasks)
-    scheduler = Scheduler(slots, engine)
-    send, readable = scheduler.send, scheduler.sampler.readable
-    scheduler.send = lambda pool: scheduler.slots["decoding"] or send(pool)
-    scheduler.sampler.readable = lambda: [] if scheduler.slots["in flight"] else readable()
-    scheduler.run()
-    return slots.played()[0]
-
-
-def bench_latency(shape, args, wait=0.05):
-    ours, _ = make_models(shape)
-    B, horizon = (16, 3) if args.quick else (64, 10)
-    agent, client = make_agent(shape, 100, 24, 16, horizon, wait)
-
-    def play(way, number):
-        tasks = range(number * B // GROUP, (number + 1) * B // GROUP)
-        return timed(way, ours, agent, client, tasks, GROUP, horizon, (number,))
-    seen = race(args.rounds, {"ours": lambda n: play(ours_on, n),
-                              "turn-synchronous": lambda n: play(lockstep, n)})
-    show_turns(f"latency {shape}, lognormal of mean {1000 * wait:.0f} ms", seen, ours, B,
-               {"turn-synchronous": 2})
-
-
 def main():
-    parts = ("decode", "turns", "latency")
+    parts = ("decode", "turns")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
@@ -209,12 +176,10 @@ def main():
             if part == "decode":
                 for B, target in ((16, 1.4),) if args.quick else ((64, 1.4), (256, 2.0)):
                     bench_decode(shape, args, B, target)
-            elif part == "turns":
+            else:
                 sizes = ((100, 400), 24, 16), (100, 24, 16), (400, 24, 16)
                 for size in sizes[:1 if args.quick else 3]:
                     bench_turns(shape, args, *size)
-            else:
-                bench_latency(shape, args)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
