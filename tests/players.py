@@ -24,6 +24,23 @@ def printed(program, **variables):
     return done.stdout
 
 
+def children(pid):
+    """The processes that descend from this one (Linux)."""
+    own = [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children")
+           for child in file.read_text().split()]
+    return own + [below for child in own for below in children(child)]
+
+
+def living(pids):
+    """Those processes that have not ended (a zombie has)."""
+    def state(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return "Z"
+    return [pid for pid in pids if state(pid) != "Z"]
+
+
 def play(env, task_id=None, most=100, choose=None):
     """An episode, or the rest of one, by the expert or as choose(env) says, of at most so many
     turns -> [(action, observation, reward, done, info), ...]"""

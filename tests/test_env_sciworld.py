@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from envs import sciworld
-from players import ROOT, play, printed, solved, wire
+from players import ROOT, living, play, printed, solved, wire
 
 BOIL, THERMOMETER, POWER, FIND_THING, LONGEST, GROW = 0, 120, 1396, 3236, 4240, 4639   # variation 0
 
@@ -42,12 +42,6 @@ def lines(text):
 def result(turns):
     """(score, sum of rewards, number of turns)"""
     return turns[-1][-1]["score"], sum(turn[2] for turn in turns), len(turns)
-
-
-def alive(pid):
-    """Whether the process runs; a zombie waiting for its parent does not."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return state.stdout.strip()[:1] not in ("", "Z")
 
 
 # ---- Ids ----
@@ -261,13 +255,13 @@ def test_java_ends_with_its_process_even_a_killed_one():
     child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     java = int(child.stdout.readline())
-    assert alive(java)
+    assert living([java])
     child.kill()
     child.communicate()
     until = time.monotonic() + 10
-    while alive(java) and time.monotonic() < until:
+    while living([java]) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not alive(java)
+    assert not living([java])
 
 
 def test_crash_of_the_machine_is_told_and_another_is_started():

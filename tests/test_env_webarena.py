@@ -15,7 +15,7 @@ from envs.web import browser as text_browser
 from envs.web import chromium, tasks
 from envs.web.browser import Browser, parsed
 from envs.web.sites import Sites
-from players import play, wire
+from players import children, play, wire
 
 SHOP = "http://onestopmarket.com"
 
@@ -489,29 +489,14 @@ def test_a_task_of_each_family_is_played_alike_in_chromium(chrome, monkeypatch):
             env.close()
 
 
-def children(pid=None):
-    """The processes that descend from this one, by their ids: {id: command line} (Linux)."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:                 # it has ended meanwhile
-            continue
-    found, new = {}, {os.getpid()}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in new
-                  if Path(f"/proc/{child}/cmdline").exists()}
-    return found
-
-
 @pytest.mark.slow
 def test_a_killed_chromium_is_an_outage(chrome, monkeypatch):
     monkeypatch.setattr(webarena, "BROWSER", "chromium")
     ask = wire("webarena")
     ask("/create", {})
     ask("/reset", {"env_idx": 0, "seed": 0, "idx": webarena.TEST[0]})
-    for pid, line in children().items():
+    for pid in children(os.getpid()):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
         if b"--type=" not in line and b"chromium" in line and b"node" not in line:
             os.kill(pid, signal.SIGKILL)
     lost = ask("/step", {"env_idx": 0, "action": "```scroll [down]```"}, 500)

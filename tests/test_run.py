@@ -23,6 +23,7 @@ import torch
 from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 from fakes import command, config, flags_of, started, trained, trainer_of
+from players import children, living
 from test_train import killed_in, lines_of, lines_of_all, same, weights_of
 
 import run as runs
@@ -369,20 +370,6 @@ def until(process, text):
     raise AssertionError(f"no {text!r} in\n{''.join(read)}")
 
 
-def living(pids):
-    """Those processes that have not ended (a zombie has)."""
-    def state(pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return "Z"
-    return [pid for pid in pids if state(pid) != "Z"]
-
-
-def children(pid):
-    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.slow
 def test_five_kills_at_random_moments_change_nothing(model):
     flags = dict(steps=16, save_every=1, eval_every=4)
@@ -423,7 +410,7 @@ def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)})
     out = until(process, "step    2 |")
-    family = [pid for child in children(process.pid) for pid in (child, *children(child))]
+    family = children(process.pid)
     assert len(family) == 4                         # two ranks, a server for each
     process.terminate()                             # torchrun hands it on to its ranks
     out += process.stdout.read()
