@@ -167,12 +167,6 @@ class Service:
                 session.close_env()
         return session is not None
 
-    def close_idle(self):
-        for session in list(self.sessions.values()):
-            idle = time.monotonic() - session.used > IDLE_SECONDS
-            if idle and not session.lock.locked():      # at work is not idle
-                self.close(session.id)
-
 
 # ---- HTTP ----
 
@@ -269,9 +263,12 @@ class HttpServer(ThreadingHTTPServer):
         super().__init__((host, port), HttpRequest)
 
     def service_actions(self):
-        """Called twice a second, and after each new connection."""
+        """Close idle sessions: called twice a second, and after each new connection."""
         for service in self.services.values():
-            service.close_idle()
+            for session in list(service.sessions.values()):
+                idle = time.monotonic() - session.used > IDLE_SECONDS
+                if idle and not session.lock.locked():      # at work is not idle
+                    service.close(session.id)
 
     def server_close(self):
         super().server_close()
