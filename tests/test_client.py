@@ -4,6 +4,7 @@ Our server runs in this process. The original's are played back from recorded ex
 routes and key names, no /health, no /steps, no `turn`, no `info`.
 """
 import functools
+import gc
 import http.client
 import itertools
 import json
@@ -181,6 +182,7 @@ WRONG_FIELDS = [
 @pytest.fixture
 def answers(monkeypatch):
     """Set answers.change: what becomes of the text with which our server answers a step."""
+    gc.collect()        # what is left of other tests: deep in JSON its finalizers could not run
     control, respond = SimpleNamespace(change=None), env_server.respond
 
     def changed(services, method, target, body):
