@@ -551,12 +551,7 @@ class Memory:
 class Sequence:
     """A sequence in the engine: its row of the page table, and how many tokens are cached."""
     row: int
-    owner: Pages
     length: int = 0
-
-    @property
-    def pages(self):
-        return self.owner.of(self.row)
 
 
 class Engine:
@@ -578,7 +573,7 @@ class Engine:
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
 
     def start(self, length=0):
-        return Sequence(heapq.heappop(self.free_rows), self.pages, length)
+        return Sequence(heapq.heappop(self.free_rows), length)
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
@@ -595,8 +590,9 @@ class Engine:
 
     def forget(self, sequence, keep=0):
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
-        self.pages.clear(sequence.row, keep // self.pages.page_size)
-        sequence.length = len(sequence.pages) * self.pages.page_size
+        full = keep // self.pages.page_size
+        self.pages.clear(sequence.row, full)
+        sequence.length = full * self.pages.page_size
 
     @torch.inference_mode()
     def prefill(self, sequences, token_ids):

@@ -567,8 +567,8 @@ class Sampler:
         """The first of `ready` that fit into free pages; one page is left for each that decodes.
         If none fits and nobody decodes, slots that wait elsewhere give theirs back."""
         def missing(slot):                      # pages for what it has in view and a token more
-            pages = -(-(len(slot.episode.seen) + 1) // self.engine.pages.page_size)
-            return pages - (len(slot.sequence.pages) if slot.sequence else 0)
+            size, cached = self.engine.pages.page_size, slot.sequence.length if slot.sequence else 0
+            return -(-(len(slot.episode.seen) + 1) // size) - -(-cached // size)
 
         free, decoding = self.engine.pages.free, len(self.slots["decoding"])
         while ready and not decoding and missing(ready[0]) > len(free):
@@ -579,7 +579,7 @@ class Sampler:
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""
         slot = next(s for s in reversed(self.slots.everyone)
-                    if s.sequence and s.sequence.pages and s is not spare)
+                    if s.sequence and s.sequence.length and s is not spare)
         if slot.state == "decoding":
             self.slots.move(slot, "ready")
         self.engine.forget(slot.sequence)

@@ -422,6 +422,10 @@ def test_successes_are_the_first_of_each_task_or_all():
 
 # ---- the loop, with every part but `evolve` itself in our hands ----------------------------------
 
+class NamedPolicy(str):
+    device = "cpu"
+
+
 class Played:
     """A run whose exploration brings what the test says, and what `evolve` then did."""
 
@@ -429,10 +433,11 @@ class Played:
         self.learned, self.loaded, self.saved, self.recorded, self.now = [], [], [], [], 0.0
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
                      | settings)
-        self.run = SimpleNamespace(cfg=cfg, step=0, policy="last", device="cpu", optimizer=None,
+        self.run = SimpleNamespace(cfg=cfg, step=0, policy=NamedPolicy("last"), optimizer=None,
                                    start_model="base", evaluations=[])
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
-        monkeypatch.setattr(parallel, "load", lambda path, *_: self.loaded.append(path) or "fresh")
+        monkeypatch.setattr(parallel, "load", lambda path, *_: (
+            self.loaded.append(path) or NamedPolicy("fresh")))
         monkeypatch.setattr(agentevol, "learn", self.learn)
         monkeypatch.setattr(metrics, "evaluate", self.evaluate)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))

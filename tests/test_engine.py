@@ -144,8 +144,8 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     members = [first, engine.fork(first), engine.fork(first)]
     for which in (1, 0):                                     # a child, then the parent
         engine.forget(members[which], keep)
-        assert members[which].length == 4 * pages and len(members[which].pages) == pages
-        assert (members[which].pages == members[2].pages[:pages])
+        assert members[which].length == 4 * pages
+        assert pages_of(engine, members[which]) == pages_of(engine, members[2])[:pages]
         other = prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8]
         assert differ(engine.prefill([members[which]], [other[4 * pages:]]), stock, [other]) < 1e-5
     texts = [prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8] for which in (0, 1)]
@@ -284,6 +284,10 @@ def mean(text, window=None):
     return [sum(text[place] for place in places) / len(places), sum(places) / len(places)]
 
 
+def pages_of(engine, sequence):
+    return engine.pages.of(sequence.row)
+
+
 def runs_of(engine, sequences):
     table, lengths = engine._cached(sequences)
     return page_runs(table, lengths, engine.pages.page_size)
@@ -296,15 +300,16 @@ def check_books(engine, sequences, active):
     pages = engine.pages
     owners = [[] for _ in range(pages.count)]
     for sequence in sequences:
-        assert len(set(sequence.pages)) == len(sequence.pages)
-        for page in sequence.pages:
+        held = pages_of(engine, sequence)
+        assert len(set(held)) == len(held) == -(-sequence.length // pages.page_size)
+        for page in held:
             owners[page].append(sequence.row)
     named = sorted((page, row) for row, line in enumerate(pages.table.tolist()) for page in line
                    if page >= 0)
     assert named == [(page, row) for page, rows in enumerate(owners) for row in sorted(rows)]
     assert sorted(pages.free) == [page for page in range(pages.count) if not owners[page]]
     assert not pages.free or pages.free[0] == min(pages.free)
-    readers = {(page, s.row) for s in active for page in s.pages}
+    readers = {(page, s.row) for s in active for page in pages_of(engine, s)}
     if readers:
         rows = [s.row for s in active]
         booked = [(page, rows[reader]) for chosen, several, _ in runs_of(engine, active)
@@ -329,7 +334,7 @@ def random_schedule(seed, window=None):
 
     def room(sequences, new):
         """Are there pages for so many more tokens of each? The engine's caller sees to that."""
-        pages = [-(-(s.length + n) // engine.pages.page_size) - len(s.pages)
+        pages = [-(-(s.length + n) // engine.pages.page_size) - len(pages_of(engine, s))
                  for s, n in zip(sequences, new)]
         return sum(pages) <= len(engine.pages.free)
 
@@ -337,7 +342,7 @@ def random_schedule(seed, window=None):
         everyone = [s for s, _ in texts.values()]
         waiting = [s for s in everyone if s not in active]
         free = sorted(engine.pages.free)
-        held = {page for s in everyone for page in s.pages}
+        held = {page for s in everyone for page in pages_of(engine, s)}
         do = rng.choice(("start", "prefill", "prefill", "join", "join", "decode", "decode",
                          "decode", "fork", "fork", "leave", "forget", "release"))
         if do == "start" and engine.free_rows:
@@ -386,7 +391,7 @@ def random_schedule(seed, window=None):
         happened.add(do)
         everyone = [s for s, _ in texts.values()]
         assert all(s.length == len(text) for s, text in texts.values()), do
-        taken = sorted({page for s in everyone for page in s.pages} - held)
+        taken = sorted({page for s in everyone for page in pages_of(engine, s)} - held)
         assert taken == free[:len(taken)], "the lowest free page comes first"
         check_books(engine, everyone, active)
     for sequence, _ in texts.values():
@@ -431,7 +436,7 @@ def test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place():
     engine = Engine(Mean(), rows=4, pages=12, page_size=2)
     sequences = [engine.start() for _ in range(3)]
     engine.prefill(sequences, [[1] * 7, [2] * 2, [3] * 4])
-    assert [s.pages for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
+    assert [pages_of(engine, s) for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
     first, second, third = sequences
     (chosen, readers, written), = runs_of(engine, [second])         # 1 of 5 pages is wanted
     assert chosen.tolist() == [4] and readers.tolist() == [[0]] and written.tolist() == [2]
