@@ -110,8 +110,8 @@ class EnvClient:
             status, answer = exchange(self.http, "POST", f"{url}/{verb}", body)
         except NO_ANSWER as error:
             now, late = time.monotonic(), isinstance(error, urllib3.exceptions.ReadTimeoutError)
-            rest = min(max(1, now - began), self.patience / 2)
-            self.silent[url] = self.silent.get(url, (now,))[0], now + rest
+            since, _ = self.silent.get(url, (now, 0))       # the first failure's time stays
+            self.silent[url] = since, now + min(max(1, now - began), self.patience / 2)
             raise EnvError(f"{url}/{verb}: {type(error).__name__}: {brief(str(error))}",
                            away=not late) from None     # late: it may be the episode's fault
         self.silent.pop(url, None)

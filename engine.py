@@ -384,8 +384,8 @@ def page_runs(table, lengths, page_size):
 def walk_pages(query, runs, readers, scale):
     """Softmax attention of one query per row over pages in any order; each page is read once.
 
-    query (B, KH, G, D) -> (B, KH, G, D). A run is (keys (P, KH, S, D), values, W, bias (P * KH, 1
-    or W * G, S)): P pages that W rows read; the bias is NEVER at slots that are not seen, else 0.
+    query (B, KH, G, D) -> (B, KH, G, D). A run is (keys (P, KH, S, D), values, W, bias (P * KH, 1,
+    S)): P pages that W rows read; the bias is NEVER at slots that are not seen, else 0.
     readers (N,), N the sum of P * KH * W over the runs: row * KH + head of each reader of a head.
     Row B is a dummy row, whose result is dropped. This is flash-decoding with the page as the
     split: each page gives scores and a partial output to its readers, which are then combined by

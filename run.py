@@ -417,7 +417,7 @@ def restore(run, folder):
         vars(run).update({name: memory[name] for name in REMEMBERED})
         dcp.load(trainer_state(run), storage_reader=dcp.HuggingFaceStorageReader(
             os.path.join(folder, "trainer")))
-    except (Exception, dcp.CheckpointException) as error:
+    except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
         why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
-        raise ValueError(f"{folder} cannot be read ({why}); if it is damaged, delete it, and "
+        raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error

@@ -60,7 +60,7 @@ def train(run):
         played, stats = play_step(run, horizon)        # 2. x ~ D, tau ~ pi_old
         kept = keep_groups(played, cfg)                #    groups that teach something
         if any(t.turns for t in kept):
-            batch = to_batch(kept, run.policy.device)         #    below here: arithmetic on (B, T)
+            batch = to_batch(kept, run.policy.device)  #    below here: arithmetic on (B, T)
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
         else:                                          #    nothing is learned in this step
@@ -68,7 +68,7 @@ def train(run):
         seconds = time.perf_counter() - began
         metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
         run.step += 1
-        evaluate_and_save(run)
+        evaluate_and_save(run)                         # after SIGTERM it ends the process
 
 
 def set_learning_rate(run):
@@ -171,7 +171,7 @@ def update(run, batch):
 
 def means_of(sums, norms):
     """What is watched of an update -> {name: number}, from the sums of `part_loss` and the gradient
-    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. Of no update NaN."""
+    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. NaN: no token."""
     tokens = sums["tokens"] or math.nan
     finite = [norm for norm in norms if math.isfinite(norm)]
     means = {name: sums[name] / tokens for name in ("entropy", "kl", "clipped_high", "clipped_low")}
