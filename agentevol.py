@@ -200,15 +200,14 @@ def clone(cfg, demos, out, device):
 
 
 def cloned(cfg, folder, device, demos=None):
-    """The folder of a run's own policy, which is cloned if that was not done yet; from demos, by
-    default `lesson`'s."""
+    """-> the folder of a run's own policy, cloned now if it was not, from demos or a `lesson`."""
     out = os.path.join(folder, "clone")
     if not any(parallel.gathered(os.path.exists(out))):
         clone(cfg, parallel.by_first(lesson, cfg) if demos is None else demos, out, device)
     return out
 
 
-def tiny_clone(cfg):
+def clone_flags(cfg):
     """-> Clone: how a run of train.py clones a policy of its own."""
     settings = part_of(vars(cfg), Worlds, Speaks, Machine) | tiny_settings(cfg.env).get("clone", {})
     return Clone(seed=cfg.seed, horizon=cfg.horizons[-1], **settings)
@@ -218,7 +217,7 @@ def continue_cloning(run):
     """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
     as RL took -> policy."""
     parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg, policy = tiny_clone(run.cfg), parallel.load(run.start_model, run.policy.device, run.cfg)
+    cfg, policy = clone_flags(run.cfg), parallel.load(run.start_model, run.policy.device, run.cfg)
     trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
           run.rl_seconds)
@@ -344,7 +343,7 @@ MAY_CHANGE = {"out", "iterations", "resume"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
 
 
-def preset(kind, given):
+def preset(given, kind):
     """What flags leave open: how a model speaks; what the environments ask of a tiny policy, as far
     as it concerns cloning; with --resume the flags that the run was begun with. ValueError."""
     cfg = kind(**given)
@@ -365,7 +364,7 @@ def main(argv=None, evolving=Evolve):
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(kind, given))
+        cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(given, kind))
         if cfg.model:
             check_model(base_of(cfg.model))
         if kind is Clone:

@@ -108,8 +108,8 @@ def rloo_advantages(rewards, group_size):
 
 @torch.no_grad()
 def gae(token_rewards, values, response_mask, gamma, lam, ends=None):
-    """A_t = delta_t + gamma lambda A_t+, delta_t = r_t + gamma V_t+ - V_t (arXiv:1506.02438).
-    t+ is the row's next action token; V and A are 0 after the last one and after each of `ends`.
+    """A_t = delta_t + gamma lambda A_n, delta_t = r_t + gamma V_n - V_t (arXiv:1506.02438).
+    n is the row's next action token; V and A are 0 after the last one and after each of `ends`.
     All (B, T). Returns (advantages, returns = A + V, the critic's target): whiten only A."""
     mask = response_mask.bool()
     advantages = torch.zeros_like(values)
@@ -144,7 +144,7 @@ def turn_gae(token_rewards, values, response_mask, turn_ids, gamma, lam, turn_ga
 
 
 def reinforce_pp_advantages(token_rewards, response_mask, gamma):
-    """A = whiten(R), R_t = r_t + gamma R_t+. REINFORCE++ (arXiv:2501.03262). All (B, T).
+    """A = whiten(R), R_t = r_t + gamma R_n. REINFORCE++ (arXiv:2501.03262). All (B, T).
     The baseline is the mean of the batch. With kl_penalised_rewards and gamma = 1, R_t is the
     paper's R - beta sum_{s >= t} KL_s."""
     returns, _ = gae(token_rewards, torch.zeros_like(token_rewards), response_mask, gamma, 1.0)

@@ -59,7 +59,7 @@ def make_tokenizer(texts, vocabulary, *whole):
 
 
 FIXED_DATE = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"      # before any template
-# With this conversation a template is tried out. Rules and replies may hold the tokens OF_REPLIES.
+# With this conversation a template is tried out; rules and replies may hold OF_REPLIES.
 RULES, ASK, REPLY, NEXT = "S1S", "Q1Q", "R1R", "Q2Q"
 ASKED, REPLIED = said("system", RULES) + said("user", ASK), said("assistant", REPLY)
 OF_REPLIES = "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -111,10 +111,10 @@ class Chat:
         """How this template takes messages: as they are, or with the rules in the first user
         message (Gemma has no system role)."""
         rules = [] if self.source == TINY_TEMPLATE else [RULES]
-        for self.rules_in_user in (False, True):
+        for self.rules_in_user in (False, True):        # the first that fits stays set
             with suppress(ValueError):
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
-                if re.findall("S1S|Q1Q|R1R|Q2Q", text) == [*rules, ASK, REPLY, NEXT]:
+                if re.findall("[SQR][12][SQR]", text) == [*rules, ASK, REPLY, NEXT]:
                     return
         self.refuse("does not show rules, then user and assistant in turn; use another")
 
@@ -217,7 +217,7 @@ def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
     <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)"""
-    opening = re.search(r"</think>\s*<answer>", reply)     # if it is not closed, no later one is
+    opening = re.search(r"</think>\s*<answer>", reply)     # if unclosed, so are later ones
     answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
     if not closed:
         return "", "Your reply had no <think>...</think><answer>...</answer>."
@@ -304,7 +304,7 @@ class Agent:
 
     def __post_init__(self):
         self.tools = tools_of(self.module) if self.format == "tool" else {}
-        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)
+        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)     # their words
         self.chat = self.tokenizer and Chat(
             self.tokenizer, self.history, self.thinking,
             [schema for _, schema in self.tools.values()], self.stop_ids)
@@ -314,7 +314,7 @@ class Agent:
         parts = [self.manner.rules if self.manner else self.prompt, FORMATS[self.format].ask,
                  ASK_NOTE * (self.context == "memory")]
         text = "\n\n".join(filter(None, parts))
-        return said("user", text) + [assistant(self.manner.agreed)] if self.manner \
+        return (said("user", text) + [assistant(self.manner.agreed)]) if self.manner \
             else said("system", text)
 
     def first(self, observation):

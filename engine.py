@@ -122,12 +122,12 @@ def check_model(path):
             raise ValueError("rotary positions that depend on the length of the text")
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
-            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), views={},
-                                           view=lambda *_: (watch,))
+            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), ready={},
+                                           begin=lambda *_: (watch,))
             forward(equip(model), torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")
-        if getattr(config, "sliding_window", None) and not kinds and not any(layout.views):
+        if getattr(config, "sliding_window", None) and not kinds and not any(layout.ready):
             raise ValueError("attention that is not told of its window")
     except Exception as e:                 # other people's code: whatever it raises, it cannot run
         raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
@@ -137,7 +137,7 @@ def check_model(path):
 def equip(model, attention="auto", dtype=None):
     """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
     computations and pages, where that is not the dtype of its weights.
-    Weights are read only by the model itself, by this method and by `action_values`, because FSDP
+    Weights are read only by the model itself, by that method and by `action_values`, because FSDP
     gathers sharded weights in hooks, and it can hook methods only."""
     model.set_attn_implementation(OURS)
     model.compute_dtype = dtype or model.dtype
@@ -214,9 +214,9 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))     # (T, H or KH, D)
     if layout.memory is not None:      # first, so that the new tokens see themselves in the pages
         layout.memory.write(module.layer_idx, layout.slots, key, value)
-    if sliding_window not in layout.views:          # once for all layers
-        layout.views[sliding_window] = layout.view(sliding_window, query.shape[1] // key.shape[1])
-    function, *given = layout.views[sliding_window]
+    if sliding_window not in layout.ready:          # once for all layers
+        layout.ready[sliding_window] = layout.begin(sliding_window, query.shape[1] // key.shape[1])
+    function, *given = layout.ready[sliding_window]
     return function(layout, *given, module.layer_idx, query, key, value, scaling)[None], None
 
 
@@ -225,17 +225,17 @@ AttentionInterface.register(OURS, attend)
 # A layout has
 #   position (T,)             each token's place in its own sequence
 #   memory, slots (T * KH,)   where its keys and values are written; memory None: nowhere
-#   view(window, G)           -> (function, *what it needs) of all layers with this window; called
+#   begin(window, G)          -> (function, *what it needs) of all layers with this window; called
 #                             as (layout, *that, layer, query (T, H, D), key (T, KH, D), value,
-#                             scale) -> (T, H, D). Bound to the layout it would be a cycle
-#   views                     {window: that}
+#                             scale) -> (T, H, D). A bound method in `ready` would be a cycle
+#   ready                     {window: that}
 
 def layout_for(model, lengths, memory=None, table=None, starts=None):
     """The layout of a training forward or a prefill, by the model's kernel.
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
     if model.kernel != "torch":
-        numbers = lengths, None if table is None else table.clip(0), starts    # -1 is not legal
+        numbers = (lengths, None if table is None else table.clip(0), starts)  # -1 is not legal
         numbers = (x if x is None else upload(np.int32(x), model.device) for x in numbers)
         return Flash(model.kernel, sum(lengths), max(lengths), memory, *numbers)
     if starts is None:
@@ -263,7 +263,7 @@ class Packed:
 
     def __init__(self, lengths, device, memory=None, table=None):
         lengths, (row, position) = np.asarray(lengths), places(lengths)
-        self.memory, self.position, self.views = memory, upload(position, device), {}
+        self.memory, self.position, self.ready = memory, upload(position, device), {}
         self.slots = memory and memory.slots(
             upload(table, device), upload(row, device), self.position)
         # torch's attention wants padding, so sequences of similar length share a padded bucket
@@ -276,7 +276,7 @@ class Packed:
             self.buckets.append((len(rows), int(lengths[rows[0]]), *(
                 upload(x, device) for x in (first[rows][row] + column, row, column))))
 
-    def view(self, window, groups):
+    def begin(self, window, groups):
         """A mask for each bucket, True: seen; None where a token sees all before."""
         masks = [None if window is None or longest <= window else torch.ones(
             longest, longest, dtype=torch.bool, device=self.position.device).tril().triu(1 - window)
@@ -312,9 +312,9 @@ class Extend:
             upload(x, device) for x in (row, column, starts[row] + column))
         self.memory = memory
         self.slots = memory.slots(upload(table, device), self.row, self.position)
-        self.table, self.starts, self.views = table, starts, {}
+        self.table, self.starts, self.ready = table, starts, {}
 
-    def view(self, window, groups):
+    def begin(self, window, groups):
         """Pages (B, P) and a bias (B, 1, G * Q, P * S): 0 at what is seen."""
         # no page (-1) is read as page 0: it lies behind the sequence's end, which is hidden
         pages = upload(self.table.clip(0), self.position.device)
@@ -338,10 +338,10 @@ class Decode(Extend):
     """One new token for each sequence: each page is read where it lies, once for all sequences that
     share it. In a window, which is rare, pages are gathered, as in a prefill."""
 
-    def view(self, window, groups):
+    def begin(self, window, groups):
         """The runs (pages, W, bias) and the readers of `walk_pages`."""
         if window:
-            return super().view(window, groups)
+            return super().begin(window, groups)
         (KH, S), device = self.memory.keys.shape[2:4], self.position.device
         runs, readers = [], []
         for chosen, rows, written in page_runs(self.table, self.starts + 1, S):
@@ -363,8 +363,9 @@ class Decode(Extend):
 def page_runs(table, lengths, page_size):
     """Who reads which page: table (B, width; see Pages) and lengths (B,), tokens of each row ->
     at most two runs of (pages, readers (P, W): rows of the table, written (P,): tokens in a page).
-    Row B is a dummy row. First the pages with one reader: as a slice, read in place, if they are
-    more than half of it (selected pages are copied). Then the pages that several rows share."""
+    First pages with one reader, then shared ones. If most have one, the first run is a slice of
+    all, read in place, the dummy row B reading the shared ones; else copies. [[0, 1], [0, 2]],
+    [8, 5], 4 -> (slice(0, 3), [[2], [0], [1]], [4, 4, 1]), ([0], [[0, 1]], [4])."""
     rows, columns = np.nonzero(table >= 0)
     pages = table[rows, columns]
     counts = np.bincount(pages)                           # readers of each page, (P,)
@@ -420,7 +421,7 @@ class Flash:
     tensors on the GPU; total, longest: of lengths, which the host knows without a look at them."""
 
     def __init__(self, kernel, total, longest, memory, lengths, table, starts):
-        self.kernel, self.memory, self.longest, self.views = kernel, memory, longest, {}
+        self.kernel, self.memory, self.longest, self.ready = kernel, memory, longest, {}
         seq_lens = lengths if starts is None else starts + lengths
         self.cu_seqlens, self.cu_seqlens_k = (
             F.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in (lengths, seq_lens))
@@ -433,7 +434,7 @@ class Flash:
             self.seq_lens, self.table, self.longest_k = (
                 seq_lens, table, table.shape[1] * memory.page_size)
 
-    def view(self, window, groups):
+    def begin(self, window, groups):
         """flash-attn's window_size: tokens seen before a token's own, after it; -1: all."""
         before = window - 1 if window else -1
         # 0 after: causal. Nothing is after a lone query, and with -1 flash-attn 2 reads keys once
@@ -565,7 +566,7 @@ class Engine:
                  width=None):
         self.model, self.device, self.kernel = model, model.device, model.kernel
         self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: recorded}
-        self.pages = Pages(pages, page_size, rows, width or pages)     # step_inputs needs one more
+        self.pages = Pages(pages, page_size, rows, width or pages)
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.rows, self.free_rows = rows, list(range(rows))
         self.prefill_tokens, self.tokens = prefill_tokens, Counter()
@@ -690,7 +691,7 @@ def prefill_parts(cached, lengths, most):
 def step_inputs(token_ids, table, starts, rows, pages):
     """A decode step as one array (rows, 2 + width) int32: each row's token, how many it has cached,
     its pages. Rows are padded to the next power of two of `rows`, from 8 on: few graphs serve all
-    steps. A padding row has one token, in the page beyond `pages` (Pages)."""
+    steps. A padding row has one token, in the memory's last page, which Pages does not deal out."""
     width = pages.table.shape[1]
     inputs = np.full((max(8, 1 << (rows - 1).bit_length()), 2 + width), pages.count, np.int32)
     inputs[:, :2] = 0
@@ -782,7 +783,7 @@ def _head(model, hidden, targets, temperature, entropy):
     if temperature != 1:
         logits = logits / temperature
     logprobs = torch.log_softmax(logits, -1)
-    del logits                        # each is a GB or more of a chunk: see plan.py
+    del logits                        # each is a GB or more of a chunk: see recipes/plan.py
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
     logp = logprobs.detach() if entropy == "watched" else logprobs
     return torch.stack([chosen, -(logp.exp() * logp).sum(-1)]) if entropy else chosen

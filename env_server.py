@@ -121,7 +121,7 @@ class Service:
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
 
     def find(self, session_id):
-        """The session of this id, or the sentence why there is none."""
+        """The session of this id. Refused, with the reason: there is none."""
         if session := self.sessions.get(session_id):
             return session
         raise Refused(404, f"The id {session_id} is not valid: it was never opened, or closed, or "
@@ -235,7 +235,7 @@ class HttpRequest(BaseHTTPRequestHandler):
 
     def refusal(self, size):
         """(status, sentence) if this is not to be answered. A web page may not act here: it sends
-        no JSON unasked, and has its own name in Host (DNS rebinding)."""
+        no JSON unasked, says its Origin, and has its own name in Host (DNS rebinding)."""
         host = ",".join(self.headers.get_all("Host", ["localhost"])).lower()
         if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
                 or not re.fullmatch("[0-9]{1,18}", size)):
@@ -244,7 +244,8 @@ class HttpRequest(BaseHTTPRequestHandler):
             return 413, f"a body of {size} bytes; {MAX_BODY} are the most"
         if not re.fullmatch(f"({self.server.names})(:[0-9]*)?", host):
             return 403, f"Host is {host!r}; use the server's IP address, or start it with --host"
-        if int(size) and self.headers.get_content_type() != "application/json":
+        asks = int(size) or "Origin" in self.headers        # a page says its Origin with any POST
+        if asks and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
 
     def log_message(self, *_):

@@ -53,7 +53,7 @@ class Config(Plays, Speaks, Worlds):
     split: Literal["train", "test"] = "test"  # which tasks
     n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
     k: Count = 1                  # samples of each task
-    horizon: Natural = 0          # most turns; 0: the environment's own, which limits several's
+    horizon: Natural = 0          # most turns; 0: the environment's own, never exceeded by several
     out: str = ""                 # the folder; empty: runs/ and what is played by whom
     resume: bool = False          # continue the evaluation that the folder holds
 
@@ -106,13 +106,12 @@ def play(cfg, policy, tasks, groups, path):
     def finished(episodes):
         keep([play_of(episode) for episode in episodes])
 
-    how = dict(horizon=math.inf, key=(cfg.seed,), places=left, max_concurrent=cfg.max_concurrent,
-               finished=finished)               # a World has its own most_turns
     try:
         if cfg.policy:
             play_by_itself(cfg, mine, keep)
-        else:
-            collect(policy, mine, cfg.k, **how)
+        else:           # horizon: a World has its own most_turns
+            collect(policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
+                    max_concurrent=cfg.max_concurrent, finished=finished)
     except EnvError as error:
         if isinstance(error, ServersGone) or not groups:
             raise
@@ -208,7 +207,7 @@ def table(rows, k):
         lines.append(f"{f['title']:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
                      f"{f['passed']:7.1%} {f['score']:8.3f} {f['score_stderr']:7.3f} "
                      f"{f['turns']:5.1f} {f['tokens']:6.0f} {f['valid']:5.0%}")
-    return re.sub(r"\bnan%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
+    return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
 def notes_on(cfg, tasks, groups):

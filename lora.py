@@ -26,8 +26,8 @@ PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=Fa
 
 def adapt(model, rank, alpha, base, seed=0):
     """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
-    MLP, but no embeddings, lm_head, routers, or experts kept as one tensor. A is uniform within
-    1 / sqrt(in), as in PEFT, and does not depend on the device. base: the model's path."""
+    MLP, but no embeddings, lm_head, and no routers or experts kept as one tensor. A is uniform in
+    +-1 / sqrt(in), as in PEFT, and does not depend on the device. base: the model's path."""
     model.requires_grad_(False)
     model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, base=base, on=True)
     generator = torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ from rollout import to_batch
 from run import last_checkpoint, write_json
 
 MOST_PARTS = 6                # families or environments that are told one by one
-EVALUATION = 987_654_321      # stands for (step, wave) in the key of a held-out episode
+EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def evaluate(run):
 
 def record(run, horizon, played, kept, batch, stats, figures, seconds):
     """Add the step's line to run.history and metrics.jsonl, print it, name new warnings. Every
-    eval_every steps, from the first on, some of what it trained on is kept (else, was played)."""
+    eval_every steps, from the first on, keep some episodes that it trained on (if none: played)."""
     line = measure(run, horizon, played, batch, stats, figures, seconds)
     run.history.append(line)
     append(run, "metrics.jsonl", [line])
@@ -98,7 +98,8 @@ def way_back(run):
     """Where a run that collapses may begin anew, more slowly: its last checkpoint."""
     cfg, policy = run.cfg, last_checkpoint(run.folder) or run.cfg.model
     return (f"Go on at a third of the rate: python train.py --algo {cfg.algo} --env {cfg.env} --lr "
-            f"{cfg.lr / 3:.2g}" + f" --model {policy}" * bool(policy))
+            f"{cfg.lr / 3:.2g}" + f" --lora {cfg.lora}" * (cfg.lora > 0)
+            + f" --model {policy}" * bool(policy))
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -199,7 +200,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         return
     picked = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
-    logprobs, batch.entropies = (parallel.on_all_rows(
+    logprobs, batch.entropies = (parallel.on_all_rows(                          # a pass for each
         lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
         batch, run.cfg.micro_tokens) for i in (0, 1))
     batch.ratios = (logprobs - batch.old_logprobs).exp()
@@ -301,7 +302,8 @@ def echo_trap_signals(history, window, solved, falling, rising):
     # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
     room = [math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1])]
     expected = std[0] * (min(1, room[1] / room[0]) if success[-1] > success[0] else 1)
-    before, low, last = entropy[-1 - window], min(entropy[:-window]), entropy[-1]
+    before, last = entropy[-1 - window], entropy[-1]
+    low = min(filter(math.isfinite, entropy[:-window]), default=math.nan)
     usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
     norm = mean_of(history[-window:], "grad_norm")
     stuck = not solved and not rising

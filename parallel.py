@@ -115,8 +115,8 @@ def gathered(thing):
 # ---- models -------------------------------------------------------------------------------------
 
 def load(path, device, cfg, value_head=False, frozen=False, lora=0):
-    """The model at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora: the rank
-    of adapters that are trained in its place, those of `path` or new ones. ValueError."""
+    """The model at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora:
+    adapters are trained in its place: those of `path`, else new ones of this rank. ValueError."""
     if not lora and base_of(path) != path:
         raise ValueError(f"{path} holds adapters: train.py --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")
@@ -130,8 +130,8 @@ def load(path, device, cfg, value_head=False, frozen=False, lora=0):
 
 def as_trained(model, device, cfg, value_head=False, frozen=False):
     """The model with float32 weights, perhaps with a critic's head; or frozen, its weights in the
-    dtype that it computes in, as they are beside adapters. Sharded by FSDP under torchrun; a single
-    process only if it trains all weights, as frozen ones would be there twice."""
+    dtype that it computes in, as they are beside adapters. Sharded by FSDP by several ranks, and by
+    one in 16 bit, for its float32 weights, but not beside frozen ones: it would hold them twice."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
     dtype = compute if frozen or adapters(model) else torch.float32

@@ -27,7 +27,7 @@ def write(*folders):
 
 
 def sample_of(trajectory, tokenizer):
-    """A Trajectory for JSON, with each token's text: of a character in pieces the last has it."""
+    """A Trajectory for JSON, with each token's text; the last token of a character has it."""
     decode, texts, held = tokenizer.backend_tokenizer.decode, [], []
     start = len(decode([0], skip_special_tokens=False))     # a text's first space may be dropped
     for token in trajectory.token_ids:

@@ -106,7 +106,7 @@ class Episode:
 
     `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
     action). While it is None the policy must reply, unless the episode is `over`.
-    key: the seed of the episode, a tuple of ints; in training (seed, step, wave, place, member).
+    key: the seed of the episode, a tuple of ints; in training (seed, step, 0, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
     environment's luck."""
 
@@ -150,9 +150,9 @@ class Episode:
                                      clean_up_tokenization_spaces=False)       # Llama 3's would
         if token_ids[-1] != chat.stop_id:            # cut, or another stop token: the template
             self.trajectory.add_observation([chat.stop_id])    # still wants its own, not sampled
-        self.answer(chat.opened + text, chat.message(text))
+        self.replied(chat.opened + text, chat.message(text))
 
-    def answer(self, text, message):
+    def replied(self, text, message):
         """Take the policy's reply as text and as a message, and set the request that follows."""
         turn = self.trajectory.turns[-1]
         digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
@@ -185,7 +185,7 @@ class Episode:
         turn.reward, turn.valid = float(reward), info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
-        self.observation = self.complaint or observation if self.agent.manner else \
+        self.observation = (self.complaint or observation) if self.agent.manner else \
             f"{self.complaint}\n{observation}".strip()
         if not done and len(self.history) < self.horizon:
             self._show(self.observation)
@@ -439,7 +439,7 @@ class Scheduler:
         self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
         self.sent = {}              # future of the answers -> the slots that they are for
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
-        self.in_step = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
+        self.lockstep = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
                                for slot in slots.everyone)
 
     def run(self):
@@ -452,25 +452,25 @@ class Scheduler:
                 self.sampler.decode()
 
     def send(self, pool):
-        """In step, a client gets all its requests in one call, when an eighth of the playing slots
-        ask or nobody decodes. Otherwise each request is a call of its own, at once."""
+        """In lockstep a client gets all its requests in one call, when an eighth of the playing
+        slots ask or nobody decodes. Otherwise each request is a call of its own, at once."""
         asking = list(self.slots["asking"])
         few = len(asking) < self.slots.playing // 8 and self.slots["decoding"]
-        if self.in_step and few:
+        if self.lockstep and few:
             return
         parcels = defaultdict(list)
         for slot in asking:
-            parcels[slot.client if self.in_step else slot].append(slot)
+            parcels[slot.client if self.lockstep else slot].append(slot)
             self.slots.move(slot, "in flight")
         for parcel in parcels.values():
             requests = [(slot.session, *slot.episode.request) for slot in parcel]
             self.sent[pool.submit(parcel[0].client.answer, requests)] = parcel
 
     def receive(self):
-        """Take the answers that are there, in the order of the requests. In step each is waited
+        """Take the answers that are there, in the order of the requests. In lockstep all are waited
         for, so that a run is the same to the bit; else one, if there is nothing else to do."""
-        enough = ALL_COMPLETED if self.in_step else FIRST_COMPLETED
-        busy = not self.in_step and (self.slots["decoding"] or self.sampler.readable())
+        enough = ALL_COMPLETED if self.lockstep else FIRST_COMPLETED
+        busy = not self.lockstep and (self.slots["decoding"] or self.sampler.readable())
         with self.slots.stats.clock("environment"):
             came, _ = wait(self.sent, timeout=0 if busy else None, return_when=enough)
         answers = {}
@@ -490,7 +490,7 @@ class Scheduler:
             contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
             slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
             if slot.sequence and len(trajectory.contexts) > contexts:
-                # what begins both contexts stays in its pages; a last token is read for its logits
+                # pages of what begins both are kept; the last token is read anew, for its logits
                 same = os.path.commonprefix([before, slot.episode.seen[:-1]])
                 if len(same) < slot.sequence.length:
                     self.engine.forget(slot.sequence, keep=len(same))
@@ -617,9 +617,9 @@ class Batch:
         return Batch(**picked)
 
     def parts(self, tokens, whole_rows=False):
-        """What to compute at a time: arguments of `rows`, for at most `tokens` tokens (or a row, if
-        whole_rows, or a context), longest rows first: attention pads the rows of a part, so their
-        lengths should be alike. A longer row is cut between contexts, which are independent."""
+        """What to compute at a time: arguments of `rows`, for at most `tokens` tokens, longest rows
+        first: attention pads the rows of a part, so their lengths should be alike. A longer row is
+        a part alone if whole_rows; else it is cut between contexts, which are independent."""
         lengths = (self.token_ids >= 0).sum(1)
         parts, room = [], 0
         for row in lengths.argsort(descending=True, stable=True).tolist():

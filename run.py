@@ -104,8 +104,8 @@ class Machine:
 def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
     """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
     a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
-    a text. --help shows the dataclass, then what it leaves open.
-    preset(given) -> {field: value} between the defaults and the flags."""
+    a text. --help shows the dataclass's lines, then the choices of the flags that have some.
+    preset(given) -> {field: value}, stronger than the defaults, weaker than the flags."""
     parser = argparse.ArgumentParser(
         description=f"{description}\nCount: 1 or more. Natural: 0 or more. Share: from 0 to 1. "
                     f"tuple: 6,10\n{documented(kind)}",
@@ -129,7 +129,7 @@ def integers(text):
 
 def documented(kind):
     """The fields of a dataclass as flags: --name and the rest of the line in its source, under the
-    comments above them. Of a field that a later class has again, the later line."""
+    comments above them, bases first. Of a field that a later class has again, the later line."""
     lines = {}
     for line in "".join(map(inspect.getsource, kind.__mro__[-2::-1])).splitlines():
         if heading := re.match("    # (.+)", line):
@@ -174,12 +174,12 @@ def part_of(settings, *kinds):
 
 def begun(folder, given, kind, may_change):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
-    ValueError: a flag, a field of `kind` but not one that may change, makes it another run."""
+    ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
     was = read_settings(os.path.join(folder, "config.json"), {})
-    fixed = {f.name for f in fields(kind)} - may_change if was else set()
-    for name in given.keys() & fixed:
-        if given[name] != was.get(name):
-            raise ValueError(f"--resume: {name}={given[name]!r}, but {folder} was begun with "
+    names = {f.name for f in fields(kind)} if was else set()
+    for name in given.keys() & (names - may_change) | was.keys() - names:
+        if given.get(name) != was.get(name):
+            raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
                              f"{name}={was.get(name)!r}; leave it out, or start another run")
     return was
 
@@ -258,12 +258,12 @@ def both_splits(worlds, families, n, seen=()):
 
 @contextmanager
 def one_sentence(script):
-    """Within, an error that a user can mend ends the process with one sentence; at the end, however
-    it comes, this process leaves the other ranks."""
+    """Within, an error that a user can mend ends the process with one sentence (python -X dev: and
+    its place in the code); at the end, however it comes, this process leaves the other ranks."""
     try:
         yield
     except (ValueError, OSError, EnvError, FloatingPointError, SafetensorError) as error:
-        sys.exit(f"{script}: {error}")
+        sys.exit(f"{script}: {error}" + f" {inspect.trace()[-1][1:4]}" * sys.flags.dev_mode)
     except dcp.CheckpointException as error:        # of the ranks that could not write or read
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
     except torch.OutOfMemoryError as error:
@@ -284,7 +284,7 @@ def new_folder(path):
             os.makedirs(folder)
             break
     if folder != path:
-        parallel.say(f"{path} is there: the folder of this run is {folder}")
+        parallel.say(f"{path} is there: the folder of this run is {folder}; --resume needs that")
     return folder
 
 

@@ -34,7 +34,7 @@ from torch.nn.utils import clip_grad_norm_
 import algos
 import metrics
 import parallel
-from agentevol import cloned, continue_cloning, tiny_clone
+from agentevol import clone_flags, cloned, continue_cloning
 from chat import FORMATS
 from client import connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
@@ -108,8 +108,8 @@ def credit(run, batch):
     and `gae` change .token_rewards. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
-    batch.weights = mask.float()        # of each sampled token
-    batch.rollout_logprobs = batch.old_logprobs     # in 16 bit too noisy to form a ratio with
+    batch.weights = mask.float()        # of each sampled token; recipes/icepop.py changes them
+    batch.rollout_logprobs = batch.old_logprobs     # the sampler's: in 16 bit too noisy for a ratio
     if run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run, run.policy, batch)
     if cfg.advantage == "gae":          # PPO sees the return alone, on the last action token
@@ -145,11 +145,11 @@ def update(run, batch):
     """Gradient steps of the policy, and of the critic, on one batch -> its figures, see `means_of`.
 
     The gradient of a mini-batch does not depend on how it is cut into micro-batches or dealt over
-    the ranks: the weights are those of the whole mini-batch, and its parts are summed.
+    the ranks: weights are the whole mini-batch's, parts are summed; a repeated part has real = 0.
     """
     cfg, sums, norms = run.cfg, Counter(), []
     for epoch in range(cfg.epochs):
-        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
+        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)    # ints
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
             mini = batch.rows(rows.to(run.policy.device))
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
@@ -171,19 +171,19 @@ def update(run, batch):
 
 def means_of(sums, norms):
     """What is watched of an update -> {name: number}, from the sums of `part_loss` and the gradient
-    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. NaN: no token."""
-    tokens = sums["tokens"] or math.nan
+    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. Of no update NaN."""
+    tokens, updates = sums["tokens"] or math.nan, len(norms) or math.nan
     finite = [norm for norm in norms if math.isfinite(norm)]
     means = {name: sums[name] / tokens for name in ("entropy", "kl", "clipped_high", "clipped_low")}
     return means | dict(
-        clipped=means["clipped_high"] + means["clipped_low"], mismatch=sums["mismatch"],
-        value_loss=sums["value_loss"] / max(len(norms), 1),
-        grad_norm=sum(finite) / max(len(finite), 1), skipped=len(norms) - len(finite))
+        clipped=means["clipped_high"] + means["clipped_low"],
+        mismatch=sums["mismatch"] if norms else math.nan, value_loss=sums["value_loss"] / updates,
+        grad_norm=sum(finite) / (len(finite) or math.nan), skipped=len(norms) - len(finite))
 
 
 def part_loss(run, part):
-    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched; of value_loss and
-    mismatch its share of the mini-batch's mean).
+    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched; value_loss and
+    mismatch are parts of a mean, which add up to the mini-batch's).
 
     From here on tensors are flat, (A,): a number for each sampled token and none for the others.
     The weights are those of the whole mini-batch, so the losses of its parts are summed.
@@ -231,7 +231,7 @@ def optimizer_step(run, loss):
     """
     models = run.trained.values()
     for model in models:
-        parallel.average_gradients(model)
+        parallel.average_gradients(model)       # of adapters; FSDP has averaged all others
     norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model in models]
     norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
     finite = all(x.isfinite() for x in [loss, *norms])
@@ -265,7 +265,7 @@ def setup(cfg, modules, clients, began):
     device = parallel.start(cfg.device, cfg.compute)
     folder = open_folder(cfg.path, cfg)
     last = last_checkpoint(folder)
-    start_model = cfg.model or cloned(tiny_clone(cfg), folder, device)
+    start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
@@ -292,7 +292,7 @@ def setup(cfg, modules, clients, began):
 
 # ---- learning rules -----------------------------------------------------------------------------
 # A preset sets a paper's estimator; docs/algorithms.md lists what else the paper does.
-# What it leaves out stays as in Config.
+# What it leaves out is as the model or its environment's TINY asks (`preset`), else as in Config.
 
 PPO = dict(advantage="gae", critic="own", weights="token", filter="none", clip_high=0.2)
 ALGOS = {
@@ -365,13 +365,13 @@ WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the 
 
 @dataclass
 class Config(Machine, Speaks, Plays, Worlds):
-    # what is learned, and from what
+    # what is learned, and from what; for a tiny policy the environment's TINY has other defaults
     model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
     algo: ALGOS = "grpo"          # a preset of the learning rule
     name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
     seed: Natural = 0             # of everything random in the run
     resume: bool = False          # go on from the last checkpoint of runs/<name>
-    lora: Natural = 0             # rank of LoRA's adapters, then all that is trained; 0: no LoRA
+    lora: Natural = 0             # LoRA: rank of new adapters (a folder's keep theirs); 0: none
     lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
 
     # one step
@@ -379,7 +379,7 @@ class Config(Machine, Speaks, Plays, Worlds):
     tasks_per_step: Count = 32    # groups played in a step
     group_size: Count = 8         # trajectories per task, G
     temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
-    mini_batches: Count = 4       # optimizer steps per pass over a step's trajectories
+    mini_batches: Count = 4       # optimizer steps, at most, per pass over a step's trajectories
     epochs: Count = 1             # passes over a step's trajectories
     lr: Positive = 6e-4           # initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5
     lr_end: Share = 0.2           # final learning rate, as a share of lr
@@ -423,12 +423,13 @@ MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} 
 
 
 def preset(given, kind=Config):
-    """What --algo sets where no flag says otherwise, then the model and --env, and with --resume
-    the flags that the run was begun with. ValueError."""
+    """The fields that no flag gives: what the model and --env ask for, over it what --algo sets,
+    over both with --resume what the run was begun with. ValueError."""
     cfg = kind(**given)
-    values = part_of(settings_for(cfg.model, cfg.env), kind) | ALGOS[cfg.algo]
-    if cfg.model and cfg.lora:
-        values["lr"] = 1e-5             # ten times the rate: "LoRA Without Regret" (2025)
+    asked = settings_for(cfg.model, cfg.env)
+    values = part_of(asked, kind) | ALGOS[cfg.algo]
+    if cfg.lora and "tiny" not in asked:
+        values["lr"] = 1e-5             # ten times a chat model's: "LoRA Without Regret" (2025)
     if cfg.resume:
         values |= begun(cfg.path, given, kind, MAY_CHANGE)
     return values

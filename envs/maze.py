@@ -8,13 +8,13 @@
     env:    Success
 
 A position is row, column; rows count downward, so "move down" adds one to the row. A move into a
-wall, or any other text, gives the same observation again. The move after the 50th is not made: it
+wall, or any other text, moves nobody. The move after the 50th is not made: it
 is answered "Failure", reward -1, done. Env(view="partial") tells the walls and the moves made so
 far instead of the two positions.
 
 Tasks 0..25 are the original's games, all in one map, the double T, each from another square; 25
 would start on the goal and is refused, as in the original. Starts in the left bar and the stem are
-in TRAIN, starts in the right bar in TEST. From 26 on each task has a maze of its own, of 7x7 to
+in TRAIN, starts in the right bar in TEST. From 26 on each task draws a maze, of 7x7 to
 13x13 squares; no maze of TRAIN is in TEST.
 
 Success on TEST in 15 turns: a random player 2.5% ("double-t" 1.8%, "random" 2.6%), the expert, who

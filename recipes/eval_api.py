@@ -82,7 +82,7 @@ class Api:
             episode.trajectory.truncated, episode.over = "context", True
             return
         episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
-        episode.answer(text, message)
+        episode.replied(text, message)
 
     def ask(self, **more):
         """-> what `read_completion` gives; a prompt that is refused as too long has inf tokens.

@@ -26,7 +26,7 @@ import metrics
 import parallel
 import train
 from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
-                       reward, successes, tiny_clone, tokenizer_of, trajectories_of)
+                       reward, successes, clone_flags, tokenizer_of, trajectories_of)
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
 from engine import load_policy, make_policy
@@ -319,7 +319,7 @@ def test_continue_cloning_is_gentler_and_in_another_order(url, model, here, monk
     run.history = [dict(seconds=3.5), dict(seconds=4.0)]
     agentevol.continue_cloning(run)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
-    assert tasks == [d["task_id"] for d in lesson(tiny_clone(run.cfg))] and weights == [1.0] * 20
+    assert tasks == [d["task_id"] for d in lesson(clone_flags(run.cfg))] and weights == [1.0] * 20
     assert (cfg.n, cfg.steps, cfg.width, cfg.horizon, seconds) == (20, 12, 32, 3, 7.5)
     assert lr == pytest.approx(Clone.lr / 4) and seed != run.cfg.seed
 

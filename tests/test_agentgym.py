@@ -38,7 +38,7 @@ def begun(world, task_id, **settings):
 def exchange(episode, env, text):
     """The policy's reply and the environment's answer to it -> the message that the policy sees."""
     episode.trajectory.add_action([0], [0.0])
-    episode.answer(text, dict(role="assistant", content=text))
+    episode.replied(text, dict(role="assistant", content=text))
     episode.observe(*env.step(episode.request[1]))
     return episode.messages[-1]
 

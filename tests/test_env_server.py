@@ -447,6 +447,15 @@ def test_http_refuses_what_a_web_page_of_another_origin_can_send(headers, status
             assert exchange(connect(server), "/health", None, "GET", headers)[0] == status
 
 
+@pytest.mark.parametrize("origin, status", [({}, 200), ({"Origin": "http://evil.example"}, 415)])
+def test_http_takes_a_post_without_a_body_but_not_of_a_web_page(origin, status):
+    """A page may send one unasked; curl and the original's clients name no Origin."""
+    with served() as server:
+        headers = origin | {"Content-Type": "text/plain"}
+        assert exchange(connect(server), "/create", None, "POST", headers)[0] == status
+        assert len(server.services["toy"].sessions) == (status == 200)
+
+
 @pytest.mark.parametrize("bound, name, status", [
     ("localhost", "localhost", 200), ("127.0.0.1", "node7", 403),
     ("0.0.0.0", "node7", 200), ("0.0.0.0", "env-server:8000", 200),     # as containers say it

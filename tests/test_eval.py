@@ -127,6 +127,7 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
     assert by["mean", "all"]["stderr"] == pytest.approx(math.sqrt(13) / 12)
     text = table(rows, 1)
     assert "nan" not in text and re.search(r"odd +1 +0.0% +- +0.0% +0.000 +- ", text)
+    assert "nanogrid" in table([rows[0] | dict(title="nanogrid")], 1)
 
 
 # ---- the built-in players ----

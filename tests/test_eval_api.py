@@ -188,7 +188,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
     cfg = Config(**dict(env="toy", n=6, k=2, horizon=5, env_url=world, format=format,
                         context=context, max_turn_tokens=2 if format == "tool" else 4, seed=3,
                         max_context=3000) | more)
-    real, observe = rollout.Episode.answer, rollout.Episode.observe
+    real, observe = rollout.Episode.replied, rollout.Episode.observe
 
     def noting(episode, text, message):
         t, turn = episode.trajectory, episode.trajectory.turns[-1]
@@ -201,7 +201,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
         observe(episode, *answer, **info)
         ends.extend([episode.trajectory.truncated] * episode.over)
     with monkeypatch.context() as patched:
-        patched.setattr(rollout.Episode, "answer", noting)
+        patched.setattr(rollout.Episode, "replied", noting)
         patched.setattr(rollout.Episode, "observe", ending)
         patched.setattr(chat, "broken", lambda pattern, text: text)   # an API tells no tokens
         rows = evaluation.run(replace(cfg, model=path, device="cpu"))["rows"]

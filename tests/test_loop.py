@@ -594,7 +594,7 @@ def test_of_batch_reads_the_sampled_tokens_alone():
 
 
 def test_way_back_names_the_last_checkpoint_or_where_the_run_began(tmp_path):
-    cfg = SimpleNamespace(env="maze", model="", algo="gspo", lr=6e-4)
+    cfg = SimpleNamespace(env="maze", model="", algo="gspo", lr=6e-4, lora=0)
     run = SimpleNamespace(cfg=cfg, folder=tmp_path)
     assert metrics.way_back(run).endswith("train.py --algo gspo --env maze --lr 0.0002")
     run.cfg.model = "runs/clone"
@@ -602,6 +602,8 @@ def test_way_back_names_the_last_checkpoint_or_where_the_run_began(tmp_path):
     for step in (5, 20):
         (tmp_path / f"step_{step}").mkdir()
     assert metrics.way_back(run).endswith(f"--lr 0.0002 --model {tmp_path}/step_20")
+    cfg.lora = 8
+    assert metrics.way_back(run).endswith(f"--lr 0.0002 --lora 8 --model {tmp_path}/step_20")
 
 
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])

@@ -106,6 +106,15 @@ def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
         assert signals_at_any_time(run_of(40, success=lambda s: 0.5, entropy=curve)) == expected
 
 
+def test_collapse_warnings_pass_over_steps_in_which_nothing_was_learned():
+    """Their gradient and entropy are NaN. The first real gradient is no spike; an entropy that
+    rises from 0.5 to 2 is one all the same."""
+    nothing = [dict(success=0.02, grad_norm=NAN, entropy=NAN)] * 8
+    assert signals_at_any_time(nothing + [dict(success=0.02, grad_norm=0.3)] * 4) == set()
+    learned = [dict(success=0.5, entropy=0.5 if s < 12 else 2.0) for s in range(24)]
+    assert signals_at_any_time(nothing + learned) == {"entropy"}
+
+
 def test_moving_mean_covers_every_window():
     rows = [{"x": x} for x in (1, 2, 6, 4)]
     assert moving_mean(rows, "x", 2) == [1.5, 4, 5]

@@ -303,6 +303,7 @@ def test_defaults_follow_the_model(model, tmp_path):
     assert (chat.lr, chat.max_turn_tokens, chat.max_context, chat.format) == (
         1e-6, 512, 8192, "react")
     assert flags_chosen(f"--model {model} --lora 8").lr == 1e-5
+    assert flags_chosen("--lora 8").lr == 6e-4
     assert flags_chosen("--model Qwen/Qwen2.5-3B-Instruct --lr 5e-6 --format act") == replace(
         chat, model="Qwen/Qwen2.5-3B-Instruct", lr=5e-6, format="act")
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
@@ -310,6 +311,8 @@ def test_defaults_follow_the_model(model, tmp_path):
     own = flags_chosen(f"--model {tmp_path}")
     assert (own.format, own.context, own.max_turn_tokens, own.max_context, own.lr, own.horizons) \
         == ("think", "window", 99, 700, 6e-4, (3, 4))
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True)))
+    assert flags_chosen(f"--model {tmp_path} --lora 8").lr == 6e-4      # as without a folder
     assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
     # a tiny one that was cloned in two environments is trained in one of them, as this one asks
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
@@ -402,9 +405,10 @@ def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
     run = trained(url, config(model, steps=2))
     assert same(weights_of(model), run.policy.state_dict())
     for line in run.history:
-        assert (line["trained"], line["grad_norm"], line["constant_groups"]) == (0, 0, 1)
-        of_tokens = {"entropy", "kl", "clipped", "clipped_high", "clipped_low"}
-        assert {name for name, v in line.items() if not math.isfinite(v)} == of_tokens
+        assert (line["trained"], line["skipped"], line["constant_groups"]) == (0, 0, 1)
+        of_updates = {"entropy", "kl", "clipped", "clipped_high", "clipped_low", "mismatch",
+                      "value_loss", "grad_norm"}
+        assert {name for name, v in line.items() if not math.isfinite(v)} == of_updates
 
 
 # ---- what is not finite -------------------------------------------------------------------------
