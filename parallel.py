@@ -220,8 +220,6 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
         except EnvError as error:           # the other ranks wait for this one's share
             mine = [], Stats(dropped=len(places), failures=[str(error)],
                              gone=str(error) if isinstance(error, ServersGone) else "")
-    if mine[1].failures:    # an error is in a cycle with the engine, whose memory the update needs
-        gc.collect()
     parts = gathered(mine)
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())

@@ -423,7 +423,7 @@ def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
 @pytest.mark.parametrize("attention", ["torch", "varlen"])
 def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here,
                                                      monkeypatch):
-    """At once, as nothing of it is in a cycle; an error is, so after one they are looked for."""
+    """At once, as nothing of it is in a cycle, after an error neither."""
     memories, failed, make, post = [], [], engine_module.Memory, EnvClient.post
 
     def noting(*arguments):

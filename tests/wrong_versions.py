@@ -168,8 +168,6 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("@functools.cache  ", "# ", "test_load_again_and_again_makes_no_new_groups"),
         (' or compute == "bfloat16":', ":",
          "test_start_of_one_process_in_16_bit_is_a_group_of_one"),
-        ("        gc.collect()\n", "        pass\n",
-         "test_a_rollouts_memory_is_free_before_the_update"),
         ("        p.data = x.to(model.compute_dtype)", "        pass",
          "test_a_layer_of_a_decode_step_is_few_operations"),
         ("p.grad = summed(p.grad) / world_size()", "p.grad = summed(p.grad)",
