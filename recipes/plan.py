@@ -47,7 +47,7 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
         if same_code(type(norm).forward, LlamaRMSNorm.forward):
             norm.forward = partial(F.layer_norm, normalized_shape=norm.weight.shape,
                                    weight=norm.weight)
-    layout = SimpleNamespace(memory=None, views={}, view=lambda *_: (lambda _, layer, *qkv: (
+    layout = SimpleNamespace(memory=None, ready={}, begin=lambda *_: (lambda _, layer, *qkv: (
         flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)),))
     if any("experts" in name for name, _ in model.named_modules()):
         model.bfloat16()                # experts on the meta device take nothing else

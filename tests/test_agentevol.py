@@ -683,8 +683,8 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horiz
 
 
 def parsed(monkeypatch, command, kind):
-    return runs.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(kind,
-                                                                                          given))
+    return runs.parse_flags(kind, command.split(), "", lambda given: agentevol.preset(given,
+                                                                                          kind))
 
 
 def test_preset_is_what_the_environments_ask_of_cloning(url, monkeypatch):

@@ -107,7 +107,7 @@ def window_of(model):
     layout = layout_for(model, [9])
     forward(model, torch.arange(9), layout)
     told = {(None,): "none", (5,): "every layer", (None, 5): "some layers"}
-    return told[tuple(window for window in (None, 5) if window in layout.views)]
+    return told[tuple(window for window in (None, 5) if window in layout.ready)]
 
 
 def trains(model, stock):

@@ -329,7 +329,8 @@ def parsed(words, monkeypatch):
         train.check(cfg)
     else:
         kind = agentevol.Evolve
-        cfg = agentevol.parse_flags(kind, words[script + 2:], "", partial(agentevol.preset, kind))
+        cfg = agentevol.parse_flags(kind, words[script + 2:], "", partial(
+            agentevol.preset, kind=kind))
     llama2 = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
                          num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,
                          max_position_embeddings=4096, tie_word_embeddings=False)
