@@ -241,7 +241,7 @@ def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     before = engine.memory.keys.clone()
     engine.decode(sequences, torch.tensor([7, 8, 9]))      # 3 rows, recorded for 8
     changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
-    own = [[s.pages[0], s.length - 1] for s in sequences]
+    own = [[engine.pages.of(s.row)[0], s.length - 1] for s in sequences]
     assert sorted(changed) == sorted([*own, [5, 0]])       # page 5 is nobody's
     assert engine.pages.count == 5 and 5 not in engine.pages.free
 
