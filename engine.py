@@ -47,6 +47,7 @@ HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
 PAGE_SIZES = dict(torch=32, flash2=256, varlen=256)      # in tokens; what each asks for
+transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -95,7 +96,6 @@ def longest_text(config):
 
 def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
-    transformers_logging.disable_progress_bar()            # they would break our log's lines
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
