@@ -612,8 +612,8 @@ def evolve(run, base_set):
         for trajectory in kept:
             data.append(trajectory)
         if cfg.start == "base":
-            run.policy = None
-            run.policy = parallel.load(run.start_model, run.policy.device, cfg)
+            device, run.policy = run.policy.device, None
+            run.policy = parallel.load(run.start_model, device, cfg)
         if data:
             weights = [reward(trajectory) for trajectory in data]
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
