@@ -185,7 +185,7 @@ def log_line(m):
     rare += [f"valid {m['valid']:.0%}"] * (m["valid"] < 0.5) + [f"kl {m['kl']:.2f}"] * (
         m["kl"] > 0.05)
     return (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.1%}) "
+            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) "
             f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s"
             + f"\n          {', '.join(rare)}" * bool(rare))
 

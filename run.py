@@ -292,6 +292,8 @@ def open_folder(path, cfg):
     """The folder of a run, a new one or with cfg.resume the one that is there -> its name. It gets
     config.json, with the flags."""
     folder = path if cfg.resume else parallel.by_first(new_folder, path)
+    if not os.path.exists(folder):
+        parallel.say(f"--resume: {folder} is not there, so it begins")
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
         write_json(os.path.join(folder, "config.json"), asdict(cfg))

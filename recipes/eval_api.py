@@ -178,6 +178,6 @@ def collect(api, tasks, group_size, horizon, key, places, max_concurrent, finish
 
 
 if __name__ == "__main__":
-    evaluation.load, evaluation.open_worlds = Api, open_worlds
+    evaluation.__doc__, evaluation.load, evaluation.open_worlds = __doc__, Api, open_worlds
     evaluation.collect, evaluation.play_of = collect, play_of
     evaluation.main(kind=Config)

@@ -61,7 +61,7 @@ def test_processes_that_want_one_folder_get_one_each(tmp_path):
     assert len({*names}) == 30 and {*names} == {str(path) for path in tmp_path.iterdir()}
 
 
-def test_resume_without_a_checkpoint_begins(url, model):
+def test_resume_without_a_checkpoint_begins(url, model, capsys):
     """A run that was killed before its first checkpoint, and one that never was."""
     train.main(command(model=model, env_url=url, name="whole"))
     os.makedirs("runs/x")
@@ -70,6 +70,8 @@ def test_resume_without_a_checkpoint_begins(url, model):
     os.makedirs("runs/x/step_1.part")
     train.main(["--resume", "--name=x"])
     train.main(command(model=model, env_url=url, name="y") + ["--resume"])
+    assert re.findall("--resume: .*", capsys.readouterr().out) == [
+        "--resume: runs/y is not there, so it begins"]
     for name in ("x", "y"):
         assert lines_of(f"runs/{name}") == lines_of("runs/whole")
         assert same(weights_of(f"runs/{name}/step_2"), weights_of("runs/whole/step_2"))
