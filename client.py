@@ -120,9 +120,9 @@ class EnvClient:
     def close(self):
         """Close all sessions; a server that is gone has closed them already."""
         for url in self.urls:
-            ids = [number for root, number in self.open if root == url]
-            with suppress(EnvError):
-                self.post(url, "closes", {"ids": ids})
+            if ids := [number for root, number in self.open if root == url]:
+                with suppress(EnvError):
+                    self.post(url, "closes", {"ids": ids})
         self.open.clear()
 
 

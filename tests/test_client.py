@@ -96,6 +96,8 @@ def test_answer_keeps_the_order_of_many_episodes(url, posts):
     assert [(r.observation, r.reward, r.done, r.info) for r in replies] == expected
     assert len(posts) == 2
     client.close()
+    client.close()
+    assert len(posts) == 3              # with no session open nothing is asked
 
 
 @pytest.mark.parametrize("task, sentence", [
