@@ -114,7 +114,7 @@ class Chat:
         for self.rules_in_user in (False, True):        # the first that fits stays set
             with suppress(ValueError):
                 text = self.prompt(ASKED + REPLIED + said("user", NEXT))
-                if re.findall("[SQR][12][SQR]", text) == [*rules, ASK, REPLY, NEXT]:
+                if re.findall("S1S|Q1Q|R1R|Q2Q", text) == [*rules, ASK, REPLY, NEXT]:
                     return
         self.refuse("does not show rules, then user and assistant in turn; use another")
 
@@ -217,7 +217,7 @@ def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
     <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)"""
-    opening = re.search(r"</think>\s*<answer>", reply)     # if unclosed, so are later ones
+    opening = re.search(r"</think>\s*<answer>", reply)     # an unclosed one: so are all after
     answer, closed, _ = reply[opening.end():].partition("</answer>") if opening else ("", "", "")
     if not closed:
         return "", "Your reply had no <think>...</think><answer>...</answer>."
@@ -304,7 +304,7 @@ class Agent:
 
     def __post_init__(self):
         self.tools = tools_of(self.module) if self.format == "tool" else {}
-        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)     # their words
+        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)
         self.chat = self.tokenizer and Chat(
             self.tokenizer, self.history, self.thinking,
             [schema for _, schema in self.tools.values()], self.stop_ids)
