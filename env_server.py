@@ -304,7 +304,7 @@ def local_server(*names):
 def end_with_parent():
     """In a child: wait until the pipe from its parent closes, then end, the hard way if need be."""
     os.read(0, 1)
-    signal.alarm(5)             # what this sends is not caught
+    signal.alarm(5)             # SIGALRM ends it if SIGTERM did not
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -440,7 +440,7 @@ class Scheduler:
         self.sent = {}              # future of the answers -> the slots that they are for
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
         self.lockstep = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
-                               for slot in slots.everyone)
+                                for slot in slots.everyone)
 
     def run(self):
         with closing(self.slots), ThreadPoolExecutor(32) as pool:

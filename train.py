@@ -148,8 +148,8 @@ def update(run, batch):
     the ranks: weights are the whole mini-batch's, parts are summed; a repeated part has real = 0.
     """
     cfg, sums, norms = run.cfg, Counter(), []
-    for epoch in range(cfg.epochs):
-        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)    # ints
+    for epoch in range(cfg.epochs):     # below: the hash of ints is the same in any process
+        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
         for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
             mini = batch.rows(rows.to(run.policy.device))
             mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
@@ -280,7 +280,7 @@ def setup(cfg, modules, clients, began):
         groups.append(dict(params=run.critic.parameters(), lr=cfg.critic_lr))
     run.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0,
                                       fused=device.type == "cuda")      # without temporary tensors
-    for weights in (p for group in groups for p in group["params"] if p.requires_grad):
+    for weights in (p for m in run.trained.values() for p in m.parameters() if p.requires_grad):
         run.optimizer.state[weights] = dict(        # at once: all checkpoints hold the same tensors
             step=torch.zeros((), device=device), exp_avg=torch.zeros_like(weights),
             exp_avg_sq=torch.zeros_like(weights))
