@@ -25,10 +25,10 @@ plain_explore = agentevol.explore
 def explore(run):
     """agentevol.explore in the others alone."""
     names = run.cfg.unexplored.split(",")
-    worlds = [world for world in run.worlds if world.module.NAME not in names]
-    if not worlds:
+    tasks = {world: ids for world, ids in run.tasks.items() if world.module.NAME not in names}
+    if not tasks:
         raise ValueError(f"unexplored={run.cfg.unexplored!r}: nothing of {run.cfg.env} is left")
-    return plain_explore(replace(run, worlds=worlds))
+    return plain_explore(replace(run, tasks=tasks))
 
 
 if __name__ == "__main__":

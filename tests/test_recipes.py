@@ -150,10 +150,11 @@ def test_refill_keeps_no_more_than_a_steps_worth():
 
 def test_unexplored_environments_are_left_out(monkeypatch):
     worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in "abc"]
-    run, asked = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds, {}, []), []
-    monkeypatch.setattr(unexplored, "plain_explore", lambda run: asked.append(run.worlds))
-    unexplored.explore(run)
-    assert asked == [[worlds[0], worlds[2]]] and run.worlds == worlds
+    run = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds,
+              {world: [1, 2] for world in worlds}, [])
+    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_: tasks)
+    assert {world for world, _ in unexplored.explore(run)} == {worlds[0], worlds[2]}
+    assert run.worlds == list(run.tasks) == worlds
     with pytest.raises(ValueError, match="nothing of a,b,c is left"):
         unexplored.explore(replace(run, cfg=replace(run.cfg, unexplored="a,b,c")))
 
