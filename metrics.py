@@ -277,16 +277,16 @@ def collapse_warnings(history, window=5):
 
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length. Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. Solving tasks lowers reward std
-    and entropy as well: these two count only while success is not rising and not `solved`, half of
-    its way from the first steps to 1, or when it is falling."""
+    Means over `window` steps are compared; the thresholds are ours. Learning lowers reward std and
+    entropy as well, so most signals count only while success is neither `rising`, its best in the
+    last 2 windows, nor `solved`, half of its way from the first steps to 1, or when it falls."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)
     falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
     solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
-    before = success[max(0, len(success) - 1 - 3 * window)]         # three windows back
-    rising = not falling and success[-1] > before + 0.03
+    best = success.index(max(success))
+    rising = not falling and success[best] > success[0] + 0.03 and best >= len(success) - 2 * window
     return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
                      f"{success[-1]:.0%}).")
             for signal, past, now, seen, meaning in echo_trap_signals(

@@ -99,6 +99,18 @@ def test_collapse_warnings_judge_the_spread_by_what_this_success_allows():
         assert signals_at_any_time(stuck) == {"reward_std"}
 
 
+def test_collapse_warnings_are_silent_while_a_slow_success_sets_records():
+    """From 25 to 72% in 60 steps, ever more groups alike: its best of all windows is at most ten
+    steps old, though the present one may be no better than that of fifteen steps before. Success
+    that stops at step 20 sets none."""
+    for seed in range(10):
+        slow = played_history(seed, lambda s: 0.25 + s / 125, lambda s: min(0.3 + s / 100, 0.9))
+        still = played_history(seed, lambda s: 0.25 + min(s, 20) / 125,
+                               lambda s: min(0.3 + s / 60, 0.9))
+        assert signals_at_any_time(slow) == set()
+        assert signals_at_any_time(still) == {"reward_std"}
+
+
 def test_collapse_warnings_know_an_entropy_that_jumps_from_one_that_decays():
     for curve, expected in ((decay(0.9, 1 / 12), set()),
                             (lambda s: 0.9 if s < 20 else 0.2, {"entropy"}),

@@ -180,6 +180,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('mean_of(history[:-window], "grad_norm", statistics.median)',
          'mean_of(history[:-window], "grad_norm")',
          "test_collapse_warnings_compare_gradients_with_their_median"),
+        (" and best >= len(success) - 2 * window", "",
+         "test_collapse_warnings_are_silent_while_a_slow_success_sets_records"),
         ("min(filter(math.isfinite, entropy[:-window]), default=math.nan)",
          "min(entropy[:-window])",
          "test_collapse_warnings_pass_over_steps_in_which_nothing_was_learned"),
