@@ -166,7 +166,7 @@ def run(table, title, seed, quick=False):
                     minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
         spent.write_text(json.dumps(minutes))
     result = json.loads(Path("runs", name, "result.json").read_text())
-    (_, before), *_, (_, after) = result["evaluations"]
+    before, after = (result["evaluations"][i][1] for i in (0, -1))      # of no iteration the same
     return result | dict(before=before, after=after, minutes=json.loads(spent.read_text()))
 
 
