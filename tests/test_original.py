@@ -3,6 +3,7 @@
 The original's servers are played back from recorded exchanges: their routes and key names, no
 /health, no /steps, no `info`.
 """
+import itertools
 import json
 import os
 import time
@@ -24,202 +25,123 @@ TEXTCRAFT = {"observation": "Crafting commands:\n...\n\nGoal: craft light blue d
              "reward": 0}
 BABYAI = {"observation": "Your goal: go to the red ball\n...", "reward": 0, "score": 0,
           "deleted": False, "done": False}
-# environment: (greeting, keys of /reset, what /create and /reset answer to the session n)
-ORIGINALS = {
-    "babyai": ("This is environment BabyAI.", {"id", "data_idx"},
-               lambda n: {"id": n}, lambda n: BABYAI),
-    "textcraft": ("This is environment TextCraft.", {"id", "data_idx"},
-                  lambda n: {"id": n, **TEXTCRAFT}, lambda n: {"id": n, **TEXTCRAFT}),
-    "sciworld": ("This is environment ScienceWorld.", {"id", "data_idx"},
-                 lambda n: {"id": n}, lambda n: {
-                     "task_name": "boil", "var_num": 0, "task_description": "Boil water.",
-                     "observation": "This room is called the hallway.", "reward": 0,
-                     "score": 0, "deleted": False, "done": False}),
-    "alfworld": ("This is environment AlfWorld.", {"id", "game", "world_type"},
-                 lambda n: {"id": n}, lambda n: {
-                     "id": n, "observation": "You are in a room.", "task_type": "look",
-                     "available_actions": ["go to bed 1", "look"]}),
-    "webshop": ("ok", {"env_idx", "session_id"},
-                lambda n: n, lambda n: ["WebShop [SEP] Find a red chair", None]),
-    "weather": ("ok", {"env_idx", "id"}, lambda n: n, lambda n: (
-        "Now new trial starts.\nYou should perform actions to accomplish the goal: Is it warm?\n"
-        "Give me one action.")),
-}
+# environment: (greeting, the answers to /create and /reset)
+RECORDED = {
+    "babyai": ("This is environment BabyAI.", {"id": 0}, BABYAI),
+    "textcraft": ("This is environment TextCraft.", {"id": 0} | TEXTCRAFT, {"id": 0} | TEXTCRAFT),
+    "sciworld": ("This is environment ScienceWorld.", {"id": 0}, {
+        "task_name": "boil", "var_num": 0, "task_description": "Boil water.",
+        "observation": "This room is called the hallway.", "reward": 0, "score": 0,
+        "deleted": False, "done": False}),
+    "alfworld": ("This is environment AlfWorld.", {"id": 0}, {
+        "id": 0, "observation": "You are in a room.", "task_type": "look",
+        "available_actions": ["go to bed 1", "look"]}),
+    "webshop": ("ok", 0, ["WebShop [SEP] Find a red chair", None]),
+    "weather": ("ok", 0, "Now new trial starts.\nYou should perform actions to accomplish the "
+                         "goal: Is it warm?\nGive me one action."),
+    "maze": ("This is environment LMRL-Gym.", {"id": 0}, {"observation": "You are here."}),
+    "wordle": ("This is environment LMRL-Gym.", {"id": 0}, {
+        "id": 0, "observation": "Let's start Wordle!"})}
 
 
-class Raw(str):
-    """Sent by `recorded` as it stands."""
-
-
-def recorded(name, plays=()):
-    """An original AgentGym server: its routes and keys, FastAPI's 404 and 422. plays[action]: what
-    a step answers; server.instead[verb]: what it answers in place of the right thing. server.log:
-    the POSTs that arrived; server.sessions: ids that were given."""
-    greeting, keys, create, reset = ORIGINALS[name]
-    id_key = min(keys & {"id", "env_idx"})
-    wanted = {"/create": set(), "/reset": keys, "/step": {id_key, "action"}, "/close": {id_key}}
-    if id_key == "env_idx":
-        del wanted["/close"]
-
-    def answer(method, path, body):
-        if method == "GET":
-            return (200, greeting) if path == "/" else (404, {"detail": "Not Found"})
-        body = json.loads(body)
-        server.log.append((path, body))
-        if path not in wanted:
-            return 404, {"detail": "Not Found"}
-        if not wanted[path] <= set(body):
-            return 422, {"detail": [{"type": "missing", "loc": ["body", *wanted[path]]}]}
-        if path == "/create":
-            server.sessions.append(len(server.sessions))
-            return 200, create(server.sessions[-1])
-        if body[id_key] not in server.sessions:
-            return 200, {"error": f"The id {body[id_key]} is not valid."}
-        return 200, reset(body[id_key]) if path == "/reset" else \
-            True if path == "/close" else plays[body["action"]]
-
-    def as_text(method, path, body, _):
-        status, value = answer(method, path, body)
-        value = server.instead.get(path.strip("/"), value)
-        return status, value if isinstance(value, Raw) else json.dumps(value)
-    server = canned(as_text)
-    server.log, server.sessions, server.instead = [], [], {}
+def answering(answers):
+    """A server with these routes and FastAPI's 404. answers[path]: a JSON value, or (status, text),
+    or a function of the request's body that returns one. server.log: the POSTs that arrived."""
+    def answer(method, path, body, _):
+        value = server.answers.get(path.partition("?")[0])
+        if method == "POST":
+            body = json.loads(body)
+            server.log.append((path, body))
+        value = value(body) if callable(value) else value
+        value = (404, '{"detail": "Not Found"}') if value is None else value
+        return value if isinstance(value, tuple) else (200, json.dumps(value))
+    server = canned(answer)
+    server.log, server.answers = [], dict(answers)
     return server
 
 
-def world(name, success=1.0):
-    """A module of this name, as far as its episodes elsewhere need one."""
-    return SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000))
+def recorded(name, step):
+    """An original server of this world, below /maze and /wordle in LMRL-Gym's; it has no /close, as
+    many. step: what it answers to a step."""
+    greeting, created, started = RECORDED[name]
+    root = f"/{name}" if name in ("maze", "wordle") else ""
+    return answering({"/": greeting, f"{root}/create": created, f"{root}/reset": started,
+                      f"{root}/step": step})
+
+
+def played(name, address, success=1.0):
+    """A session of a module of this name, as far as its episodes elsewhere need one."""
+    module = SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000))
+    return original.served(module, address)()
 
 
 # ---- the protocols, as recorded -----------------------------------------------------------------
 
-def test_babyai_is_played_as_recorded():
-    won = {"observation": "The task is completed.", "reward": 0.8875, "score": 0.8875, "done": True}
-    server = recorded("babyai", {"go to red ball 1": won})
-    with serving(server) as address:
-        env = original.served(world("babyai", 0.1), address)()
-        assert env.reset(7).startswith("Your goal")
-        assert env.step("go to red ball 1") == (
-            "The task is completed.", 0.8875, True, {"success": True, "valid": None,
-                                                     "score": 0.8875})
-        env.close()
-    assert server.log == [
-        ("/create", {}), ("/reset", {"id": 0, "data_idx": 7}),
-        ("/step", {"id": 0, "action": "go to red ball 1"}), ("/close", {"id": 0})]
+CALL = "Thought: I ask.\n\nAction: get_user_current_location with Action Input: {}"
 
 
-def test_babyai_pays_a_success_once():
-    """Its level is not done after a small success, and pays again for every further action."""
-    paid = {"observation": "You see ...", "reward": 0.325, "score": 0.325, "done": False}
-    missed = {"observation": "You see ...", "reward": 0, "score": 0, "done": False}
-    with serving(recorded("babyai", {"go": paid, "look": missed})) as address:
-        env = original.served(world("babyai", 0.05), address)()
-        env.reset(7)
-        _, _, done, info = env.step("look")
-        assert (done, info["success"]) == (False, False)
-        _, reward, done, info = env.step("go")
-        assert (reward, done, info["success"]) == (0.325, True, True)
-        with pytest.raises(ValueError, match="over; reset first"):
-            env.step("go")
-
-
-def test_sciworld_puts_its_task_before_the_room():
-    server = recorded("sciworld", {"focus on apple": {
-        "observation": "You focus on the apple.", "reward": -100, "score": -100, "done": True},
-        "wait": {"observation": "It boils.", "reward": 83, "score": 100, "done": True}})
-    with serving(server) as address:
-        env = original.served(world("sciworld", 100), address)()
-        assert env.reset(0) == "Boil water.\nThis room is called the hallway."
-        _, reward, done, info = env.step("focus on apple")
-        assert (reward, done, info["success"]) == (-100, True, False)
-        env.reset(1)
-        _, reward, done, info = env.step("wait")
-        assert (reward, info["score"], info["success"]) == (83, 100, True)
-    assert server.sessions == [0]           # a reset keeps the session
-
-
-def test_alfworld_is_told_its_world_and_tells_its_actions():
-    server = recorded("alfworld")
-    with serving(server) as address:
-        observation = original.served(world("alfworld"), address)().reset(2420)
-    assert observation == "You are in a room.\nAVAILABLE ACTIONS: go to bed 1,look"
-    assert server.log[-1][1] == {"id": 0, "game": 2420, "world_type": "Text"}
-
-
-def test_the_second_dialect_is_played():
-    server = recorded("webshop", {"search[chair]": {"state": "Page 1", "reward": 0.0,
-                                                    "done": False, "info": None},
-                                  "click[Buy Now]": {"state": "Thank you!", "reward": 0.75,
-                                                     "done": True, "info": None}})
-    with serving(server) as address:
-        env = original.served(world("webshop"), address)()
-        assert env.reset(3) == "WebShop [SEP] Find a red chair"
-        assert env.step("search[chair]")[:3] == ("Page 1", 0.0, False)
-        assert env.step("click[Buy Now]")[1:] == (
-            0.75, True, {"success": False, "valid": None, "score": 0.75})
-        env.close()       # the original has no /close here
-    assert server.log[-1][0] == "/close"
-
-
-def test_the_tools_are_played():
-    """A whole reply goes there; a result that equals the answer is paid before finish is called."""
-    call = "Thought: I ask.\n\nAction: get_user_current_location with Action Input: {}"
-    server = recorded("weather", {call: {"observation": "Observation: Oslo\nGive me one action.",
-                                         "reward": 1, "done": False}})
-    with serving(server) as address:
-        env = original.served(world("weather"), address)()
-        assert env.reset(7).endswith("Is it warm?\nGive me one action.")
-        _, reward, done, info = env.step(call)
-        assert (reward, done, info["success"]) == (1.0, True, True)
-    assert [body for _, body in server.log] == [
-        {"id": 0}, {"env_idx": 0, "id": 7}, {"env_idx": 0, "action": call}]
-
-
-def lmrl_gym(words=("c r a n e",)):
-    """The original's LMRL-Gym: it greets at its root; its routes lie below /maze and /wordle; there
-    is no /close. server.log: the POSTs that arrived."""
-    sessions = {"maze": 0, "wordle": 0}
-
-    def answer(method, path, body, _):
-        if method == "GET":
-            return {"/": (200, '"This is environment LMRL-Gym."'),
-                    "/wordle/filtered_vocab": (200, json.dumps(words))}.get(
-                        path.partition("?")[0], (404, '{"detail": "Not Found"}'))
-        body = json.loads(body)
-        server.log.append((path, body))
-        name, _, verb = path.strip("/").partition("/")
-        if verb == "create":
-            sessions[name] += 1
-            return 200, json.dumps({"id": sessions[name] - 1})
-        if verb == "reset" and name == "maze":
-            return 200, json.dumps({"observation": f"task {body['game']}"})
-        if verb == "reset":
-            return 200, json.dumps({"id": body["id"], "observation": "Let's start Wordle!"})
-        if verb != "step":
-            return 404, '{"detail": "Not Found"}'
-        return 200, json.dumps({"observation": "Success", "reward": 1, "done": True})
-    server = canned(answer)
-    server.log = []
-    return server
-
-
-@pytest.mark.parametrize("name, task_key, first", [("maze", "game", "task 3"),
-                                                   ("wordle", "seed", "Let's start Wordle!")])
+@pytest.mark.parametrize("name, success, reset, first, turns", [
+    # turns: (action, its answer there, our observation, reward, done, success, score)
+    ("babyai", 0.05, {"id": 0, "data_idx": 7}, BABYAI["observation"], [
+        ("look", {"observation": "A ball.", "reward": 0, "score": 0, "done": False},
+         "A ball.", 0, False, False, 0),
+        # not done after a small success, it would pay again for every further action
+        ("go", {"observation": "Done.", "reward": 0.325, "score": 0.325, "done": False},
+         "Done.", 0.325, True, True, 0.325)]),
+    ("sciworld", 100, {"id": 0, "data_idx": 7}, "Boil water.\nThis room is called the hallway.", [
+        ("wait", {"observation": "It boils.", "reward": 83, "score": 100, "done": True},
+         "It boils.", 83, True, True, 100)]),
+    ("alfworld", 1, {"id": 0, "game": 7, "world_type": "Text"},
+     "You are in a room.\nAVAILABLE ACTIONS: go to bed 1,look", [
+        ("look", {"observation": "A bed.", "reward": 0, "available_actions": [], "done": False},
+         "A bed.", 0, False, False, 0)]),
+    ("webshop", 1, {"env_idx": 0, "session_id": 7}, "WebShop [SEP] Find a red chair", [
+        ("search[chair]", {"state": "Page 1", "reward": 0.0, "done": False, "info": None},
+         "Page 1", 0, False, False, 0),
+        ("click[Buy Now]", {"state": "Thank you!", "reward": 0.75, "done": True, "info": None},
+         "Thank you!", 0.75, True, False, 0.75)]),
+    # a whole reply goes there; a result that equals the answer is paid before finish is called
+    ("weather", 1, {"env_idx": 0, "id": 7}, RECORDED["weather"][2], [
+        (CALL, {"observation": "Observation: Oslo\nGive me one action.", "reward": 1,
+                "done": False}, "Observation: Oslo\nGive me one action.", 1, True, True, 1)]),
+    ("maze", 1, {"id": 0, "game": 7}, "You are here.", [
+        ("move up", {"observation": "Success", "reward": 0, "done": True},
+         "Success", 0, True, False, 0)]),
+    ("wordle", 1, {"id": 0, "seed": 7}, "Let's start Wordle!", [
+        ("crane", {"observation": "g g g g g", "reward": 1, "done": True},
+         "g g g g g", 1, True, True, 1)])])
 @pytest.mark.parametrize("below", [False, True])
-def test_maze_and_wordle_are_played_as_recorded(name, task_key, first, below):
-    server = lmrl_gym()
+def test_a_world_is_played_as_recorded(name, success, reset, first, turns, below):
+    replies = {action: reply for action, reply, *_ in turns}
+    server = recorded(name, lambda body: replies[body["action"]])
     with serving(server) as address:
-        env = original.served(world(name), address + f"/{name}" * below)()
-        assert env.reset(3) == first
-        assert env.step("move up") == (
-            "Success", 1, True, {"success": True, "valid": None, "score": 1})
+        env = played(name, address + f"/{name}" * below, success)
+        assert env.reset(7) == env.reset(7) == first            # the session stays
+        for action, _, observation, reward, done, won, score in turns:
+            assert env.step(action) == (observation, reward, done, {
+                "success": won, "valid": None, "score": score})
+        env.close()
+    key = next(iter(reset))
+    root = f"/{name}" if name in ("maze", "wordle") else ""
     assert server.log == [
-        (f"/{name}/create", {}), (f"/{name}/reset", {"id": 0, task_key: 3}),
-        (f"/{name}/step", {"id": 0, "action": "move up"})]
+        (f"{root}/create", {"id": 0} if key == "env_idx" else {}), *[(f"{root}/reset", reset)] * 2,
+        *((f"{root}/step", {key: 0, "action": action}) for action, *_ in turns),
+        (f"{root}/close", {key: 0})]
 
 
 # ---- behind our server --------------------------------------------------------------------------
+
+def lmrl_gym(words=("c r a n e",)):
+    """The original's server of mazes and words; every step wins."""
+    numbers, answers = itertools.count(), {"/": "This is environment LMRL-Gym.",
+                                           "/wordle/filtered_vocab": words}
+    for root in ("/maze", "/wordle"):
+        answers |= {f"{root}/create": lambda _: {"id": next(numbers)},
+                    f"{root}/reset": lambda body: body | {
+                        "observation": f"task {body.get('game')}"},
+                    f"{root}/step": {"observation": "Success", "reward": 1, "done": True}}
+    return answering(answers)
+
 
 @contextmanager
 def as_before(*modules):
@@ -290,77 +212,52 @@ def test_a_whole_episode_goes_through_our_server(used):
 
 # ---- what is no answer is an outage, never a reward ---------------------------------------------
 
+FINE = {"babyai": {"observation": "Fine.", "reward": 0, "score": 0, "done": False},
+        "webshop": {"state": "Fine.", "reward": 0, "done": False}}
+
+
 def outages(name, verb, wrong):
     """Each of these is one answer of an original, in turn; the same session then goes on."""
-    fine = {"babyai": {"observation": "Fine.", "reward": 0, "score": 0, "done": False},
-            "webshop": {"state": "Fine.", "reward": 0, "done": False}}[name]
-    server = recorded(name, {"go": fine})
+    server = recorded(name, FINE[name])
+    right = dict(server.answers)
     with serving(server) as address:
-        kind = original.served(world(name), address)
         for answer in wrong:
-            env = kind()
+            env = played(name, address)
             if verb != "create":
                 env.reset(1)
-            server.instead = {verb: answer}
+            server.answers[f"/{verb}"] = answer
             with pytest.raises(EnvError):
                 env.step("go") if verb == "step" else env.reset(1)
-            server.instead = {}
+            server.answers.update(right)
             env.reset(1)
             assert env.step("go")[:3] == ("Fine.", 0, False)
 
 
-@pytest.mark.parametrize("name", ["babyai", "webshop"])
+@pytest.mark.parametrize("name", FINE)
 @pytest.mark.parametrize("verb", ["create", "reset", "step"])
 def test_a_broken_answer_is_an_outage(name, verb):
     right = {"create": "5", "reset": '["x"]' * (name == "webshop")}.get(verb)
-    outages(name, verb, [Raw(text) for text in BROKEN if text != right])
+    outages(name, verb, [(200, text) for text in BROKEN if text != right])
 
 
-@pytest.mark.parametrize("name", ["observation", "reward", "score", "done"])
+@pytest.mark.parametrize("name", FINE["babyai"])
 def test_a_wrong_field_is_an_outage(name):
-    right = {"observation": "Fine.", "reward": 0, "score": 0, "done": False}
+    right = FINE["babyai"]
     wrong = [right | {name: value} for field, value in WRONG_FIELDS if field == name]
-    wrong += [{field: value for field, value in right.items() if field != name}]
-    outages("babyai", "step", wrong)
+    outages("babyai", "step", [*wrong, {key: right[key] for key in right if key != name}])
 
 
-def test_an_answer_of_another_session_is_an_outage():
-    with serving(recorded("textcraft", {"go": TEXTCRAFT | {"id": 7}})) as address:
-        env = original.served(world("textcraft"), address)()
+@pytest.mark.parametrize("answer, sentence", [
+    (TEXTCRAFT | {"id": 7}, "an answer of id 7 to 0"),          # of another session
+    # any text may be sent as an action, so a refusal is not the user's mistake
+    *(((status, '{"detail": "bad"}'), rf"/step: bad \(status {status}\)") for status in (400, 422)),
+    (lambda _: time.sleep(0.5), "Timeout")])
+def test_a_step_that_fails_is_an_outage_and_never_sent_twice(monkeypatch, answer, sentence):
+    monkeypatch.setattr(original, "TIMEOUT", 0.2)
+    server = recorded("textcraft", answer)
+    with serving(server) as address:
+        env = played("textcraft", address)
         env.reset(0)
-        with pytest.raises(EnvError, match="an answer of id 7 to 0"):
-            env.step("go")
-
-
-def test_a_step_is_never_sent_twice(monkeypatch):
-    monkeypatch.setattr(original, "TIMEOUT", 0.1)
-    steps = []
-
-    def answer(method, path, body, _):
-        if path == "/":
-            return 200, '"This is environment BabyAI."'
-        if path == "/step":
-            steps.append(body)
-            time.sleep(0.5)
-        return (404, '{"detail": "Not Found"}') if method == "GET" else (
-            200, json.dumps({"id": 0, **BABYAI}))
-    with serving(canned(answer)) as address:
-        env = original.served(world("babyai"), address)()
-        env.reset(0)
-        with pytest.raises(EnvError, match="Timeout"):
+        with pytest.raises(EnvError, match=sentence):
             env.step("turn left")
-    assert len(steps) == 1
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_an_original_that_refuses_a_step_has_failed(status):
-    """Any text may be sent as an action, so the refusal is not the user's mistake."""
-    def answer(method, path, body, _):
-        if path.endswith("/step"):
-            return status, '{"detail": "bad"}'
-        return 200, json.dumps({"id": 0} | TEXTCRAFT if body else ORIGINALS["textcraft"][0])
-    with serving(canned(answer)) as address:
-        env = original.served(world("textcraft"), address)()
-        env.reset(0)
-        with pytest.raises(EnvError, match=rf"/step: bad \(status {status}\)"):
-            env.step("turn left")
+    assert server.log[2:] == [("/step", {"id": 0, "action": "turn left"})]

@@ -557,10 +557,10 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "envs/parts/original.py": [
         ('"alfworld": {"world_type": "Text"}', '"alfworld": {"world_type": "Thor"}',
-         "test_alfworld_is_told_its_world_and_tells_its_actions"),
-        ("True if done is False and won else done", "done", "test_babyai_pays_a_success_once"),
+         "test_a_world_is_played_as_recorded"),
+        ("True if done is False and won else done", "done", "test_a_world_is_played_as_recorded"),
         ('if item["id"] != self.number:', "if False:",
-         "test_an_answer_of_another_session_is_an_outage"),
+         "test_a_step_that_fails_is_an_outage_and_never_sent_twice"),
     ],
     "envs/parts/answers.py": [
         ("status in (400, 413, 422)", "status in (413, 422)",
