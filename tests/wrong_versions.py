@@ -434,7 +434,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "client.py": [
         ("[replies[place] for place in range(len(items))]", "list(replies.values())",
-         "test_two_servers_share_the_episodes_and_answer_side_by_side"),
+         "test_answer_asks_two_servers_at_a_time_and_keeps_the_order"),
     ],
     "env_server.py": [
         ('asks = int(size) or "Origin" in self.headers', "asks = int(size)",
