@@ -30,6 +30,7 @@ from envs.parts import wires
 from envs.parts.wires import WIRES, Wire
 from fakes import serving
 from players import asked as ask
+from players import children, living
 
 ROOT = Path(__file__).parent.parent
 TOY = '''
@@ -94,8 +95,8 @@ def services():
 
 
 @contextmanager
-def served():
-    server = HttpServer(["toy"])
+def served(host="127.0.0.1"):
+    server = HttpServer(["toy"], host)
     with serving(server):
         yield server
 
@@ -195,20 +196,12 @@ def test_look_answers_what_clients_ask_beside(speak, capfd, name, path, reply, b
     assert ask(services, f"/toy/{path}") == reply
 
 
-@pytest.mark.parametrize("name", ["bandit", "babyai"])      # with a row in WIRES and without
-def test_reset_passes_the_stream_to_every_environment(speak, name):
-    services = speak(name)
-    reply = ask(services, "/resets", {"items": [{"task": 7, "stream": 3}, {"task": 7}]})
-    items = [{"id": item["id"], "action": "1"} for item in reply["items"]]
-    assert [item["observation"] for item in ask(services, "/steps", {"items": items})["items"]] == [
-        "4: 1", "1: 1"]
-
-
 # ---- Many at once, and the lost reply ----
 
 def test_resets_and_steps_answer_in_order_and_each_apart(services):
     reply = ask(services, "/toy/resets", {"items": [
-        {"task": 7}, {"task": 1000}, {"task": 8}, {"task": 13}, {"id": 50, "task": 7}, "x"]})
+        {"task": 7}, {"task": 1000}, {"task": 8, "stream": 2}, {"task": 13},
+        {"id": 50, "task": 7}, "x"]})
     seven, no_task, eight, broken, unknown, text = reply["items"]
     assert seven == {"id": 0, "observation": "Add up.\nTo 7.", "reward": 0, "done": False,
                      "info": INFO}
@@ -219,10 +212,10 @@ def test_resets_and_steps_answer_in_order_and_each_apart(services):
     assert text["status"] == 422
     assert ask(services, "/health")["sessions"] == 2        # those that failed left none behind
     reply = ask(services, "/toy/steps", {"items": [
-        {"id": eight["id"], "action": "3"}, {"id": 99, "action": "3"}, {"id": 0, "action": "crash"},
+        {"id": eight["id"], "action": "1"}, {"id": 99, "action": "3"}, {"id": 0, "action": "crash"},
         {"id": 0}, {"id": True, "action": "3"}, {"id": eight["id"], "action": "5"}]})
     assert [item.get("observation", item.get("status")) for item in reply["items"]] == [
-        "3: 3", 404, 500, 422, 422, "8: 5"]
+        "3: 1", 404, 500, 422, 422, "8: 5"]         # 2, the stream, + 1 + 5
     assert reply["items"][-1]["done"] is True and reply["items"][-1]["reward"] == 1
     assert all("reward" not in item for item in reply["items"][1:5])
     again = {"items": [{"id": eight["id"], "task": 9}]}         # in the session it has
@@ -231,31 +224,19 @@ def test_resets_and_steps_answer_in_order_and_each_apart(services):
         "items": [True, False, False, True]}
 
 
-def test_steps_of_a_parallel_engine_run_at_the_same_time_and_answer_in_order(toy, services):
-    meeting = threading.Barrier(3, timeout=5)       # passed only by three steps at once
+def test_steps_of_a_parallel_engine_run_side_by_side_and_those_of_one_session_in_order(toy):
     toy.PARALLEL = True
-    toy.Env.step = lambda env, action: (meeting.wait() and "" or action, 0, False, INFO)
     services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"task": 7}] * 3})
+    ask(services, "/resets", {"items": [{"task": 89}] * 3})
+    items = [{"id": number % 3, "action": "1"} for number in range(180)]
+    replies = ask(services, "/steps", {"items": items})["items"]
+    assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
+        (number % 3, f"{number // 3 + 1}: 1") for number in range(180)]
+    meeting = threading.Barrier(3, timeout=5)       # passed only by three steps at once
+    toy.Env.step = lambda env, action: (meeting.wait() and "" or action, 0, False, INFO)
     items = [{"id": number, "action": str(number)} for number in (2, 0, 1)]
     replies = ask(services, "/steps", {"items": items})["items"]
     assert [reply["observation"] for reply in replies] == ["2", "0", "1"]
-
-
-def test_steps_of_one_session_are_executed_in_order_by_a_parallel_engine(toy):
-    toy.PARALLEL = True
-
-    def count(env, action):
-        env.sum += 1
-        threading.Event().wait(0.0001)
-        return f"{env.sum}: {action}", 0, False, INFO
-    toy.Env.step = count
-    services = {"toy": Service("toy")}
-    ask(services, "/resets", {"items": [{"task": 7}] * 3})
-    items = [{"id": number % 3, "action": str(number // 3 + 1)} for number in range(180)]
-    replies = ask(services, "/steps", {"items": items})["items"]
-    assert [(reply.get("id"), reply.get("observation", reply)) for reply in replies] == [
-        (item["id"], f"{item['action']}: {item['action']}") for item in items]
 
 
 @pytest.mark.parametrize("verb", ["resets", "steps"])
@@ -316,27 +297,19 @@ def test_crash_breaks_its_session_until_the_next_reset_and_no_other(services, to
     assert ask(services, "/step", {"id": 0, "action": "9"})["done"] is True
 
 
-@pytest.mark.parametrize("body", [
-    b"{", b"\xff\xfe", b"[1, 2", b'{"id": 0, "action": "1"}}', b"[" * 100_000, b"[]", b"3", b"null",
-    b'{"id": "0", "action": "1"}', b'{"id": 0.0, "action": "1"}', b'{"id": [0], "action": "1"}',
-    b'{"id": true, "action": "1"}', b'{"action": "1"}', b'{"id": 0, "action": null}',
-    b'{"id": 0, "action": 7}',
-    b'{"id": 1' + b"0" * 5000 + b', "action": "1"}',
-])
-def test_malformed_bodies_are_answered_and_touch_nothing(services, body):
+@pytest.mark.parametrize("verb, body", [
+    *(("step", body) for body in (
+        b"{", b"\xff\xfe", b'{"id": 0, "action": "1"}}', b"[" * 100_000, b"[]", b"null",
+        b'{"id": "0", "action": "1"}', b'{"id": 0.0, "action": "1"}',
+        b'{"id": true, "action": "1"}', b'{"id": 1' + b"0" * 5000 + b', "action": "1"}',
+        b'{"action": "1"}', b'{"id": 0, "action": null}', b'{"id": 0, "action": 7}')),
+    ("steps", {}), ("steps", {"items": 3}), ("resets", {"items": {"id": 0}}),
+    ("closes", {"ids": 0}), ("close", {"ids": 0})])
+def test_malformed_bodies_are_answered_and_touch_nothing(services, verb, body):
     ask(services, "/resets", {"items": [{"task": 7}]})
-    reply = ask(services, "/toy/step", body, status=422)
+    reply = ask(services, f"/toy/{verb}", body, status=422)
     assert reply["detail"][0]["type"] and reply["error"]
     assert ask(services, "/toy/step", {"id": 0, "action": "1"})["observation"] == "1: 1"
-
-
-@pytest.mark.parametrize("verb, body", [
-    ("steps", {}), ("steps", {"items": 3}), ("resets", {"items": {"id": 0}}),
-    ("closes", {"ids": 0}), ("reset", {"id": 0}), ("reset", {"id": 0, "data_idx": "7"}),
-    ("close", {"ids": 0})])
-def test_verbs_ask_for_the_fields_they_need(services, verb, body):
-    ask(services, "/create", {})
-    assert ask(services, f"/toy/{verb}", body, status=422)["detail"]
 
 
 @pytest.mark.parametrize("target, body", [
@@ -456,13 +429,10 @@ def test_http_takes_a_post_without_a_body_but_not_of_a_web_page(origin, status):
         assert len(server.services["toy"].sessions) == (status == 200)
 
 
-@pytest.mark.parametrize("bound, name, status", [
-    ("localhost", "localhost", 200), ("127.0.0.1", "node7", 403),
-    ("0.0.0.0", "node7", 200), ("0.0.0.0", "env-server:8000", 200),     # as containers say it
-    ("0.0.0.0", "evil.example", 403)])
-def test_http_answers_to_the_names_of_the_host_it_listens_on(bound, name, status):
-    server = HttpServer(["toy"], bound)
-    with serving(server):
+@pytest.mark.parametrize("name, status", [
+    ("node7", 200), ("env-server:8000", 200), ("evil.example", 403)])   # as containers say it
+def test_http_at_every_address_answers_to_names_without_a_dot(name, status):
+    with served("0.0.0.0") as server:
         assert exchange(connect(server), "/create", headers={"Host": name})[0] == status
 
 
@@ -546,24 +516,6 @@ def toy_path(tmp_path, monkeypatch):
     return tmp_path / "envs"
 
 
-def is_open(url):
-    host, port = url.removeprefix("http://").split(":")
-    try:
-        http.client.HTTPConnection(host, int(port), timeout=2).connect()
-    except OSError:
-        return False
-    return True
-
-
-def test_local_server_starts_a_server_and_ends_it(toy_path):
-    with pytest.raises(KeyError), local_server("toy") as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"))
-        assert exchange(connection, "/health", None, "GET")[1]["pid"] != os.getpid()
-        assert exchange(connection, "/toy/create")[1] == A
-        raise KeyError("the caller fails")
-    assert not is_open(url)
-
-
 @pytest.mark.parametrize("name, file, words, code", [
     ("nowhere", "", "unknown environment 'nowhere'; there are: ", 1),
     ("toy", "class Env:\n    def __init__(self):\n        raise RuntimeError('toy: needs Java')",
@@ -578,14 +530,18 @@ def test_local_server_tells_why_it_cannot_start(toy_path, capfd, name, file, wor
     assert said.startswith(words) and said.count("\n") == bool(words)
 
 
-def test_open_envs_gives_each_environment_its_own_data(monkeypatch):
+ASKED = "ws://h:1?field=guess&success=1"
+
+
+@pytest.mark.parametrize("names, data, opened", [
+    ("maze,textcraft", "textcraft=folder", [("maze", ""), ("textcraft", "folder")]),
+    ("bird,sheet", "sheet=a/b,bird=c", [("bird", "c"), ("sheet", "a/b")]),
+    ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
+    ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
+    ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
+def test_open_envs_gives_each_environment_its_own_data(monkeypatch, names, data, opened):
     monkeypatch.setattr(envs, "open_env", lambda *asked: asked)
-    assert envs.open_envs("maze,textcraft", "textcraft=folder") == [
-        ("maze", ""), ("textcraft", "folder")]
-    assert envs.open_envs("bird,sheet", "sheet=a/b,bird=c") == [
-        ("bird", "c"), ("sheet", "a/b")]
-    assert envs.open_envs("maze", "folder") == [("maze", "folder")]
-    assert envs.open_envs("maze,bandit") == [("maze", ""), ("bandit", "")]
+    assert envs.open_envs(names, data) == opened
 
 
 @pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
@@ -628,18 +584,18 @@ def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
     assert "in use" in errors and errors.count("\n") == 1
 
 
-def test_server_ends_when_its_parent_is_killed(toy_path):
+def test_server_ends_when_its_parent_is_killed():
     script = ("import time, env_server\n"
-              "with env_server.local_server('toy') as url:\n"
-              "    print(url, flush=True)\n"
+              "with env_server.local_server('bandit'):\n"
+              "    print('ready', flush=True)\n"
               "    time.sleep(60)\n")
     with running("-c", script) as parent:
-        url = parent.stdout.readline().strip()
-        assert is_open(url)
+        assert parent.stdout.readline() == "ready\n"
+        servers = children(parent.pid)
     deadline = time.monotonic() + 3
-    while is_open(url) and time.monotonic() < deadline:
+    while living(servers) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not is_open(url)
+    assert servers and not living(servers)
 
 
 # ---- What single faults would change ----

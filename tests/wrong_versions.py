@@ -125,7 +125,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("parse_constant=int", "parse_constant=lambda _: 0.0",
          "test_an_outage_is_no_reward_and_the_next_episode_is_played"),
         ("if done:\n            self.close()", "if False:\n            self.close()",
-         "test_a_won_episode_gives_its_place_back"),
+         "test_an_episode_is_the_frames_of_the_wire_and_gives_its_place_back_when_it_is_won"),
     ],
     "recipes/serve_openenv.py": [
         (" | {\"reward\": None})", ")", "test_ten_episodes_at_a_time_are_those_of_the_environment"),
