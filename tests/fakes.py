@@ -160,10 +160,8 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
 def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
     """rollout.play of a single environment, token by token -> Trajectory."""
     episode = rollout.Episode(agent, task_id, key, horizon)
-    try:
+    with contextlib.closing(client):
         rollout.play(functools.partial(rollout.speak, policy), episode, client)
-    finally:
-        client.close()
     return episode.trajectory
 
 
@@ -196,12 +194,10 @@ class Env:
 
 
 def toy():
-    module = types.ModuleType("envs.toy")
-    module.__dict__.update(
+    return types.SimpleNamespace(
         NAME="toy", HORIZON=4, SUCCESS=1.0, TRAIN=range(0, 40), TEST=range(40, 60), PROMPT="Reply.",
         FAMILIES=("even", "odd"), family=lambda task: ("even", "odd")[task % 2],
         TINY=dict(clone=dict(n=20, steps=12, width=32)), Env=Env)
-    return module
 
 
 class SumsEnv:
@@ -229,12 +225,10 @@ class SumsEnv:
 
 def sums():
     """Another: other ids, families, rewards and fewer turns than the toy."""
-    module = types.ModuleType("envs.sums")
-    module.__dict__.update(
+    return types.SimpleNamespace(
         NAME="sums", HORIZON=2, SUCCESS=1.0, TRAIN=range(100, 130), TEST=range(60, 69),
         PROMPT="Add.", FAMILIES=("zero", "one", "two"), Env=SumsEnv,
         family=lambda task: ("zero", "one", "two")[task % 3])
-    return module
 
 
 def make_known():
