@@ -67,10 +67,12 @@ class Client:
 
 
 def expected(task, luck):
-    """An episode of maze by its expert, played without any wire: [(action, text, reward, done)]."""
+    """An episode of maze by its expert, played without any wire -> (its actions, [(text, reward,
+    done)] of the reset and of each)."""
     env = maze.Env()
     first = env.reset(task, luck)
-    return [("", first, None, False), *(turn[:4] for turn in play(env, most=40))]
+    turns = play(env, most=40)
+    return [action for action, *_ in turns], [(first, None, False), *(t[1:4] for t in turns)]
 
 
 def told(answer):
@@ -80,14 +82,11 @@ def told(answer):
 def test_ten_episodes_at_a_time_are_those_of_the_environment():
     with listening(serve_openenv.server(maze)) as address, ThreadPoolExecutor(10) as pool:
         def episode(index):
-            client, turns = Client(address), expected(maze.TEST[index], 5)
+            client, (actions, wanted) = Client(address), expected(maze.TEST[index], 5)
             data = dict(split="test", index=index, seed=5, nobody="reads this")
-            got = [told(client.reset(**data))] + [
-                told(client.step(action)) for action, *_ in turns[1:]]
+            assert [told(client.reset(**data)), *(told(client.step(a)) for a in actions)] == wanted
             client.socket.close()
-            return got, [(text, reward, done) for _, text, reward, done in turns]
-        for got, wanted in pool.map(episode, range(20)):
-            assert got == wanted
+        list(pool.map(episode, range(20)))          # raises what was asserted there
 
 
 def test_a_seed_chooses_the_task_and_metadata_stand_in_both_places():
@@ -502,15 +501,13 @@ def test_the_genuine_client_plays_ours_ten_episodes_at_a_time():
     with listening(serve_openenv.server(maze, sessions=10)) as address, \
             ThreadPoolExecutor(10) as pool:
         def episode(index):
-            turns = expected(maze.TEST[index], 5)
+            actions, wanted = expected(maze.TEST[index], 5)
             with GenericEnvClient(base_url=address).sync() as client:
                 answers = [client.reset(split="test", index=index, seed=5)]
-                answers += [client.step({"text": action}) for action, *_ in turns[1:]]
-                assert client.state()["step_count"] == len(turns) - 1
-            return [(a.observation["text"], a.reward, a.done) for a in answers], [
-                (text, reward, done) for _, text, reward, done in turns]
-        for got, wanted in pool.map(episode, range(30)):
-            assert got == wanted
+                answers += [client.step({"text": action}) for action in actions]
+                assert client.state()["step_count"] == len(actions)
+            assert [(a.observation["text"], a.reward, a.done) for a in answers] == wanted
+        list(pool.map(episode, range(30)))          # raises what was asserted there
         with GenericEnvClient(base_url=address).sync() as client, \
                 pytest.raises(Exception, match="reset id 0 first"):
             client.step({"text": "move up"})
@@ -524,11 +521,10 @@ def test_the_class_that_the_docs_print_for_trl_plays_ours():
     with listening(serve_openenv.server(maze)) as address:
         names = {}
         exec(code.replace("ws://127.0.0.1:8000", address), names)
-        player, turns = names["Maze"](), expected(maze.TRAIN[3], None)
+        player, (actions, wanted) = names["Maze"](), expected(maze.TRAIN[3], None)
         for _ in range(2):
-            assert player.reset(index=3, prompt="a column") == turns[0][1]
-            assert [player.act(text=action) for action, *_ in turns[1:]] == [
-                text for _, text, *_ in turns[1:]]
+            texts = [player.reset(index=3, prompt="a column"), *(player.act(a) for a in actions)]
+            assert texts == [text for text, *_ in wanted]
             assert player.get_reward() == 1 and player.act("move up") == "The episode is over."
         player.client.close()
 

@@ -438,7 +438,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "env_server.py": [
         ('asks = int(size) or "Origin" in self.headers', "asks = int(size)",
-         "test_http_takes_a_post_without_a_body_but_not_of_a_web_page"),
+         "test_http_refuses_what_a_web_page_of_another_origin_can_send"),
         ('"reward": reward,\n', '"reward": info["score"],\n',
          "test_a_step_tells_reward_score_and_end_apart"),
         ("self.sessions.pop(session_id, None)", "self.sessions.get(session_id)",
