@@ -2,9 +2,8 @@
 import itertools
 import json
 import math
-import os
-import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
 import report
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
-from engine import load_policy, make_policy
+from engine import load_policy
 from env_server import HttpServer
 from envs import load_env
 from envs.parts import players
@@ -29,8 +27,7 @@ from envs import frozenlake, maze, textcraft_small, wordle
 from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
 from eval import Config, figures_of, rows_of, run, table
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
-from run import (CHAT_MODEL, Count, Natural, NonNegative, Positive, Share, model_settings,
-                 parse_flags)
+from run import Count, Natural, NonNegative, Positive, Share, parse_flags
 from chat import Agent
 from rollout import World, collect
 import fakes
@@ -49,17 +46,6 @@ def url():
 
 # ---- arithmetic ----
 
-def test_mean_and_error_on_a_hand_computed_sample():
-    # mean 0.75; squares about it .0625 * 3 + .5625 = .75; / 3 = .25; / 4 = .0625; root .25
-    assert mean_and_error([1, 1, 0, 1]) == (0.75, 0.25)
-    assert mean_and_error([3.0, 3.0]) == (3.0, 0.0)
-
-
-TOY = types.SimpleNamespace(
-    NAME="toy", FAMILIES=("even", "odd"), TRAIN=range(10), TEST=range(90, 99), HORIZON=4,
-    family=lambda task: ("even", "odd")[task % 2])
-
-
 def groups_of(*outcomes, env="toy"):
     """[[(success, score, turns) of each sample] of each task (its number is its place)] -> what is
     kept of them: two tokens a turn, one valid action."""
@@ -68,27 +54,16 @@ def groups_of(*outcomes, env="toy"):
             for task, samples in enumerate(outcomes)]
 
 
-def test_figures_of_one_sample_a_task():
-    groups = groups_of([(True, 1.0, 2)], [(False, 0.0, 4)], [(True, 0.5, 3)], [(False, 0.1, 5)])
-    # scores 1 and .5: mean .75, squares about it .0625 * 2; / 1 / 2 = .0625; root .25
-    assert figures_of(groups[::2]) == dict(n=2, success=1, stderr=0, score=0.75, score_stderr=0.25,
-                                           passed=1, turns=2.5, tokens=5, valid=2 / 5)
-    every = figures_of(groups)
-    # 1 0 1 0: squares about .5 sum to 1; / 3 / 4 = 1/12
-    assert every["n"] == 4 and every["success"] == 0.5 == every["passed"]
-    assert every["stderr"] == pytest.approx(math.sqrt(1 / 12))
-    assert every["score"] == pytest.approx(0.4) and every["turns"] == 3.5
-    assert every["tokens"] == 7 and every["valid"] == 4 / 14
-
-
 def test_figures_of_k_samples_a_task():
-    every = figures_of(groups_of([(True, 1.0, 1), (False, 0.0, 3), (False, 0.0, 2)],
+    every = figures_of(groups_of([(True, 1.0, 1), (False, 0.5, 3), (False, 0.0, 2)],
                                  [(True, 1.0, 2)] * 3, [(False, 0.0, 9)] * 2 + [(False, 0.0, 6)]))
     # Avg@3 of the tasks: 1/3, 1, 0; their mean 4/9. Pass@3: 2 of 3 tasks
     assert every["n"] == 3 and every["success"] == pytest.approx(4 / 9)
     assert every["passed"] == pytest.approx(2 / 3) and every["turns"] == 4
     # over tasks, not plays: ((1/9)^2 + (5/9)^2 + (4/9)^2) / 2 / 3 = 42/81/6 = 7/81
-    assert every["stderr"] == pytest.approx(math.sqrt(7) / 9) == every["score_stderr"]
+    assert every["stderr"] == pytest.approx(math.sqrt(7) / 9)
+    # mean scores 1/2, 1, 0: squares about 1/2 sum to 1/2; / 2 / 3 = 1/12
+    assert every["score"] == 0.5 and every["score_stderr"] == pytest.approx(math.sqrt(1 / 12))
     assert every["tokens"] == 8 and every["valid"] == 9 / 36       # of episodes; of all turns
 
 
@@ -102,9 +77,10 @@ def test_figures_of_is_nan_where_something_is_not_known():
     assert all(math.isnan(silent[x]) for x in ("valid", "stderr", "score_stderr"))
 
 
-def world_of(**more):
-    """A World of a module like TOY; it is played by nobody."""
-    module = types.SimpleNamespace(**{**vars(TOY), **more})
+def world_of(name):
+    """A World of a toy with this name; it is played by nobody."""
+    module = fakes.toy()
+    module.NAME = name
     return World(None, Agent(None, module=module), 4)
 
 
@@ -115,7 +91,7 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
     won, lost = (True, 1.0, 1), (False, 0.0, 1)
     groups = groups_of([won], [lost], [won], env="a") + groups_of([won], env="b")
     groups += groups_of([], [], [lost], env="b")[2:]
-    rows = rows_of(Config(seed=3, model="m"), [world_of(NAME=name) for name in "abc"], groups)
+    rows = rows_of(Config(seed=3, model="m"), [world_of(name) for name in "abc"], groups)
     assert [(row["env"], row["row"]) for row in rows] == [
         ("a", "all"), ("a", "even"), ("a", "odd"), ("a", "random player"), ("a", "expert player"),
         ("b", "all"), ("b", "random player"), ("b", "expert player"), ("mean", "all")]  # one family
@@ -133,22 +109,15 @@ def test_rows_of_two_environments_by_hand(monkeypatch):
 # ---- the built-in players ----
 
 def test_play_builtin_gives_each_task_and_each_seed_a_random_stream_of_its_own():
-    drawn = []
-
     class Env(fakes.Env):
         def random_action(self, rng):
-            drawn.append((self.task_id, rng.random()))
-            return "aa" if self.task_id % 2 else "a"            # which never wins
-    module = types.SimpleNamespace(Env=Env, NAME="any")
-    for seed in ((0, 0), (0, 1), (1, 0)):
-        for task in range(5):
-            play_builtin(module, "random", task, 2, seed)
-    assert len({number for _, number in drawn}) == 3 * 5 * 2
-    again = drawn[:10]
-    drawn.clear()
-    for task in range(5):
-        play_builtin(module, "random", task, 2, (0, 0))
-    assert drawn == again
+            return str(rng.random())
+
+    def action(task, seed):
+        module = types.SimpleNamespace(Env=Env, NAME="any")
+        return play_builtin(module, "random", task, 1, seed)["conversation"][1]["content"]
+    drawn = [action(task, seed) for seed in ((0, 0), (0, 1), (1, 0)) for task in range(5)]
+    assert len({*drawn}) == 15 and drawn[:5] == [action(task, (0, 0)) for task in range(5)]
 
 
 def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
@@ -162,16 +131,17 @@ def test_builtin_rate_is_exact_where_the_environment_can_be_solved(monkeypatch):
 
 
 def test_builtin_rate_is_played_elsewhere(monkeypatch):
-    assert builtin_rate(textcraft_small, "expert", textcraft_small.TEST[:6], 10) == (1.0, 0.0)
+    """What the engine refuses is left out."""
+    toy = fakes.toy()
 
     def play(module, player, task, horizon, seed=0):
-        assert (module, player, horizon, seed) == (TOY, "random", 7, 3)
+        assert (module, player, horizon, seed) == (toy, "random", 7, 3)
         if task == 9:
             raise RuntimeError("the engine broke")
         return dict(success=task != 2)
     monkeypatch.setattr(players, "play_builtin", play)
-    assert builtin_rate(TOY, "random", [0, 1, 2, 3], 7, seed=3) == (0.75, 0.25)
-    assert builtin_rate(TOY, "random", [0, 1, 9, 2, 3], 7, seed=3) == (0.75, 0.25)   # left out
+    # 1 1 0 1: mean .75; squares about it .0625 * 3 + .5625 = .75; / 3 / 4 = .0625; root .25
+    assert builtin_rate(toy, "random", [0, 1, 9, 2, 3], 7, seed=3) == (0.75, 0.25)
 
 
 # ---- the script ----
@@ -222,28 +192,24 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     assert lines[-2].startswith("  random player (exact)")
 
 
-@pytest.mark.parametrize("env, n, words", [
-    (maze, 11, None), (wordle, 10, "adieu, stone")])
-def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
-        env, n, words, model, monkeypatch, capsys):
-    """The fake original is won by any reply; of maze it has the double T alone, 11 tasks of TEST,
-    of wordle the first 50, every fifth of them in TEST."""
-    monkeypatch.setattr(env, "ORIGINAL", range(26 if env is maze else 50), raising=False)
+def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(model, monkeypatch,
+                                                                               capsys):
+    """The fake original is won by any reply; it has 50 words, of which every fifth is in TEST."""
+    monkeypatch.setattr(wordle, "ORIGINAL", range(50), raising=False)
     prompts = []
     monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
         tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
-    with as_before(env), serving(server) as address:
-        rows = rows_by(run(Config(env=env.NAME, model=model, n=0, horizon=2, data=address,
+    with as_before(wordle), serving(server) as address:
+        rows = rows_by(run(Config(env="wordle", model=model, n=0, horizon=2, data=address,
                                   max_turn_tokens=4)))
-    known = [task for task in choose_tasks(env, "test", 0) if task in env.ORIGINAL]
-    asked = [body[{"maze": "game", "wordle": "seed"}[env.NAME]] for path, body in server.log
-             if path.endswith("/reset")]
-    assert len(known) == n and sorted(asked) == known
-    every = rows[env.NAME, "all"]
-    assert (every["n"], every["success"], every["valid"]) == (n, 1, None)    # it does not say
-    assert rows[env.NAME, "random player"]["success"] == builtin_rate(env, "random", known, 2)[0]
-    assert (words in prompts[0] if words else prompts == [maze.PROMPT])
+    known = [task for task in choose_tasks(wordle, "test", 0) if task in wordle.ORIGINAL]
+    asked = [body["seed"] for path, body in server.log if path.endswith("/reset")]
+    assert len(known) == 10 and sorted(asked) == known and "adieu, stone" in prompts[0]
+    every = rows["wordle", "all"]
+    assert (every["n"], every["success"], every["valid"]) == (10, 1, None)   # it does not say
+    assert rows["wordle", "random player"]["success"] == builtin_rate(
+        wordle, "random", known, 2)[0]
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("  random player, our local game (exact) ")
     assert lines[-1].startswith("  expert player, our local game (exact) ")
@@ -366,78 +332,64 @@ def without_seconds(folder):
 
 def test_the_same_seed_gives_the_same_table_in_any_order(url, model, tmp_path, monkeypatch,
                                                          capsys):
-    """Two environments at once: again, backwards, and a few at a time; another seed differs."""
+    """Two environments at once: a few episodes at a time, and backwards; another seed differs."""
     cfg = Config(env="textcraft_small,maze", model=model, n=8, k=2, horizon=4, env_url=url,
                  max_turn_tokens=4, out=f"{tmp_path}/0")
     run(cfg)
     text = capsys.readouterr().out.partition("textcraft_small,maze, test")[2]
     first = without_seconds(tmp_path / "0")
     assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 2
-    run(replace(cfg, out=f"{tmp_path}/1"))
+    run(replace(cfg, out=f"{tmp_path}/1", max_concurrent=5))
     assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
-    run(replace(cfg, out=f"{tmp_path}/2", max_concurrent=5))
     monkeypatch.setattr(evaluation, "random", types.SimpleNamespace(
         Random=lambda seed: types.SimpleNamespace(shuffle=list.reverse)))
-    run(replace(cfg, out=f"{tmp_path}/3"))
-    assert [without_seconds(tmp_path / str(i)) for i in (1, 2, 3)] == [first] * 3
-    run(replace(cfg, out=f"{tmp_path}/4", seed=1))
-    assert without_seconds(tmp_path / "4")["rows"] != first["rows"]
-    first, *others = [kept_in(tmp_path / str(i)) for i in range(4)]
-    assert others == [first] * 3 and [len(group) for group in first] == [2] * 16
+    run(replace(cfg, out=f"{tmp_path}/2"))
+    assert [without_seconds(tmp_path / name) for name in "12"] == [first] * 2
+    run(replace(cfg, out=f"{tmp_path}/3", seed=1))
+    assert without_seconds(tmp_path / "3")["rows"] != first["rows"]
+    first, *others = [kept_in(tmp_path / name) for name in "012"]
+    assert others == [first] * 2 and [len(group) for group in first] == [2] * 16
 
 
 def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypatch):
-    """It ends at a random task, its last line is cut at a random place; what was whole is not
-    played again."""
+    """With five of twelve tasks on the disk, the last of them whole, torn or but begun; what is
+    whole is not played again."""
     cfg = Config(env="textcraft_small,maze", model=model, n=6, k=2, horizon=3, env_url=url,
                  max_turn_tokens=4, out=f"{tmp_path}/whole")
     run(cfg)
-    rng, whole = random.Random(5), without_seconds(tmp_path / "whole")
-    for trial in range(3):
-        folder = tmp_path / str(trial)
-        cfg, kills = replace(cfg, out=str(folder), resume=False), rng.randrange(1, 12)
+    folder, calls = tmp_path / "killed", itertools.count()
+    path, cfg = folder / "trajectories.jsonl", replace(cfg, out=str(folder))
 
-        def killed(*arguments, finished, kills=kills, **more):
-            calls = itertools.count()
-
-            def counting(episodes):
-                if next(calls) == kills:
-                    raise KeyboardInterrupt
-                finished(episodes)
-            return collect(*arguments, finished=counting, **more)
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(evaluation, "collect", killed)
-            run(cfg)
-        path = folder / "trajectories.jsonl"
-        assert len(path.read_text().splitlines()) == kills
-        assert not (folder / "results.json").exists()
-        size = path.stat().st_size
-        os.truncate(path, size - rng.randrange(size // kills) if trial else size)
-        left = path.read_text().count("\n")
-        asked = []
-
-        def noting(policy, tasks, *rest, asked=asked, **more):
-            asked += tasks
-            return collect(policy, tasks, *rest, **more)
-        with monkeypatch.context() as patched:
-            patched.setattr(evaluation, "collect", noting)
-            run(replace(cfg, resume=True, max_concurrent=7))
-        assert len(asked) == 12 - left
-        assert without_seconds(folder) == whole and kept_in(folder) == kept_in(tmp_path / "whole")
+    def killed(*arguments, finished, **more):
+        def counting(episodes):
+            if next(calls) == 5:
+                raise KeyboardInterrupt
+            finished(episodes)
+        return collect(*arguments, finished=counting, **more)
+    monkeypatch.setattr(evaluation, "collect", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(cfg)
+    left, asked = path.read_text(), []
+    assert left.count("\n") == 5 and not (folder / "results.json").exists()
+    monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: asked.extend(
+        tasks) or collect(policy, tasks, *rest, **more))
+    last = len(left.splitlines()[-1])
+    for cut, again in ((0, 7), (1, 8), (last // 2, 8), (last, 8)):
+        path.write_text(left[:len(left) - cut])
+        run(replace(cfg, resume=True, max_concurrent=7))
+        assert len(asked) == again
+        assert without_seconds(folder) == without_seconds(tmp_path / "whole")
+        assert kept_in(folder) == kept_in(tmp_path / "whole")
+        asked.clear()
 
 
-@pytest.mark.parametrize("flags, words", [
-    (dict(seed=1), "seed=1, but {} was begun with seed=0"),
-    (dict(k=3), "k=3, but {} was begun with k=2"), (dict(n=9), "n=9, but {} was begun with n=8"),
-    (dict(policy="expert"), "policy='expert', but {} was begun with policy='random'")])
-def test_resume_refuses_other_settings(flags, words, tmp_path):
-    cfg = Config(env="textcraft_small", policy="random", n=8, k=2, out=f"{tmp_path}/x")
-    run(cfg)
-    before = (tmp_path / "x/trajectories.jsonl").read_text()
-    given = dict(env="textcraft_small", policy="random", n=8, k=2, out=f"{tmp_path}/x") | flags
-    with pytest.raises(ValueError, match=f"^--resume: {words.format(f'{tmp_path}/x')}; leave it"):
-        evaluation.preset(given | dict(resume=True))
-    assert (tmp_path / "x/trajectories.jsonl").read_text() == before
+def test_resume_refuses_other_settings():
+    flags = dict(env="textcraft_small", policy="random", n=8, k=2, out="x")
+    run(Config(**flags))
+    for name, old, new in (("seed", 0, 1), ("k", 2, 3), ("policy", "random", "expert")):
+        with pytest.raises(ValueError, match=f"^--resume: {name}={new!r}, but x was begun with "
+                                             f"{name}={old!r}; leave it"):
+            evaluation.preset(flags | {name: new, "resume": True})
 
 
 @pytest.mark.parametrize("flags, folder", [
@@ -450,43 +402,38 @@ def test_the_folder_names_what_is_played_and_the_player(flags, folder):
 
 
 def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, capsys):
-    real = evaluation.play_builtin
     tasks = choose_tasks(textcraft_small, "test", 8)
+    refused = {tasks[3]}
 
     def play(module, player, task, *rest):
-        if task == tasks[3]:
+        if task in refused:
             raise RuntimeError("the engine broke")
-        return real(module, player, task, *rest)
+        return play_builtin(module, player, task, *rest)
     monkeypatch.setattr(evaluation, "play_builtin", play)
     (row, *_) = run(Config(env="textcraft_small", policy="expert", n=8))["rows"]
     assert (row["n"], row["success"]) == (7, 1)
     assert "1 tasks could not be played and are left out" in capsys.readouterr().out
-    tasks[3] = None
-    monkeypatch.setattr(evaluation, "play_builtin", lambda module, player, task, *rest: play(
-        module, player, None))
+    refused.update(tasks)
     with pytest.raises(EnvError, match="textcraft_small: no task could be played"):
         run(Config(env="textcraft_small", policy="expert", n=8))
 
 
 @pytest.fixture(scope="module")
 def broken(model, tmp_path_factory):
-    """Folders of models that cannot play: {"nan": one weight is NaN, "few": fewer embeddings than
-    the tokenizer has tokens}."""
-    folders = {name: str(tmp_path_factory.mktemp(name)) for name in ("nan", "few")}
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    for name, folder in folders.items():
-        tokenizer.save_pretrained(folder)
-        policy = make_policy(len(tokenizer) - (name == "few"), 32, 1, 4, seed=0)
-        if name == "nan":
-            with torch.no_grad():
-                policy.model.norm.weight[3] = math.nan
-        policy.save_pretrained(folder)
-    return folders
+    """A folder of models that cannot play: nan has a weight that is NaN, few has fewer embeddings
+    than its tokenizer has tokens."""
+    folder, policy = tmp_path_factory.mktemp("broken"), load_policy(model)
+    policy.model.norm.weight.data[3] = math.nan
+    for name in ("nan", "few"):
+        shutil.copytree(model, folder / name)
+        policy.save_pretrained(folder / name)
+        policy.resize_token_embeddings(264)     # for the second
+    return folder
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.5", "1"])
+@pytest.mark.parametrize("temperature", ["0", "1"])
 def test_main_refuses_a_policy_that_is_not_finite(temperature, broken, url, monkeypatch, capsys):
-    flags = ["--env", "maze", "--model", broken["nan"], "--env-url", url, "--n", "3"]
+    flags = ["--env", "maze", "--model", f"{broken}/nan", "--env-url", url, "--n", "3"]
     monkeypatch.setattr(sys, "argv", ["eval.py", *flags, "--temperature", temperature])
     with pytest.raises(SystemExit, match="^eval.py: a reply's log-probabilities are not finite"):
         evaluation.main()
@@ -509,21 +456,14 @@ def test_the_command_prints_a_table():
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--env nowhere --policy expert", "unknown environment 'nowhere'; there are: .*maze"),
     ("--env maze", "give --model FOLDER_OR_ID or --policy random or expert"),
-    ("--env maze --policy expert --families south", r"no families \['south'\]; known: maze: "),
     ("--env maze --policy expert --model MODEL", "give --model .* or --policy random or expert"),
-    ("--env maze,wordle --policy expert --data EMPTY", "expected NAME=FOLDER, comma-separated, of"),
     ("--env maze --model MODEL --device foo", "device=foo: Expected one of cpu, cuda"),
-    ("--env maze --model FEW --env-url URL", "its tokenizer has token ids up to 264"),
-    ("--env maze --model EMPTY", "no folder or hub id that transformers can load"),
-    ("--env maze --model ./absent", "./absent: no folder or hub id"),
-    ("--env maze --model MODEL --env-url http://127.0.0.1:9", "no environment server at .*:9"),
+    ("--env maze --model BROKEN/few --env-url URL", "its tokenizer has token ids up to 264"),
     ("--env wordle --model MODEL --env-url URL", "serves maze, textcraft_small, not wordle"),
 ])
-def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, url, tmp_path,
-                                               monkeypatch):
-    for word, text in dict(EMPTY=str(tmp_path), MODEL=model, FEW=broken["few"], URL=url).items():
+def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, url, monkeypatch):
+    for word, text in dict(MODEL=model, BROKEN=str(broken), URL=url).items():
         flags = flags.replace(word, text)
     monkeypatch.setattr(evaluation, "play_builtin", None)           # it comes before any episode
     monkeypatch.setattr(evaluation, "collect", None)
@@ -562,8 +502,6 @@ def test_parse_flags_takes_a_preset_between_defaults_and_flags():
 @pytest.mark.parametrize("flags, sentence", [
     ("--stepz 3", "unrecognized arguments: --stepz 3"),
     ("--step 3", "unrecognized arguments: --step 3"),       # an abbreviation is a typo as well
-    ("--steps three", "argument --steps: invalid int value: 'three'"),
-    ("--steps", "expected one argument"),
     ("--way left", "invalid choice: 'left' (choose from"),
     ("--turns 3,x", "argument --turns: invalid integers value: '3,x'")])
 def test_parse_flags_refuses(flags, sentence, capsys):
@@ -598,14 +536,14 @@ def test_parse_flags_explains_itself(capsys):
     assert "--steps STEPS" not in text and "assert" not in text
 
 
-def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(url, model, tmp_path, monkeypatch):
-    assert model_settings(model) == CHAT_MODEL
+def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(model, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(evaluation, "run", seen.append)
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
         env="maze", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
-    for flags in ([model], [str(tmp_path)], [str(tmp_path), "--format", "act"]):
-        monkeypatch.setattr(sys, "argv", ["eval.py", "--env", "maze", "--model", *flags])
+    for folder in (model, str(tmp_path)):
+        monkeypatch.setattr(sys, "argv", ["eval.py", "--env", "bandit", "--model", folder])
         evaluation.main()
-    assert [(c.format, c.max_turn_tokens, c.max_context) for c in seen] == [
-        ("react", 512, 8192), ("think", 30, 600), ("act", 30, 600)]
+    assert seen == [Config(env="bandit", model=folder, format=form, max_turn_tokens=turn,
+                           max_context=context) for folder, form, turn, context in (
+        (model, "react", 512, 8192), (str(tmp_path), "think", 30, 600))]

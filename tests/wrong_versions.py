@@ -822,7 +822,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "envs/parts/players.py": [
         ("rates = [(len(own) / len(tasks),", "rates = [(1 / len(ids),", "test_player_rate_by_hand"),
         ("for v in values) / (n - 1) / n)", "for v in values) / n / n)",
-         "test_mean_and_error_on_a_hand_computed_sample"),
+         "test_builtin_rate_is_played_elsewhere"),
         ("module.exact_success(t, player, horizon)",
          "module.exact_success(t, player, module.HORIZON)",
          "test_builtin_rate_is_exact_where_the_environment_can_be_solved"),
