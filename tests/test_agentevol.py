@@ -29,9 +29,9 @@ from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, l
                        reward, successes, clone_flags, tokenizer_of, trajectories_of)
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
-from engine import load_policy, make_policy
+from engine import make_policy
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
-from fakes import config, flags_of, started, token_logprobs
+from fakes import config, flags_of, started
 from recipes import clone_observations
 from rollout import Stats, Trajectory, World
 from test_agenttraj import trained
@@ -233,13 +233,6 @@ def test_clone_writes_an_ordinary_folder(folder):
     assert stock.config.eos_token_id == tokenizer.eos_token_id == 0
     assert stock.config.bos_token_id is None
     assert stock.get_output_embeddings().weight is stock.get_input_embeddings().weight
-    ids = torch.tensor([tokenizer.encode("<|user|>get 2 bone<|end|><|assistant|>go<|end|>")])
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    with torch.no_grad():
-        expected = stock(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
-        got = token_logprobs(load_policy(folder), ids, mask, torch.arange(ids.shape[1])[None])
-    torch.testing.assert_close(got[0, 1:], expected, atol=1e-5, rtol=0)
 
 
 def test_make_policy_is_a_function_of_its_seed():
@@ -543,21 +536,19 @@ def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, m
     said = capsys.readouterr().out
     assert re.findall(r"^iteration (\d) .*kept 0 \|", said, re.MULTILINE) == ["1"]
     assert not same(weights_of("e/step_1"), weights_of("e/clone"))      # by the demonstrations
-    monkeypatch.setattr(agentevol, "threshold", lambda env: 0.99)
-    script(url, "--resume", out="e", iterations=2)      # and goes on
-    assert lines_of("e")[1]["kept"] > 0
-    assert json.load(open("e/config.json"))["iterations"] == 2
-    with pytest.raises(SystemExit, match="^agentevol.py: --resume: seed=1, but e was begun with "):
-        script(url, "--resume", out="e", seed=1)
 
 
 @pytest.mark.parametrize("start", ["last", pytest.param("base", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, monkeypatch):
-    """Killed before the first iteration, in its learning, in a checkpoint, in the final report."""
+    """Killed before the first iteration, in its learning, in a checkpoint, in the final report; at
+    first of fewer iterations."""
     flags = dict(model=model, start=start, **TINY | dict(iterations=3))
     script(url, out="whole", **flags)
-    for owner, name, passes in ((agentevol, "explore", 0), (agentevol, "learn_step", 2),
-                                (agentevol, "save", 1), (metrics, "final_table", 0)):
+    begun(url, out="e", **flags | dict(iterations=1))
+    with pytest.raises(SystemExit, match="^agentevol.py: --resume: seed=1, but e was begun with "):
+        script(url, "--resume", out="e", seed=1)
+    for owner, name, passes in ((agentevol, "learn_step", 2), (agentevol, "save", 1),
+                                (metrics, "final_table", 0)):
         real, left = getattr(owner, name), iter(range(passes))
 
         def killing(*arguments, real=real, left=left):
@@ -566,7 +557,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             return real(*arguments)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(owner, name, killing)
-            script(url, "--resume", out="e", **flags)
+            script(url, "--resume", out="e", iterations=3)
     script(url, "--resume", out="e")
     assert same(weights_of("e/step_3"), weights_of("whole/step_3"))
     assert not same(weights_of("e/step_3"), weights_of("e/clone"))

@@ -472,7 +472,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('if demo["env"] in names]', "]",
          "test_read_trajectories_takes_the_names_of_agentgyms_files_and_leaves_others_out"),
         ('        if demo["success"]:\n', "        if True:\n",
-         "test_write_trajectories_leaves_failures_out"),
+         "test_write_trajectories_leaves_failures_out_and_overwrites_nothing"),
         (r"Action:\s*([^\n]*)", r"Action:([^\n]*)",
          "test_manner_read_takes_the_action_that_the_client_takes"),
     ],
