@@ -100,18 +100,12 @@ def counting(body, handler):
     return completion("a" * (1 + len(json.dumps(body["messages"])) * body["seed"] % 4))
 
 
-@contextmanager
-def by_api():
-    """Within, eval.py plays as the recipe lets it."""
+def run(cfg):
+    """What eval.py gives, played as the recipe lets it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(evaluation, "load", api.Api)
         for name in ("open_worlds", "collect", "play_of"):
             patched.setattr(evaluation, name, getattr(api, name))
-        yield
-
-
-def run(cfg):
-    with by_api():
         return evaluation.run(cfg)
 
 
@@ -354,11 +348,8 @@ def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
     said = []
     for answer in answers:
         with served_api(lambda *_, answer=answer: answer) as server:
-            monkeypatch.setattr(sys, "argv", [
-                "eval_api.py", "--env", "toy", "--env-url", world, "--n", "1", "--api-base",
-                server.url, "--model", "m"])
-            with by_api(), pytest.raises(SystemExit, match="^eval.py: ") as error:
-                evaluation.main(kind=Config)
+            with pytest.raises((ValueError, OSError, EnvError)) as error:
+                run(config(world, server, n=1, k=1))
             said.append(str(error.value))
             assert all(headers["Authorization"] == f"Bearer {KEY}"
                        for _, _, headers in server.asked)

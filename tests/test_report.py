@@ -309,28 +309,24 @@ def test_page_of_an_evaluation(runs, chromium, model, url, tmp_path):
 
 @pytest.mark.slow
 def test_page_of_200_groups_is_small_and_quick(chromium, tmp_path):
-    """200 groups of 8 tries of 20 turns: one of an environment's 300 observations of 40 tokens, and
-    a reply of 12 tokens, as frequent as words are (1 / rank)."""
-    rng, words = random.Random(0), [f" word{i}" for i in range(5000)]
+    """200 groups of 8 tries of 20 turns of 40 tokens read and 12 sampled, as frequent as words are
+    (1 / rank)."""
+    rng, mask = random.Random(0), ([0] * 40 + [1] * 12) * 20
     frequent = list(itertools.accumulate(1 / (rank + 1) for rank in range(5000)))
-    said = [rng.choices(range(5000), cum_weights=frequent, k=40) for _ in range(300)]
-    mask = ([0] * 40 + [1] * 12) * 20
+    turns = [dict(start=52 * n + 40, end=52 * n + 52, reward=0.0, valid=True) for n in range(20)]
+
+    def column(draw, *arguments):
+        return [round(draw(*arguments), 3) if sampled else 0.0 for sampled in mask]
     (tmp_path / "config.json").write_text("{}")
     with open(tmp_path / "samples.jsonl", "w") as file:
         for group, _ in itertools.product(range(200), range(8)):
-            ids = [i for _ in range(20) for i in (*rng.choice(said), *rng.choices(
-                range(5000), cum_weights=frequent, k=12))]
-            columns = dict(
-                old_logprobs=lambda: -rng.expovariate(3), entropies=lambda: rng.expovariate(3),
-                ratios=lambda: rng.gauss(1, 0.05), advantages=lambda group=group: group / 100 - 1)
+            ids = rng.choices(range(5000), cum_weights=frequent, k=len(mask))
             file.write(json.dumps(dict(
                 step=group, split="train", env="e", task_id=group, family="f", contexts=[0],
-                token_ids=ids, texts=[words[i] for i in ids], response_mask=mask, done=True,
-                truncated="", score=1.0, reward=1.0, success=True,
-                turns=[dict(start=52 * n + 40, end=52 * n + 52, reward=0.0, valid=True)
-                       for n in range(20)]) | {
-                    name: [round(x(), 3) if m else 0.0 for m in mask]
-                    for name, x in columns.items()}) + "\n")
+                token_ids=ids, texts=[f" word{i}" for i in ids], response_mask=mask, turns=turns,
+                done=True, truncated="", score=1.0, reward=1.0, success=True,
+                old_logprobs=column(rng.gauss, -0.3, 0.3), entropies=column(rng.expovariate, 3),
+                ratios=column(rng.gauss, 1, 0.05), advantages=column(float, group / 100))) + "\n")
     report.main([str(tmp_path)])
     assert (tmp_path / "report.html").stat().st_size < 15e6
     with opened(chromium, tmp_path / "report.html") as page:
@@ -344,22 +340,16 @@ def told(monkeypatch):
     """Fake trackers -> what they were told: [(tracker, name, value, step)]."""
     told = []
 
-    def module(name, **content):
-        made = types.ModuleType(name)
-        vars(made).update(content, __spec__=types.SimpleNamespace(name=name))
-        monkeypatch.setitem(sys.modules, name, made)
-
     def log(name):
         return lambda figures, step: told.extend((name, key, x, step) for key, x in figures.items())
-
     writer = types.SimpleNamespace(
         add_scalar=lambda key, x, step: told.append(("tensorboard", key, x, step)), flush=lambda: 0)
-    for name, content in (
-            ("wandb", dict(Table=lambda columns, data: [columns, *data])),
-            ("trackio", dict(Trace=lambda messages, metadata: (messages, metadata)))):
-        module(name, log=log(name), init=lambda **_: None, **content)
-    module("tensorboard")
-    module("torch.utils.tensorboard", SummaryWriter=lambda folder: writer)
+    for name, content in {
+            "wandb": dict(log=log("wandb"), init=dict, Table=lambda columns, data: data),
+            "trackio": dict(log=log("trackio"), init=dict, Trace=lambda **trace: trace.values()),
+            "tensorboard": {}, "torch.utils.tensorboard": dict(SummaryWriter=lambda folder: writer),
+            }.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(__spec__=name, **content))
     return told
 
 
@@ -374,7 +364,7 @@ def test_trackers_are_told_the_figures_and_the_episodes(here, told, url, model, 
         assert figures["train/entropy"] == pytest.approx(line["entropy"], nan_ok=True)
         assert {"held_out/greedy", "held_out/sampled"} <= figures.keys()
     kept = [x for who, key, x, _ in told if (who, key) == ("wandb", "episodes")]
-    assert [row[-1] for _, *rows in kept for row in rows] == [report.text_of(s) for s in samples]
+    assert [row[-1] for rows in kept for row in rows] == [report.text_of(s) for s in samples]
     traces = [x for who, key, x, _ in told if (who, key) == ("trackio", "episodes")]
     messages, about = traces[0][0]
     assert about["task_id"] == samples[0]["task_id"]
