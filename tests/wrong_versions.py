@@ -233,7 +233,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "eval.py": [
         ('passed=sum(any(play["success"]', 'passed=sum(all(play["success"]',
          "test_figures_of_k_samples_a_task"),
-        ("key=(cfg.seed,)", "key=(0,)", "test_run_speaks_as_the_flags_say"),
+        ("key=(cfg.seed,)", "key=(0,)", "test_run_measures_a_model"),
         ("min(cfg.horizon or world.module.HORIZON, ", "min(world.module.HORIZON, ",
          "test_run_measures_a_model"),
         ("turns, (cfg.seed, 0))", "turns, cfg.seed)",
@@ -780,7 +780,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          'sum(line["seconds"] for line in self.history[-1:])',
          "test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts"),
         ("temperature=cfg.temperature,", "temperature=1.0,",
-         "test_run_speaks_as_the_flags_say"),
+         "test_run_measures_a_model"),
     ],
     "chat.py": [
         ('said("user", text) + [assistant(self.manner.agreed)]',
