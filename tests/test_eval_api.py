@@ -222,18 +222,20 @@ def cut(handler):
     close(handler)
 
 
-BUSY = {                # what the server does, the words of it in the error
-    "429": ((429, {"error": {"message": "Slow down."}}, {}), "Slow down.* .status 429"),
-    "500": ((500, b"<html>out of memory</html>", {}), "out of memory.*status 500"),
-    "closes": (close, "Connection aborted"),
-    "garbage": (lambda handler: handler.wfile.write(b"\x00\xff" * 9), "BadStatusLine"),
-}
-NONSENSE = {
-    "cut": (cut, "it was cut"),
-    "HTML": ((200, b"<html>Welcome</html>", {}), "<html>Welcome"),
-    "an error as 200": ({"error": {"message": "no capacity"}}, "no capacity"),
-    "no choices": (completion() | {"choices": []}, "choices"),
-    "a call without id": (completion(tool_calls=[{"function": {}}]), "tool_calls"),
+REFUSED, NONE = {"error": {"message": "No such thing."}}, "/v1: no chat completion: "
+TROUBLES = {        # what the server does, the words of it in the error, how often it is asked
+    "429": ((429, {"error": {"message": "Slow down."}}, {}), "Slow down.* .status 429", 7),
+    "500": ((500, b"<html>out of memory</html>", {}), "out of memory.*status 500", 7),
+    "closes": (close, "Connection aborted", 7),
+    "garbage": (lambda handler: handler.wfile.write(b"\x00\xff" * 9), "BadStatusLine", 7),
+    "cut": (cut, f"{NONE}it was cut", 3),
+    "HTML": ((200, b"<html>Welcome</html>", {}), f"{NONE}<html>Welcome", 3),
+    "an error as 200": ({"error": {"message": "no"}}, f"{NONE}.*message.*no", 3),
+    "no choices": (completion() | {"choices": []}, f"{NONE}.*choices", 3),
+    "a call without id": (completion(tool_calls=[{"function": {}}]), f"{NONE}.*tool_calls", 3),
+    "401": ((401, REFUSED, {}), "No such thing.*status 401", 1),
+    "302": ((302, b"", {"Location": "http://127.0.0.1:9/"}), "status 302", 1),     # not followed
+    "307": ((307, b"", {"Location": "/v1/elsewhere"}), "status 307", 1),
 }
 
 
@@ -259,45 +261,29 @@ def undisturbed(world):
     return rows
 
 
-@pytest.mark.parametrize("name", BUSY)
-def test_a_busy_server_is_asked_again_and_ends_the_run_if_it_stays_so(name, world, pauses, tmp_path,
-                                                                      undisturbed):
-    with served_api(misbehaving(BUSY[name][0], 2)) as server:
-        assert run(config(world, server))["rows"] == undisturbed
-    assert {*pauses} == {2}                 # the first time at once
-    pauses.clear()
+@pytest.mark.parametrize("trouble, words, asked", TROUBLES.values(), ids=TROUBLES)
+def test_a_server_that_stays_in_trouble_ends_the_run(trouble, words, asked, world, pauses,
+                                                     tmp_path):
+    """One that is busy is asked seven times; an episode is played three times if an answer is none;
+    a refusal is the last word."""
     path = tmp_path / "out"
-    with served_api(misbehaving(BUSY[name][0], 99)) as server:
-        with pytest.raises((ValueError, OSError), match=BUSY[name][1]) as error:
+    with served_api(misbehaving(trouble, 99)) as server:
+        with pytest.raises((ValueError, OSError, EnvError), match=f"^[^\n]*{words}") as error:
             run(config(world, server, n=1, k=1, out=str(path)))
-        assert len(server.asked) == 7 and len(str(error.value)) < 450
-    assert pauses == [2, 4, 8, 16, 32]
+        assert len(server.asked) == asked and len(str(error.value)) < 450
+    assert pauses == [2, 4, 8, 16, 32] * (asked == 7)           # seconds; the first time at once
     assert not (path / "results.json").exists()
     assert (path / "trajectories.jsonl").read_text() == ""
 
 
-@pytest.mark.parametrize("name", NONSENSE)
-def test_an_episode_is_played_again_where_an_answer_is_none(name, world, pauses):
-    with served_api(misbehaving(NONSENSE[name][0], 1)) as server:
-        assert run(config(world, server, n=3, k=1, horizon=1))["rows"][0]["n"] == 3
-    with served_api(misbehaving(NONSENSE[name][0], 99)) as server:
-        sentence = f"{server.url}: no chat completion: [^\n]*{NONSENSE[name][1]}"
-        with pytest.raises(EnvError, match=sentence):
-            run(config(world, server, n=1, k=1))
-        assert len(server.asked) == 3 and not pauses
-
-
-@pytest.mark.parametrize("status, more", [
-    (400, {}), (401, {}), (302, {"Location": "http://127.0.0.1:9/"}),
-    (307, {"Location": "/v1/elsewhere"})])
-def test_a_refusal_ends_the_run_at_once(status, more, world, pauses, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    message = b"" if more else {"error": {"message": "No such thing."}}
-    words = "" if more else "No such thing."
-    with served_api(lambda *_: (status, message, more)) as server:
-        with pytest.raises(ValueError, match=f"{words}[^\n]*status {status}"):
-            run(config(world, server, n=1, k=1))
-        assert len(server.asked) == 1 and not pauses         # no redirect is followed
+@pytest.mark.parametrize("name", [name for name, (*_, asked) in TROUBLES.items() if asked > 1])
+def test_a_trouble_that_passes_changes_nothing(name, world, pauses):
+    trouble, _, asked = TROUBLES[name]
+    with served_api(counting) as server:
+        rows = run(config(world, server, horizon=2))["rows"]
+    with served_api(misbehaving(trouble, 2 if asked == 7 else 1)) as server:
+        assert run(config(world, server, horizon=2))["rows"] == rows
+    assert {*pauses} == ({2} if asked == 7 else set())
 
 
 def test_a_server_that_is_silent_or_away_ends_the_run(world, monkeypatch):

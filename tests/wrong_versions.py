@@ -815,7 +815,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("seed=int(2**31 * episode.uniforms[0])", "seed=episode.trajectory.key[0]",
          "test_speak_asks_for_what_the_flags_say"),
         ("backoff_factor=1)", "backoff_factor=2)",
-         "test_a_busy_server_is_asked_again_and_ends_the_run_if_it_stays_so"),
+         "test_a_server_that_stays_in_trouble_ends_the_run"),
         ("if silent > SILENCE:", "if silent < SILENCE:", "test_a_silent_api_is_told_of"),
         ("daemon=True).start()", "daemon=False).start()", "test_ctrl_c_waits_for_no_answer"),
         ("if len(calls) == 1 and type(", "if calls and type(", "test_read_completion"),
