@@ -62,28 +62,21 @@ def folder(tmp_path_factory):
 
 # ---- demonstrations ----
 
-def test_record_is_what_the_environment_answered():
-    demo = record("maze", 0.5, 0, 18)
-    env = maze.Env()
-    seen = env.reset(18)
-    for turn in demo["turns"]:
-        assert turn[0] == seen
-        seen, *rest = env.step(turn[2])
-        assert turn[3:] == rest
+@pytest.mark.parametrize("skill, experts", [(1.0, {True}), (0.5, {True, False}), (0.0, {False})])
+def test_record_is_what_the_environment_answered_the_expert_or_chance(skill, experts):
+    demo, env, found = record("maze", skill, 0, 30), maze.Env(), set()
+    seen = env.reset(30)
+    for observation, thought, action, *answer in demo["turns"]:
+        found.add((thought, action) == env.expert())
+        assert observation == seen
+        seen, *rest = env.step(action)
+        assert answer == rest
+    assert found == experts
     assert demo["last"] == seen and demo["success"] == rest[2]["success"]
+    assert demo["success"] or skill < 1
     assert rest[1] or len(demo["turns"]) == maze.HORIZON
-    assert demo == record("maze", 0.5, 0, 18) != record("maze", 0.5, 1, 18)
-
-
-def test_record_of_full_skill_is_the_expert_and_of_none_never_is():
-    demo = record("maze", 1.0, 0, 18)
-    env = maze.Env()
-    env.reset(18)
-    for _, thought, action, *_ in demo["turns"]:
-        assert (thought, action) == env.expert()
-        env.step(action)
-    assert demo["success"]
-    assert {turn[1] for turn in record("maze", 0.0, 0, 18)["turns"]} == {"I try something."}
+    assert demo == record("maze", skill, 0, 30)
+    assert (demo != record("maze", skill, 1, 30)) == (skill < 1)
 
 
 def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):

@@ -454,7 +454,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('if goal == "task" else', 'if goal == "other" else',
          "test_lesson_of_other_goals_never_sets_out_for_the_tasks_own"),
         ("if rng.random() > skill:", "if rng.random() < skill:",
-         "test_record_of_full_skill_is_the_expert_and_of_none_never_is"),
+         "test_record_is_what_the_environment_answered_the_expert_or_chance"),
         ('f"{name} {task_id} {stream}"', 'f"{name} {task_id}"',
          "test_reset_gives_a_group_one_prompt_and_many_reward_streams"),
         ('action.encode(errors="replace").decode()', "str(action)",
