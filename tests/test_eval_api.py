@@ -513,7 +513,8 @@ def test_a_task_whose_environment_fails_is_left_out(times, dropped, world, undis
 def test_an_api_speaks_as_a_chat_model(monkeypatch):
     seen = []
     monkeypatch.setattr(evaluation, "run", seen.append)
-    monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", "--seed", "3"])
+    monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", "--api-base", "http://x/v1"])
     evaluation.main(kind=Config)
-    assert seen == [Config(api_base="https://api.openai.com/v1", model="m", seed=3, format="react",
-                           max_turn_tokens=512, max_context=8192, max_concurrent=16)]
+    assert seen == [Config(api_base="http://x/v1", model="m", format="react", max_turn_tokens=512,
+                           max_context=8192, max_concurrent=16)]
+    assert Config.api_base == "https://api.openai.com/v1"
