@@ -45,18 +45,13 @@ SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=3
 
 @pytest.fixture(scope="module")
 def demos():
-    return demonstrations("textcraft_small", range(24), 24, 0.7, seed=0)
+    return lesson(SMALL)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(demos):
-    return make_tokenizer([turn[0] + turn[2] for demo in demos for turn in demo["turns"]], 300)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(demos, tmp_path_factory):
     out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, lesson(SMALL), str(out), CPU)
+    clone(SMALL, demos, str(out), CPU)
     return str(out)
 
 
@@ -162,7 +157,8 @@ def test_lesson_of_other_goals_never_sets_out_for_the_tasks_own(capsys):
 
 @pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
-def test_imitated_masks_exactly_the_replies(demos, tokenizer, style, context):
+def test_imitated_masks_exactly_the_replies(demos, style, context):
+    tokenizer = tokenizer_of(demos, SMALL)
     agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9,
                   module=textcraft)
     for demo in demos[:5]:
@@ -199,13 +195,11 @@ def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
     assert tokenizer.decode(tokenizer.encode("#__P#\nNo move.")) == "#__P#\nNo move."
 
 
-def test_the_tokenizer_is_the_same_after_a_save(folder):
+def test_the_tokenizer_is_the_same_after_a_save(demos, folder):
     """Beside a config.json that says qwen2 AutoTokenizer once put Qwen's own splitting."""
-    cfg = Clone(**json.load(open(f"{folder}/defaults.json"))["cloned"])
-    demos = lesson(cfg)
     texts = [text for demo in demos for turn in demo["turns"] for text in (turn[0], turn[2])]
-    made, loaded = tokenizer_of(demos, cfg), AutoTokenizer.from_pretrained(folder)
-    assert made.get_vocab() == make_tokenizer(texts, cfg.vocabulary).get_vocab()
+    made, loaded = tokenizer_of(demos, SMALL), AutoTokenizer.from_pretrained(folder)
+    assert made.get_vocab() == make_tokenizer(texts, SMALL.vocabulary).get_vocab()
     assert loaded.get_vocab() == made.get_vocab()
     for text in WORDS + texts[:50]:
         assert loaded.encode(text) == made.encode(text)
@@ -226,6 +220,7 @@ def test_clone_writes_an_ordinary_folder(folder):
     assert stock.config.eos_token_id == tokenizer.eos_token_id == 0
     assert stock.config.bos_token_id is None
     assert stock.get_output_embeddings().weight is stock.get_input_embeddings().weight
+    assert Clone(**json.load(open(f"{folder}/defaults.json"))["cloned"]) == SMALL
 
 
 def test_make_policy_is_a_function_of_its_seed():
