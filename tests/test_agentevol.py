@@ -39,7 +39,7 @@ from test_ranks import on_ranks
 from test_train import lines_of, same, weights_of
 
 CPU = torch.device("cpu")
-SMALL = Clone(env="textcraft_small", n=24, skill=0.7, steps=30, batch=8, width=32, layers=1,
+SMALL = Clone(env="textcraft_small", n=24, skill=0.4, steps=30, batch=8, width=32, layers=1,
               vocabulary=300, lr=1e-2)
 
 
@@ -158,10 +158,10 @@ def test_lesson_of_other_goals_never_sets_out_for_the_tasks_own(capsys):
 @pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_imitated_masks_exactly_the_replies(demos, style, context):
-    tokenizer = tokenizer_of(demos, SMALL)
+    tokenizer, lost = tokenizer_of(demos, SMALL), [demo for demo in demos if not demo["success"]]
     agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9,
                   module=textcraft)
-    for demo in demos[:5]:
+    for demo in [*demos[:4], lost[0]]:
         trajectory = imitated(agent, demo)
         replies, expected = trained(trajectory, tokenizer), []
         for i, (_, thought, action, *_) in enumerate(demo["turns"]):

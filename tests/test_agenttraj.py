@@ -71,19 +71,13 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
     items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
-    assert [item["item_id"] for item in items] == [f"{name}_{demo['task_id']}" for demo in played]
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
-    for item, demo in zip(items, played):
-        assert item.keys() == {"item_id", "conversations"}
-        messages = item["conversations"]
-        assert len(messages) == 2 + 2 * len(demo["turns"])
-        for i, message in enumerate(messages):
-            assert message.keys() == {"from", "loss", "value"} and type(message["value"]) is str
-            assert message["from"] == ("human", "gpt")[i % 2]
-            assert message["loss"] is (None if i % 2 == 0 else i > 1)
-        rules, agreed, *said = [message["value"] for message in messages]
-        assert agreed == AGREED
+    for item, demo in zip(items, played, strict=True):
+        rules, agreed, *said = [message["value"] for message in item["conversations"]]
+        assert item == dict(item_id=f"{name}_{demo['task_id']}",
+                            conversations=conversation(rules, agreed, *said))
+        assert agreed == AGREED and len(said) == 2 * len(demo["turns"])
         assert rules == manner.rules if manner else rules.startswith(module.PROMPT)
         for i, turn in enumerate(demo["turns"]):
             seen = manner.first(turn[0], module.PROMPT) if manner and not i else turn[0]
