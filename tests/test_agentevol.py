@@ -613,7 +613,6 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
         alone = replace(cfg, env=name)
         own = trajectories_of(lesson(alone), tokenizer, alone)
         assert own == [t for t in base_set if t.env == name]
-    assert json.load(open(tmp_path / "both/defaults.json"))["cloned"]["env"] == cfg.env
 
 
 ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horizons=(3, 9)),
