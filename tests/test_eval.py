@@ -49,7 +49,7 @@ def url():
 def groups_of(*outcomes, env="toy"):
     """[[(success, score, turns) of each sample] of each task (its number is its place)] -> what is
     kept of them: two tokens a turn, one valid action."""
-    return [[dict(env=env, task_id=task, success=success, score=score, reward=score, turns=turns,
+    return [[dict(env=env, task_id=task, success=success, score=score, reward=-score, turns=turns,
                   valid=1, tokens=2 * turns, conversation="") for success, score, turns in samples]
             for task, samples in enumerate(outcomes)]
 

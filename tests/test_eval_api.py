@@ -455,6 +455,7 @@ def test_as_many_episodes_are_played_at_a_time_as_asked_for(world, undisturbed):
             return 403, "a sixth", {}
         if len(server.asked) <= 5:
             barrier.wait(30)
+            time.sleep(0.1)                     # so that a sixth would come meanwhile
         free.release()
         return counting(body, handler)
     with served_api(answer) as server:
