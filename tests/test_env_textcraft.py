@@ -12,8 +12,7 @@ from envs import textcraft, textcraft_small
 from envs.textcraft import Recipe, World, family, make_world, unseen_goal
 from players import play
 
-GENERATED = [0, "small", "deep", 7]
-HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}
+HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}      # of the generated worlds
 
 # A world small enough to reckon with by hand.
 WOOD = World("wood", {
@@ -68,17 +67,10 @@ def replay(commands, actions):
             bag[item] = bag.get(item, 0) + int(number)
         else:
             output, needs = re.fullmatch(r"craft \d+ (.+) using (.+)", action).groups()
-            used = [part.split(" ", 1) for part in needs.split(", ")]
-            used = sorted((item, int(n)) for n, item in used)
-            fitting = []
-            for count, wanted in commands[output]:
-                exact = [item for item in wanted if item in dict(used)]
-                rest = sorted(pair for pair in used if pair[0] not in exact)
-                # here a class is the last word of its members; two of them never share a recipe
-                named = sorted((item.split()[-1], n) for item, n in rest)
-                if named == sorted((i, n) for i, n in wanted.items() if i not in exact) and all(
-                        wanted[item] == dict(used)[item] for item in exact):
-                    fitting.append(count)
+            used = [(item, int(n)) for n, item in (p.split(" ", 1) for p in needs.split(", "))]
+            # here a class is the last word of its members; a recipe may name one of them as well
+            fitting = [count for count, wanted in commands[output] if len(used) == len(wanted) and {
+                item if item in wanted else item.split()[-1]: n for item, n in used} == wanted]
             assert len(fitting) == 1, action
             for item, n in used:
                 bag[item] = bag.get(item, 0) - n
@@ -87,7 +79,7 @@ def replay(commands, actions):
     return bag
 
 
-@pytest.mark.parametrize("world", GENERATED)
+@pytest.mark.parametrize("world", HORIZONS)
 def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
     env = textcraft.Env(world)
     goals = set()
@@ -99,7 +91,7 @@ def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
     assert goals == set(env.world.recipes)
 
 
-@pytest.mark.parametrize("world", GENERATED)
+@pytest.mark.parametrize("world", HORIZONS)
 def test_expert_succeeds_from_any_inventory(world):
     env, rng = textcraft.Env(world), random.Random(0)
     for task_id in rng.sample(env.world.train, 60):
@@ -127,10 +119,11 @@ def test_expert_crafts_no_more_than_the_surplus_leaves_to_do():
     assert held(env) == {"stick": 3, "sign": 3}     # 4 - 1 sticks, 8 - 6 - 2 planks
 
 
-@pytest.mark.parametrize("world, profile", [
-    (0, [120, 290, 120, 20]),          # the original: 125, 291, 117, 11
-    (7, [120, 290, 120, 20]), ("small", [12, 12, 6]), ("deep", [24, 24, 14, 8])])
-def test_worlds_have_their_depth_profile(world, profile):
+@pytest.mark.parametrize("world, profile, numbers, makes, ingredients", [
+    (0, [120, 290, 120, 20], 9, 8, 3),          # the original's profile: 125, 291, 117, 11
+    (7, [120, 290, 120, 20], 9, 8, 3), ("small", [12, 12, 6], 4, 3, 2),
+    ("deep", [24, 24, 14, 8], 4, 3, 2)])
+def test_worlds_keep_to_their_depth_profile_and_limits(world, profile, numbers, makes, ingredients):
     world = make_world(world)
     depth = dict.fromkeys(world.raw, 0)
     for _ in profile:     # slow: raise what can be made of what is there, one storey at a time
@@ -144,12 +137,6 @@ def test_worlds_have_their_depth_profile(world, profile):
                 depth[item] = 1 + min(heights)
     assert [list(depth.values()).count(d + 1) for d in range(len(profile))] == profile
     assert all(world.depth[item] == depth[item] for item in world.recipes)
-
-
-@pytest.mark.parametrize("world, numbers, makes, ingredients", [
-    (0, 9, 8, 3), ("small", 4, 3, 2), ("deep", 4, 3, 2)])
-def test_recipes_keep_to_their_limits(world, numbers, makes, ingredients):
-    world = make_world(world)
     recipes = [recipe for ways in world.recipes.values() for recipe in ways]
     assert {n for recipe in recipes for _, n in recipe.needs} <= set(range(1, numbers + 1))
     assert {recipe.count for recipe in recipes} <= set(range(1, makes + 1))
@@ -286,46 +273,47 @@ def write(folder, **files):
             content if isinstance(content, str) else json.dumps(content))
 
 
-def shaped(made, pattern, key, count=1):
-    return {"type": "minecraft:crafting_shaped", "pattern": pattern, "key": key,
+def cell(name):
+    """What a recipe says for an item, for "#logs", a class, or for a choice, a list of such."""
+    return [*map(cell, name)] if isinstance(name, list) else \
+        {"tag": f"minecraft:{name[1:]}"} if name[0] == "#" else {"item": f"minecraft:{name}"}
+
+
+def shaped(made, pattern, count=1, **key):
+    return {"type": "minecraft:crafting_shaped", "pattern": pattern,
+            "key": {letter: cell(name) for letter, name in key.items()},
             "result": {"item": f"minecraft:{made}", "count": count}}
 
 
-def shapeless(made, *items, **result):
-    return {"type": "minecraft:crafting_shapeless", "group": "x", "result": {
-        "item": f"minecraft:{made}", **result},
-        "ingredients": [{"item": f"minecraft:{item}"} for item in items]}
+def shapeless(made, *names, group="x", **result):
+    return {"type": "minecraft:crafting_shapeless", "group": group, "result": {
+        "item": f"minecraft:{made}", **result}, "ingredients": [*map(cell, names)]}
 
 
 def minecraft(folder):
     """A folder laid out like the game's data; returns that of the recipes."""
-    planks, logs = {"tag": "minecraft:planks"}, {"tag": "minecraft:acacia_logs"}
-    coal = [{"item": "minecraft:coal"}, {"item": "minecraft:charcoal"}]
     write(folder / "recipes",
-          oak_planks={**shapeless("oak_planks", count=4), "group": "planks",
-                      "ingredients": [{"tag": "minecraft:oak_logs"}]},
-          acacia_planks={**shapeless("acacia_planks", count=4), "group": "planks",
-                         "ingredients": [logs]},
+          oak_planks=shapeless("oak_planks", "#oak_logs", group="planks", count=4),
+          acacia_planks=shapeless("acacia_planks", "#acacia_logs", group="planks", count=4),
           acacia_wood=shapeless("acacia_wood", *["acacia_log"] * 4, count=3),
           dark_oak_wood=shapeless("dark_oak_wood", *["dark_oak_log"] * 4, count=3),
-          birch_planks={**shapeless("birch_planks", "birch_log", count=4), "group": "planks"},
-          stick=shaped("stick", ["#", "#"], {"#": planks}, count=4),
-          torch=shaped("torch", ["X", "#"], {"X": coal, "#": {"item": "minecraft:stick"}}, count=4),
-          chest=shaped("chest", ["###", "# #", "###"], {"#": planks}),
+          birch_planks=shapeless("birch_planks", "birch_log", group="planks", count=4),
+          stick=shaped("stick", ["P", "P"], P="#planks", count=4),
+          torch=shaped("torch", ["X", "S"], X=["coal", "charcoal"], S="stick", count=4),
+          chest=shaped("chest", ["PPP", "P P", "PPP"], P="#planks"),
           blue_dye=shapeless("blue_dye", "lapis_lazuli"),
           light_blue_dye_from_blue_orchid=shapeless("light_blue_dye", "blue_orchid"),
           light_blue_dye_from_blue_white_dye=shapeless(
               "light_blue_dye", "blue_dye", "white_dye", count=2),
-          iron_block=shaped("iron_block", ["###"] * 3, {"#": {"item": "minecraft:iron_ingot"}}),
+          iron_block=shaped("iron_block", ["III"] * 3, I="iron_ingot"),
           iron_ingot_from_iron_block=shapeless("iron_ingot", "iron_block", count=9),
-          iron_ingot_from_nuggets=shaped(
-              "iron_ingot", ["###"] * 3, {"#": {"item": "minecraft:iron_nugget"}}),
+          iron_ingot_from_nuggets=shaped("iron_ingot", ["NNN"] * 3, N="iron_nugget"),
           iron_nugget=shapeless("iron_nugget", "iron_ingot", count=9),
           bone_meal=shapeless("bone_meal", "bone_block", count=9),
-          pillar=shaped("pillar", ["#", "#"], {"#": {"item": "minecraft:quartz_block"}}),
-          charm=shaped("charm", ["#"], {"#": {"tag": "minecraft:no_such_class"}}),
+          pillar=shaped("pillar", ["Q", "Q"], Q="quartz_block"),
+          charm=shaped("charm", ["C"], C="#no_such_class"),
           big=shapeless("big_no_such_class", "coal", "coal"),
-          glass={"type": "minecraft:smelting", "ingredient": {"item": "minecraft:sand"},
+          glass={"type": "minecraft:smelting", "ingredient": cell("sand"),
                  "result": "minecraft:glass"})
     write(folder / "tags" / "items", oak_logs={"values": [
         "minecraft:oak_log", "#minecraft:stripped"]}, stripped={"values": ["minecraft:bare_log"]})

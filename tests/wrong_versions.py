@@ -748,7 +748,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("dict.fromkeys(word[:LONGEST] for", "dict.fromkeys(word for",
          "test_search_reads_the_first_feature_and_forty_letters_of_a_word"),
         ("joined = phrases[0].startswith((\"in \", \"with \")) and", "joined =",
-         "test_make_goal_joins_its_parts_as_one_says_them"),
+         "test_make_goal_says_its_wishes_as_one_says_them"),
     ],
     "envs/parts/shop_rules.py": [
         ("for text in texts] * bool(both)", "for text in texts] * 0", "test_alike_by_hand"),
