@@ -1,14 +1,15 @@
 """pytest tests/test_env_bird.py: questions against plain loops over the rows, SQL that means ill,
-the process it runs in, BIRD's files, the original's wire."""
+the process it runs in, BIRD's files."""
 import json
-import os
 import random
 import re
 import sqlite3
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import Mock
 
 import pytest
 
@@ -250,39 +251,30 @@ def test_train_and_test_share_no_query_and_hold_what_agentgym_holds():
 # ---- an answer ----
 
 TOWNS = "SELECT name, town FROM patient WHERE birth_year > 2000"
+MEAN_COST = "SELECT SUM(cost) * 1.0 / COUNT(*) FROM visit"
 
 
-@pytest.mark.parametrize("sql, right", [
-    (f"{TOWNS} ORDER BY town DESC, id", True),                  # another order
-    (f"{TOWNS} UNION ALL {TOWNS}", True),                       # each twice
-    ("SELECT p.name, p.town FROM patient AS p WHERE p.birth_year >= 2001;", True),
-    (TOWNS.replace("name, town", "town, name"), False),
-    (TOWNS.replace(", town", ""), False),
-    (f"{TOWNS} LIMIT 3", False),
-    ("SELECT name, town FROM patient", False),
+@pytest.mark.parametrize("reference, sql, right", [
+    (TOWNS, f"{TOWNS} ORDER BY town DESC, id", True),                   # another order
+    (TOWNS, f"{TOWNS} UNION ALL {TOWNS}", True),                        # each twice
+    (TOWNS, "SELECT p.name, p.town FROM patient AS p WHERE p.birth_year >= 2001;", True),
+    (TOWNS, TOWNS.replace("name, town", "town, name"), False),
+    (TOWNS, TOWNS.replace(", town", ""), False),
+    (TOWNS, f"{TOWNS} LIMIT 3", False),
+    (TOWNS, "SELECT name, town FROM patient", False),
+    (MEAN_COST, MEAN_COST.replace("FROM", "+ 1e-9 FROM"), True),        # to the sixth place
+    (MEAN_COST, "SELECT AVG(cost) + 0.01 FROM visit", False),
 ])
-def test_step_rewards_the_set_of_rows(sql, right):
-    observation, reward, done, info = asked("hospital", TOWNS).step(block(sql))
+def test_step_rewards_the_set_of_rows(reference, sql, right):
     rows = str(rows_in("hospital", sql))
-    assert observation == (rows if len(rows) <= 100 else rows[:100] + "...")
-    assert (reward, done) == (float(right), True)
-    assert info == dict(success=right, valid=True, score=float(right))
+    assert asked("hospital", reference).step(block(sql)) == (
+        rows if len(rows) <= 100 else rows[:100] + "...", float(right), True,
+        dict(success=right, valid=True, score=float(right)))
 
 
-@pytest.mark.parametrize("sql, right", [
-    ("SELECT SUM(cost) * 1.0 / COUNT(*) + 1e-9 FROM visit", True),
-    ("SELECT AVG(cost) + 0.01 FROM visit", False)])
-def test_step_compares_decimals_to_the_sixth_place(sql, right):
-    assert asked("hospital", "SELECT SUM(cost) * 1.0 / COUNT(*) FROM visit").step(sql)[1] == right
-
-
-@pytest.mark.parametrize("sql, error", [
-    ("SELECT wings FROM ward", "no such column: wings"),
-    ("SELECT * FROM nurse", "no such table: nurse"),
-    ("SELECT MEDIAN(cost) FROM visit", "no such function: MEDIAN")])
-def test_step_answers_a_wrong_name_in_sqlites_words_and_ends(sql, error):
-    assert asked("hospital", TOWNS).step(block(sql)) == (
-        error, 0.0, True, dict(success=False, valid=False, score=0.0))
+def test_step_answers_a_wrong_name_in_sqlites_words_and_ends():
+    assert asked("hospital", TOWNS).step("SELECT wings FROM ward") == (
+        "no such column: wings", 0.0, True, dict(success=False, valid=False, score=0.0))
 
 
 @pytest.mark.parametrize("text", ["north", "", "-- only a comment", "SELECT 1; SELECT 2",
@@ -405,14 +397,9 @@ def test_runner_gives_no_answer_to_the_wrong_question(monkeypatch):
     runner = bird.Runner()
     runner.ask("hospital", "SELECT 1", "SELECT 1")
     process = runner.process
-
-    class Impatient:
-        def readline(self):
-            raise KeyboardInterrupt
-    with monkeypatch.context() as patch:
-        patch.setattr(process, "stdout", Impatient())
-        with pytest.raises(KeyboardInterrupt):
-            runner.ask("hospital", "SELECT 1", "SELECT 1")
+    monkeypatch.setattr(process.stdout, "readline", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        runner.ask("hospital", "SELECT 1", "SELECT 1")
     assert runner.ask("hospital", "SELECT 2", "SELECT 3") == ["[(2,)]", "rows", False]
     assert process.wait() and runner.process.poll() is None
     runner.process.kill()
@@ -453,36 +440,30 @@ for task_id in bird.TEST:
 """
 
 
-def played(folder, **settings):
-    return printed(PLAY, NANO_BIRD_DATA=str(folder), **settings)
-
-
-def test_read_bird_makes_dev_the_test_split(tmp_path):
-    folder = write_bird(tmp_path / "100% #1?")
-    assert played(folder) == (
-        "range(0, 3400) range(3400, 3402) ('simple', 'moderate', 'challenging')\n"
-        f"{DESCRIBED}\n\nHow many houses are in Elm?\n[(2,)] 1.0 True\n"
-        f"{DESCRIBED}\n\nWhich streets?\n[('Elm',), ('Oak',)] 1.0 True\n")
-    write_bird(folder / "train", "train")
-    (folder / "dev").mkdir()
-    for name in ("dev.json", "dev_databases"):
-        (folder / name).rename(folder / "dev" / name)
-    assert "Elm is 1" not in played(folder, NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
-    text = played(folder, NANO_BIRD_EVIDENCE="1")
-    assert text.startswith("range(0, 2) range(2, 4) ('simple', 'challenging')\n")
-    assert "How many houses are in Elm?\nElm is 1\n[(2,)]" in text
-
-
-def test_use_plays_the_files_here_and_in_processes_started_from_here(tmp_path, monkeypatch):
+def test_use_makes_dev_the_test_split_here_and_in_processes_to_come(tmp_path, monkeypatch):
     for name in ("DATA", "TRAIN", "TEST", "FAMILIES"):      # put back after the test
         monkeypatch.setattr(bird, name, getattr(bird, name))
     monkeypatch.setenv("NANO_BIRD_DATA", "")
-    folder = write_bird(tmp_path / "BIRD")
+    folder = write_bird(tmp_path / "100% #1?")
     assert open_env("bird", folder) is bird and bird.TEST == range(3400, 3402)
-    assert os.environ["NANO_BIRD_DATA"] == str(folder)
-    env = bird.Env()
-    assert env.reset(3400) == f"{DESCRIBED}\n\nHow many houses are in Elm?"
+    env, question = bird.Env(), f"{DESCRIBED}\n\nHow many houses are in Elm?"
+    assert env.reset(3400) == question
     assert env.step(env.expert()[1])[:3] == ("[(2,)]", 1.0, True)
+    assert printed(PLAY) == (
+        "range(0, 3400) range(3400, 3402) ('simple', 'moderate', 'challenging')\n"
+        f"{question}\n[(2,)] 1.0 True\n"
+        f"{DESCRIBED}\n\nWhich streets?\n[('Elm',), ('Oak',)] 1.0 True\n")
+
+
+def test_read_bird_takes_train_and_dev_from_folders_of_their_own(tmp_path):
+    """And the hints, if they are asked for."""
+    write_bird(tmp_path / "train", "train")
+    write_bird(tmp_path / "dev")
+    played = partial(printed, PLAY, NANO_BIRD_DATA=str(tmp_path))
+    assert "Elm is 1" not in played(NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
+    text = played(NANO_BIRD_EVIDENCE="1")
+    assert text.startswith("range(0, 2) range(2, 4) ('simple', 'challenging')\n")
+    assert "How many houses are in Elm?\nElm is 1\n[(2,)]" in text
 
 
 @pytest.mark.parametrize("changes, said", [
@@ -493,23 +474,3 @@ def test_use_plays_the_files_here_and_in_processes_started_from_here(tmp_path, m
 def test_read_bird_names_item_and_field(tmp_path, changes, said):
     with pytest.raises(ValueError, match=rf"^bird: \S*{said}$"):
         bird.read_bird(write_bird(tmp_path, **changes))
-
-
-# ---- the original's wire ----
-
-def test_wire_is_that_of_sqlgym():
-    """The calls of AgentGym's client, which cuts the block out itself, in their order."""
-    ask = wire("bird")
-    assert ask("/") == "ok"
-    assert ask("/create", {}) == 0
-    task_id = bird.TEST[3]
-    first, nothing = ask("/reset", {"item_id": task_id, "env_idx": 0})
-    assert first.endswith("\n\n" + bird.task_of(task_id).question) and nothing is None
-    assert ask("/observation?env_idx=0") == first
-    reply = "Thought: I know.\n\nAction: ```sql\n" + bird.task_of(task_id).sql + ";\n```"
-    action = reply.split("```sql")[-1].split("```")[0].strip()
-    answer = ask("/step", {"action": action, "env_idx": 0})
-    assert answer.keys() == {"state", "reward", "done", "info"}
-    assert answer["reward"] == 1.0 and answer["done"] is True and answer["state"][0] == "["
-    ask("/step", {"action": action, "env_idx": 0}, status=409)
-    ask("/reset", {"item_id": bird.TEST[-1] + 1, "env_idx": 0}, status=400)

@@ -2,6 +2,7 @@
 import json
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -9,7 +10,7 @@ from client import EnvClient
 from env_server import local_server
 from envs import open_env
 from envs import textcraft, textcraft_small
-from envs.textcraft import Recipe, World, family, make_world, unseen_goal
+from envs.textcraft import Recipe, World, make_world
 from players import play
 
 HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}      # of the generated worlds
@@ -46,36 +47,40 @@ def expert_actions(env, task_id=None, most=100):
     return [action for action, *_ in turns]
 
 
+def amounts(text):
+    """ "2 elm log, 1 stick" -> {"elm log": 2, "stick": 1}"""
+    return {item: int(n) for n, item in (part.split(" ", 1) for part in text.split(", "))}
+
+
 def read_page(observation):
     """What an agent can read: ({output: [(count, {ingredient: number})]}, goal)."""
     page = re.fullmatch(r"Crafting commands:\n(.+)\n\nGoal: craft (.+)\.", observation, re.DOTALL)
     commands = {}
     for line in page[1].split("\n"):
         count, output, needs = re.fullmatch(r"craft (\d+) (.+) using (.+)", line).groups()
-        needs = [part.split(" ", 1) for part in needs.split(", ")]
-        commands.setdefault(output, []).append((int(count), {i: int(n) for n, i in needs}))
+        commands.setdefault(output, []).append((int(count), amounts(needs)))
     return commands, page[2]
 
 
 def replay(commands, actions):
     """The bag after these actions, by nothing but the page; every one of them must be possible."""
-    bag = {}
+    bag = Counter()
     for action in actions:
         if action.startswith("get "):
-            _, number, item = action.split(" ", 2)
-            assert item not in commands, "only raw items can be fetched"
-            bag[item] = bag.get(item, 0) + int(number)
+            fetched = amounts(action.removeprefix("get "))
+            assert not {*fetched} & {*commands}, "only raw items can be fetched"
+            bag.update(fetched)
         else:
             output, needs = re.fullmatch(r"craft \d+ (.+) using (.+)", action).groups()
-            used = [(item, int(n)) for n, item in (p.split(" ", 1) for p in needs.split(", "))]
+            used = amounts(needs)
             # here a class is the last word of its members; a recipe may name one of them as well
             fitting = [count for count, wanted in commands[output] if len(used) == len(wanted) and {
-                item if item in wanted else item.split()[-1]: n for item, n in used} == wanted]
+                item if item in wanted else item.split()[-1]: n for item, n in used.items()
+            } == wanted]
             assert len(fitting) == 1, action
-            for item, n in used:
-                bag[item] = bag.get(item, 0) - n
-                assert bag[item] >= 0, action
-            bag[output] = bag.get(output, 0) + fitting[0]
+            bag.subtract(used)
+            assert min(bag.values()) >= 0, action
+            bag[output] += fitting[0]
     return bag
 
 
@@ -86,7 +91,7 @@ def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
     for task_id in env.world.test[:len(env.world.goals)]:
         commands, goal = read_page(env.reset(task_id))
         bag = replay(commands, expert_actions(env, most=HORIZONS[world]))
-        assert bag[goal] > 0 and {i: n for i, n in bag.items() if n} == held(env)
+        assert bag[goal] > 0 and +bag == held(env)
         goals.add(goal)
     assert goals == set(env.world.recipes)
 
@@ -159,17 +164,14 @@ def test_small_world_has_a_closed_vocabulary_and_short_pages():
 
 @pytest.mark.parametrize("module, share", [(textcraft, 1 / 5), (textcraft_small, 1 / 10)])
 def test_train_and_test_are_disjoint_and_some_goals_are_unseen(module, share):
-    env, pages = module.Env(), {}
+    env = module.Env()
     assert (module.TRAIN, module.TEST) == (env.world.train, env.world.test)
-    for split in ("TRAIN", "TEST"):
-        texts = [env.reset(task_id) for task_id in getattr(module, split)]
-        pages[split] = [(read_page(text)[1], text) for text in texts]
-    train, test = set(pages["TRAIN"]), set(pages["TEST"])
-    assert not train & test
+    train, test = ([(read_page(text)[1], text) for text in map(env.reset, ids)]
+                   for ids in (module.TRAIN, module.TEST))
+    assert not set(train) & set(test)
     trained = {goal for goal, _ in train}
     assert {goal for goal, _ in test} == set(env.world.recipes)
-    assert [module.unseen_goal(i) for i in module.TEST] == [
-        goal not in trained for goal, _ in pages["TEST"]]
+    assert [*map(module.unseen_goal, module.TEST)] == [goal not in trained for goal, _ in test]
     assert not any(map(module.unseen_goal, module.TRAIN))
     unseen = sum(map(module.unseen_goal, module.TEST)) / len(module.TEST)
     assert unseen == pytest.approx(share, abs=0.02)     # of each depth's goals, rounded
@@ -364,17 +366,6 @@ def test_read_world_takes_a_class_without_members_for_a_raw_item_as_textcraft_do
     assert env.step("craft 4 oak planks using 1 oak log")[1] == 1
 
 
-def test_expert_wins_in_a_folder_of_recipes(tmp_path):
-    env = textcraft.Env(recipes=minecraft(tmp_path))
-    for task_id in [*env.world.train, *env.world.test]:
-        expert_actions(env, task_id, 20)
-    with pytest.raises(ValueError, match=rf"textcraft: no task -1; tasks are 0\.\.{task_id}"):
-        env.reset(-1)
-    families = {family(i, tmp_path / "recipes") for i in env.world.test}
-    assert families <= set(textcraft.FAMILIES) and len(families) == 3
-    assert {unseen_goal(i, tmp_path / "recipes") for i in env.world.train} == {False}
-
-
 @pytest.mark.parametrize("content, problem", [
     ("{not json", r"bad\.json is no JSON"),
     ([], r"bad\.json is no Minecraft file: it has no 'type'"),
@@ -402,26 +393,26 @@ def recipes(tmp_path, monkeypatch):
 
 
 def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes):
-    module = open_env("textcraft", recipes)
-    world = make_world(recipes)
-    assert (module.TRAIN, module.TEST) == (world.train, world.test)
-    assert [module.unseen_goal(i) for i in module.TEST] == [unseen_goal(i, recipes)
-                                                            for i in world.test]
-    assert {module.family(i) for i in module.TEST} == {"depth 1", "depth 2", "depth 3"}
-    here = [textcraft.Env().reset(i) for i in module.TEST]
-    assert here == [textcraft.Env(recipes=recipes).reset(i) for i in world.test]
+    module, env = open_env("textcraft", recipes), textcraft.Env()
+    tasks = [*module.TRAIN, *module.TEST]
+    for task_id in tasks:
+        expert_actions(env, task_id, 20)
+    with pytest.raises(ValueError, match=rf"textcraft: no task -1; tasks are 0\.\.{tasks[-1]}"):
+        env.reset(-1)
+    assert {*map(module.family, module.TEST)} == {"depth 1", "depth 2", "depth 3"}
+    trained = {*map(env.world.goal, module.TRAIN)}
+    assert trained < {*map(env.world.goal, module.TEST)} == {*env.world.recipes}
+    assert all(module.unseen_goal(i) == (env.world.goal(i) not in trained) for i in tasks)
     with local_server("textcraft") as url:
-        client = EnvClient(url, "textcraft")
-        replies = client.answer([(None, "reset", i) for i in module.TEST])
-        assert [reply.observation for reply in replies] == here
+        replies = EnvClient(url, "textcraft").answer([(None, "reset", i) for i in module.TEST])
+        assert [reply.observation for reply in replies] == [*map(env.reset, module.TEST)]
     assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
 
 
 @pytest.mark.parametrize("name, folder, sentence", [
     ("textcraft", "nowhere", "'.*nowhere' is neither a world nor a folder of recipe files"),
     ("textcraft", ".", "holds fewer than 6 usable crafting recipes"),
-    ("textcraft_small", "recipes", "textcraft_small takes no data"),
-    ("maze", "recipes", "maze takes no data")])
+    ("textcraft_small", "recipes", "textcraft_small takes no data")])
 def test_open_env_refuses_bad_recipes_and_stays_as_it_was(recipes, name, folder, sentence):
     with pytest.raises(ValueError, match=sentence) as refusal:
         open_env(name, recipes.parent / folder)

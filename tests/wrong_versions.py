@@ -681,7 +681,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_train_and_test_share_no_query_and_hold_what_agentgym_holds"),
         ('self.tries_left -= kind != "no SQL"', "self.tries_left -= 1",
          "test_step_leaves_the_try_to_what_is_no_statement"),
-        ("round(x, 6) if", "round(x, 1) if", "test_step_compares_decimals_to_the_sixth_place"),
+        ("round(x, 6) if", "round(x, 1) if", "test_step_rewards_the_set_of_rows"),
         ("if action in MAY and name", "if name", "test_step_survives_sql_that_means_ill"),
     ],
     "envs/frozenlake.py": [
