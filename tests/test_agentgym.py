@@ -64,27 +64,21 @@ def test_manner_has_the_clients_words(text, length, digest):
     assert hashlib.sha256(text.encode()).hexdigest().startswith(digest)
 
 
-@pytest.mark.parametrize("name, length", [
-    ("weather", 9276), ("movie", 5736), ("academia", 3292), ("todo", 4602), ("sheet", 10448)])
-def test_manner_of_tools_is_as_long_as_the_clients_words(name, length):
-    """The clients' files have 12130, 8519, 6004, 7352 and 13336 characters; less those around the
+@pytest.mark.parametrize("name, length, kept", [    # kept: tools that the client tells nobody of
+    ("weather", 9276, ()), ("movie", 5736, ()), ("todo", 4602, ()),
+    ("academia", 3292, ("paperEdgeCheck", "check_valid_actions")),
+    ("sheet", 10448, ("check_valid_actions",))])                # which is ours there
+def test_manner_of_tools_names_the_tools_in_as_many_words_as_the_clients(name, length, kept):
+    """The clients' files have 12130, 8519, 7352, 6004 and 13336 characters; less those around the
     rules, and escapes."""
-    assert len(MANNERS[name].rules) == length
-    rules = MANNERS[name].rules.replace("\n  - ", "\n- ")      # of what todo's lists consist
-    assert "  " not in rules and "\n\n\n" not in rules
-
-
-def test_manner_of_tools_names_every_tool():
-    for name in TOOLS:
-        world = importlib.import_module(f"envs.{name}")
-        told = re.findall(r"^Name: (\w+)\((.*)\)$", MANNERS[name].rules, re.M)
-        for tool, arguments in told:
-            assert arguments.split(", ") == [*arguments_of(getattr(world.Env, tool))] or \
-                not arguments and not arguments_of(getattr(world.Env, tool))
-        # the client of academia keeps two tools to itself, that of sheet one, which is ours there
-        assert {*world.Env.tools, "finish", "check_valid_actions"} - {tool for tool, _ in told} == \
-            {"academia": {"paperEdgeCheck", "check_valid_actions"},
-             "sheet": {"check_valid_actions"}}.get(name, set())
+    rules, tools = MANNERS[name].rules, importlib.import_module(f"envs.{name}").Env
+    assert len(rules) == length
+    plain = rules.replace("\n  - ", "\n- ")                     # of which todo's lists consist
+    assert "  " not in plain and "\n\n\n" not in plain
+    told = dict(re.findall(r"^Name: (\w+)\((.*)\)$", rules, re.M))
+    for tool, arguments in told.items():
+        assert arguments == ", ".join(arguments_of(getattr(tools, tool)))
+    assert {*tools.tools, "finish", "check_valid_actions"} - {*told} == {*kept}
 
 
 def test_manner_of_tools_posts_the_whole_reply():
@@ -94,11 +88,6 @@ def test_manner_of_tools_posts_the_whole_reply():
     for name in TOOLS:
         assert MANNERS[name].read(reply) == (reply, "") and MANNERS[name].read("x") == ("x", "")
         assert MANNERS[name].read(reply.replace("Action: get", "Action:\n get")) == (reply, "")
-
-
-def test_manner_of_maze_and_wordle_has_one_sentence_of_rules():
-    assert MANNERS["maze"].rules == "You are an expert maze solver."
-    assert MANNERS["wordle"].rules == "You are an expert wordle player."
 
 
 # ---- a reply ----
@@ -129,22 +118,19 @@ def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, f
     assert read["searchqa"] == (reply, "")
 
 
-@pytest.mark.parametrize("reply, action", [
-    ("Thought: I count.\n\nAction: ```sql\nSELECT 1;\n```", "SELECT 1;"),
-    ("```sql SELECT 1```", "SELECT 1"), ("```sql\nSELECT 1", "SELECT 1"),
-    ("First ```sql\nSELECT 1\n``` or rather ```sql\nSELECT 2\n``` I think", "SELECT 2"),
-    ("Action: SELECT 1", "Action: SELECT 1"), ("SELECT 1", "SELECT 1"),
-    ("```\nSELECT 1\n```", ""), ("", "")])
-def test_manner_of_bird_reads_the_last_block(reply, action):
-    assert MANNERS["bird"].read(reply) == (action, "")
-
-
-@pytest.mark.parametrize("reply, action", [
-    ("In summary, the next action I will perform is ```click [5]```", "```click [5]```"),
-    ("```click [5]``` or ```stop [7]```", "```click [5]```"),   # its server takes the first
-    ("```\ngoto [x]\n```", "```\ngoto [x]\n```"), ("click [5]", ""), ("```click [5]", "")])
-def test_manner_of_webarena_reads_the_first_block(reply, action):
-    assert MANNERS["webarena"].read(reply) == (action, "" if action else webarena.UNPARSED)
+@pytest.mark.parametrize("name, reply, action", [
+    ("bird", "Thought: I count.\n\nAction: ```sql\nSELECT 1;\n```", "SELECT 1;"),
+    ("bird", "```sql SELECT 1```", "SELECT 1"), ("bird", "```sql\nSELECT 1", "SELECT 1"),
+    ("bird", "```sql\nSELECT 1\n``` or rather ```sql\nSELECT 2\n``` I think", "SELECT 2"),
+    ("bird", "Action: SELECT 1", "Action: SELECT 1"), ("bird", "SELECT 1", "SELECT 1"),
+    ("bird", "```\nSELECT 1\n```", ""), ("bird", "", ""),
+    ("webarena", "The next action I will perform is ```click [5]```", "```click [5]```"),
+    ("webarena", "```click [5]``` or ```stop [7]```", "```click [5]```"),   # as its server does
+    ("webarena", "```\ngoto [x]\n```", "```\ngoto [x]\n```"),
+    ("webarena", "click [5]", ""), ("webarena", "```click [5]", "")])
+def test_manner_reads_birds_last_block_and_webarenas_first(name, reply, action):
+    complaint = webarena.UNPARSED if name == "webarena" and not action else ""
+    assert MANNERS[name].read(reply) == (action, complaint)
 
 
 def test_format_compose_is_read_back_to_the_same_action():
@@ -206,9 +192,12 @@ def test_episode_of_wordle_begins_with_the_words_of_its_game():
     """Its greeting is not shown. An original's words are in the prompt: see EnvClient.game."""
     for task_id, words in ((0, wordle.LISTED), (44, wordle.WORDS)):
         episode, env = begun(wordle, task_id)
-        text = episode.messages[2]["content"]
-        assert listed_in(text) == list(words) and "Let's start" not in text
-        assert all(env.words[i] == word for i, word in enumerate(listed_in(text)))
+        rules, _, first = (message["content"] for message in episode.messages)
+        assert rules == "You are an expert wordle player."
+        assert listed_in(first) == list(words) and "Let's start" not in first
+        assert all(env.words[i] == word for i, word in enumerate(listed_in(first)))
+    answer = exchange(episode, env, "Thought:\nt\n\nAction:\ns h i r e")["content"]
+    assert answer == f"{wordle.feedback('shire', wordle.WORDS[44])}\n"   # the client keeps its end
     prompt = wordle.PROMPT.replace(", ".join(wordle.LISTED), "adieu, s t o n e")
     agent = Agent(None, prompt, "agentgym", module=wordle)
     assert listed_in(agent.first("Let's start Wordle!")) == ["adieu", "s t o n e"]
@@ -222,13 +211,6 @@ def test_episode_answers_a_refusal_alone_and_nothing_happens():
     turn = episode.trajectory.turns[0]
     assert turn.reward == 0 and not turn.valid
     assert exchange(episode, env, f"Action: get 1 {raw}.")["content"] == f"Got 1 {raw}"
-
-
-def test_episode_shows_an_observation_as_it_comes():
-    """AgentGym's client keeps the line end behind wordle's marks."""
-    episode, env = begun(wordle, 0)
-    assert exchange(episode, env, "Thought:\nt\n\nAction:\ns h i r e")["content"] == \
-        f"{wordle.feedback('shire', wordle.WORDS[0])}\n"
 
 
 def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
@@ -260,7 +242,7 @@ def test_clone_reads_the_rules_and_the_first_observation():
 
 # ---- what AgentGym has not ----
 
-@pytest.mark.parametrize("name", ["bandit", "frozenlake", "sokoban", "textcraft_small"])
+@pytest.mark.parametrize("name", ["bandit", "textcraft_small"])
 def test_manner_of_refuses_what_agentgym_does_not_have(name):
     with pytest.raises(ValueError, match=f"^format='agentgym': AgentGym has no {name}, only [^\n]*"
                                          "; use another format$"):

@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,8 +15,9 @@ from envs import webarena
 from envs.web import browser as text_browser
 from envs.web import chromium, tasks
 from envs.web.browser import Browser, parsed
-from envs.web.sites import Sites
+from envs.web.sites import SITES, Sites
 from players import children, play, wire
+from test_web_sites import crawl
 
 SHOP = "http://onestopmarket.com"
 
@@ -431,33 +433,19 @@ def test_chromium_shows_the_same_tree_and_sends_the_same_forms(chrome):
 
 
 def kinds_of_pages(sites):
-    """One address of each route of the sites."""
-    def first(sql):
-        return tuple(sites.db.execute(sql).fetchone())
-    owner, name = first("SELECT owner, name FROM project")
-    forum, post = first("SELECT forum, id FROM post WHERE author = 'nora_w'")
-    order, = first("SELECT id FROM sale WHERE customer_id = 1")
-    place, other = [row[0] for row in sites.db.execute("SELECT name FROM place LIMIT 2")]
-    return [f"http://{address}" for address in f"""homepage.com/
-onestopmarket.com/ onestopmarket.com/search?q=mug onestopmarket.com/category/Garden
-onestopmarket.com/product/4 onestopmarket.com/cart onestopmarket.com/wishlist
-onestopmarket.com/orders onestopmarket.com/order/{order} onestopmarket.com/checkout
-onestopmarket.com/account onestopmarket.com/contact onestopmarket.com/nothing
-luma.com/admin luma.com/admin/orders luma.com/admin/order/{order} luma.com/admin/customers
-luma.com/admin/customer/1 luma.com/admin/products luma.com/admin/products/new
-luma.com/admin/product/1 luma.com/admin/reviews luma.com/admin/review/1
-luma.com/admin/reports/bestsellers luma.com/admin/reports/sales luma.com/admin/reports/customers
-luma.com/admin/reports/searches reddit.com/ reddit.com/forums reddit.com/f/{forum}
-reddit.com/submit/books reddit.com/create_forum reddit.com/user/nora_w reddit.com/edit_biography
-reddit.com/search?q=book reddit.com/f/{forum}/{post} reddit.com/f/{forum}/{post}/edit gitlab.com/
-gitlab.com/explore gitlab.com/dashboard/issues gitlab.com/dashboard/merge_requests
-gitlab.com/projects/new gitlab.com/nwhitlock gitlab.com/profile openstreetmap.org/
-openstreetmap.org/search?q=cafe openstreetmap.org/place/3 openstreetmap.org/directions
-openstreetmap.org/nearby""".split()] + [
-        f"http://gitlab.com/{owner}/{name}{page}" for page in (
-            "", "/issues", "/issues/new", "/issues/1", "/merge_requests", "/merge_requests/1",
-            "/commits", "/contributors", "/members", "/edit")] + [
-        f"http://openstreetmap.org/directions?from={place}&to={other}&mode=foot".replace(" ", "+")]
+    """One address of each route of the sites that links lead to, and others of some."""
+    found = {}
+    for address in crawl(sites, 1):
+        at = urlsplit(address)
+        routes = (route for _, route, _ in SITES[at.netloc].ROUTES)
+        route = next(route for route in routes if re.fullmatch(route, at.path))
+        found.setdefault((at.netloc, route), address)
+    place, other = (name for name, in sites.db.execute("SELECT name FROM place LIMIT 2"))
+    way = f"openstreetmap.org/directions?from={place}&to={other}&mode=foot".replace(" ", "+")
+    return [*found.values(), *(f"http://{address}" for address in f"""{way} homepage.com/
+onestopmarket.com/search?q=mug onestopmarket.com/product/4 onestopmarket.com/nothing
+luma.com/admin/reports/sales luma.com/admin/reports/customers luma.com/admin/reports/searches
+reddit.com/search?q=book openstreetmap.org/search?q=cafe""".split())]
 
 
 @pytest.mark.slow
