@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentevol import Clone, lesson, tokenizer_of, trajectories_of
-from envs import alfworld, maze, textcraft, webarena, wordle
+from envs import textcraft, webarena, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
 from envs.parts.tools import arguments_of
@@ -163,25 +163,6 @@ def test_episode_begins_as_agentgyms_conversation(name):
         assert first["content"] == env.reset(world.TEST[0])
     if name == "sciworld":                              # it lists things in changing order
         assert first["content"].startswith(f"{env.task_description}\nThis ")
-
-
-def test_episode_of_alfworld_begins_with_the_actions_available():
-    episode, env = begun(alfworld, 44)
-    assert episode.messages[2]["content"].endswith(
-        f"\nYour task is to: put a winebottle in cabinet.\nAVAILABLE ACTIONS: "
-        f"{','.join(env.available_actions())}")
-    assert exchange(episode, env, "Action:\ngo to fridge 1")["content"] == "The fridge 1 is closed."
-
-
-def test_episode_of_maze_begins_with_the_example():
-    episode, _ = begun(maze, 18)
-    assert episode.messages[2]["content"].endswith(
-        "\naction: move down\nenvironment: Success\n```\n\nYour possible actions are \"move up\", "
-        '"move down", "move left", "move right". Formally, your return should be in this format:\n'
-        "Thought:\n<Your Thought>\n\nAction:\n<Your Action>\n\nNow let's start a new game. Return "
-        "your action and your thought in the format above strictly. Now, make the optimal action "
-        "given the current environment state:\nThe goal is at position 8, 6. Your current position "
-        "is at position 7, 6. There are walls to your right, to your left.")
 
 
 def listed_in(text):

@@ -227,17 +227,23 @@ def test_browser_shows_a_window_that_scrolls(monkeypatch):
     assert [page[-1] for page in seen] == [37, 77, 98, 98, 58, 37, 37]
 
 
-@pytest.mark.parametrize("address", [
+@pytest.mark.parametrize("action", ["click [9999]", *(f"goto [{address}]" for address in (
     "file:///etc/passwd", "chrome://version", "about:blank", "http://evil.org/", "http://[",
-    "//evil.org/", "http://onestopmarket.com:99999999999/", "localhost", " "])
-def test_goto_reaches_the_sites_alone(address):
+    "//evil.org/", "http://onestopmarket.com:99999999999/", "localhost", " "))])
+def test_an_action_that_cannot_be_done_is_told_and_changes_nothing(action):
+    """An id that is not there; an address that is none of the sites'."""
     env = webarena.Env()
     env.reset(webarena.TEST[0])
     before, url = env.browser.observation(), env.browser.url
-    observation, reward, done, info = env.step(f"```goto [{address}]```")
+    observation, reward, done, info = env.step(f"```{action}```")
     assert (reward, done, info["valid"]) == (0, False, False)
     assert env.browser.url == url and before in observation
-    assert not observation.endswith("PREVIOUS ACTION: None")
+    told = observation.partition("PREVIOUS ACTION: ")[2]
+    assert told != "None" and (action != "click [9999]" or told == (
+        'Attempt to perfom "click" on element "[9999]" but no matching element found. Please check '
+        "the observation more carefully."))
+    assert env.step("click [1]")[0] == webarena.UNPARSED        # and the page is still there
+    assert before in env.step("```scroll [up]```")[0]
 
 
 # ---- evaluators: configs in the form of WebArena's own ------------------------------------------
@@ -380,31 +386,14 @@ def test_expert_succeeds_from_wherever_it_stands():
         assert play(env, most=25)[-1][-1]["success"], (task_id, env.object)
 
 
-def test_an_unknown_id_is_told_and_nothing_happens():
-    env = webarena.Env()
-    env.reset(webarena.TEST[0])
-    page = env.browser.observation()
-    observation, *_, info = env.step("```click [9999]```")
-    assert not info["valid"] and page in observation and observation.endswith(
-        'PREVIOUS ACTION: Attempt to perfom "click" on element "[9999]" but no matching element '
-        "found. Please check the observation more carefully.")
-    assert env.step("click [1]")[0] == webarena.UNPARSED        # and the page is still there
-    assert page in env.step("```scroll [up]```")[0]
-
-
-def test_wire_is_that_of_agentgym():
-    ask, task = wire("webarena"), webarena.TEST[0]
-    assert ask("/create", {}) == {"env_idx": 0}
-    begun = ask("/reset", {"env_idx": 0, "seed": 0, "idx": task})
-    assert begun.keys() == {"observation", "sites", "object"} and begun["sites"] == ["shopping"]
-    assert f"OBJECTIVE: {begun['object']}\nPREVIOUS ACTION: None" in begun["observation"]
-    assert ask("/observation?env_idx=0") == begun["observation"]
-    assert ask("/observation_metadata?env_idx=0")["obs_nodes_info"]["1"]["text"].startswith(
-        "[1] RootWebArea")
-    ended = ask("/step", {"env_idx": 0, "action": "I give up. ```stop [?]```"})
-    assert ended.keys() == {"observation", "reward", "terminated", "truncated", "info"}
-    assert (ended["reward"], ended["terminated"], ended["truncated"]) == (0, True, False)
-    assert ask("/close", {"env_idx": 0}) == {"closed": "closed"}
+def test_wire_tells_sites_objective_and_nodes():
+    ask = wire("webarena")
+    ask("/create", {})
+    begun = ask("/reset", {"env_idx": 0, "seed": 0, "idx": webarena.TEST[0]})
+    assert begun["sites"] == ["shopping"]
+    assert begun["observation"].endswith(f"OBJECTIVE: {begun['object']}\nPREVIOUS ACTION: None")
+    nodes = ask("/observation_metadata?env_idx=0")["obs_nodes_info"]
+    assert nodes["1"]["text"].startswith("[1] RootWebArea")
 
 
 def test_use_takes_chromium_alone():
