@@ -20,17 +20,14 @@ SAY_OK = "searchqa", "webarena", "webshop", "bird", *TOOLS
 SEVERAL = "Error: Only one 'Action' is allowed per response. Please adjust your response."
 
 
-def speaker(world, tokenizer=None, **settings):
-    return Agent(tokenizer, world.PROMPT, "agentgym", module=world, **settings)
-
-
 def begun(world, task_id, **settings):
     """(an episode after its first observation, its environment); skips where an engine lacks."""
     try:
         env = world.Env()
     except RuntimeError as missing:
         pytest.skip(str(missing))
-    episode = Episode(speaker(world, **settings), task_id, (0,), 5)
+    agent = Agent(None, world.PROMPT, "agentgym", module=world, **settings)
+    episode = Episode(agent, task_id, (0,), 5)
     episode.observe(env.reset(task_id))
     return episode, env
 
@@ -161,6 +158,8 @@ def test_episode_begins_as_agentgyms_conversation(name):
         assert MANNERS[name].first(env.prompted, "") == env.prompted    # an original server's
     if name in ("babyai", "textcraft", "alfworld", "webshop", "bird", *TOOLS):
         assert first["content"] == env.reset(world.TEST[0])
+    if name == "maze":
+        assert first["content"] == agentgym.MAZE + env.reset(world.TEST[0])
     if name == "sciworld":                              # it lists things in changing order
         assert first["content"].startswith(f"{env.task_description}\nThis ")
 

@@ -8,7 +8,6 @@ import random
 import re
 import zlib
 from collections import Counter
-from contextlib import contextmanager
 
 import pytest
 
@@ -375,24 +374,21 @@ def test_use_refuses_a_folder_in_a_sentence(tmp_path, own, files, words):
 
 # ---- a remote retriever -------------------------------------------------------------------------
 
-@contextmanager
-def retriever(answer):
-    """(url, [the requests]) of a server that answers every POST with these bytes and status."""
-    requests = []
-    with serving(canned(lambda _, path, body, handler: (
-            requests.append(json.loads(body)) or answer))) as url:
-        yield f"{url}/retrieve", requests
-
-
 # As Search-R1's retrieval_server.py answers {"queries": [...], "topk": 3, "return_scores": true}.
 RESULT = {"result": [[{"document": document, "score": 0.8 - i / 10}
                       for i, document in enumerate([*CORPUS, CORPUS[0]])]]}     # one too many
 
 
 def test_remote_speaks_as_search_r1s_clients_do():
-    with retriever((200, json.dumps(RESULT).encode())) as (url, requests):
-        found = Remote(url).find("Ada Lovelace (born)")
-    assert requests == [{"queries": ["Ada Lovelace (born)"], "topk": 3, "return_scores": True}]
+    requests = []
+
+    def answer(method, path, body, _):
+        requests.append((method, path, json.loads(body)))
+        return 200, json.dumps(RESULT)
+    with serving(canned(answer)) as url:
+        found = Remote(f"{url}/retrieve").find("Ada Lovelace (born)")
+    assert requests == [("POST", "/retrieve", {
+        "queries": ["Ada Lovelace (born)"], "topk": 3, "return_scores": True})]
     assert [p.title for p in found] == ['"Ada Lovelace"', '"Charles Babbage"', '"London"']
     assert found[2].text == "London is a city on the Thames."
 
@@ -402,7 +398,7 @@ def test_remote_speaks_as_search_r1s_clients_do():
     (200, b'{"result": [[{"document": {"contents": null}}]]}')])
 def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, own,
                                                                     monkeypatch, capfd):
-    with retriever(answer) as (url, _):
+    with serving(canned(lambda *_: answer)) as url:
         with pytest.raises(RuntimeError, match=f"^searchqa: {url} is no Search-R1 retriever"):
             Remote(url).find("x")
         monkeypatch.setenv("NANO_SEARCHQA_URL", url)

@@ -312,7 +312,6 @@ def minecraft(folder):
           iron_ingot_from_nuggets=shaped("iron_ingot", ["NNN"] * 3, N="iron_nugget"),
           iron_nugget=shapeless("iron_nugget", "iron_ingot", count=9),
           bone_meal=shapeless("bone_meal", "bone_block", count=9),
-          pillar=shaped("pillar", ["Q", "Q"], Q="quartz_block"),
           charm=shaped("charm", ["C"], C="#no_such_class"),
           big=shapeless("big_no_such_class", "coal", "coal"),
           glass={"type": "minecraft:smelting", "ingredient": cell("sand"),
@@ -366,34 +365,14 @@ def test_read_world_takes_a_class_without_members_for_a_raw_item_as_textcraft_do
     assert env.step("craft 4 oak planks using 1 oak log")[1] == 1
 
 
-@pytest.mark.parametrize("content, problem", [
-    ("{not json", r"bad\.json is no JSON"),
-    ([], r"bad\.json is no Minecraft file: it has no 'type'"),
-    ({"type": "minecraft:crafting_shaped", "pattern": ["#"], "key": {}},
-     r"bad\.json is no Minecraft recipe: KeyError\('#'\)"),
-    (shapeless("air"), r"bad\.json is no Minecraft recipe: ValueError\('no ingredients'\)"),
-])
-def test_read_world_names_the_bad_file(tmp_path, content, problem):
-    write(tmp_path, bad=content)
-    with pytest.raises(ValueError, match=problem) as refusal:
-        textcraft.Env(recipes=tmp_path)
-    assert "\n" not in str(refusal.value)
-
-
 # ---- recipes given by a flag ----
 
-@pytest.fixture
-def recipes(tmp_path, monkeypatch):
-    """A folder of recipe files; what `use` changes is put back after the test."""
-    for name in ("WORLD", "TRAIN", "TEST"):
+def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_path, monkeypatch):
+    for name in ("WORLD", "TRAIN", "TEST"):             # put back after the test
         monkeypatch.setattr(textcraft, name, getattr(textcraft, name))
     monkeypatch.setenv("NANO_TEXTCRAFT_DATA", "")
     monkeypatch.delenv("NANO_TEXTCRAFT_DATA")
-    return minecraft(tmp_path)
-
-
-def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes):
-    module, env = open_env("textcraft", recipes), textcraft.Env()
+    module, env = open_env("textcraft", minecraft(tmp_path)), textcraft.Env()
     tasks = [*module.TRAIN, *module.TEST]
     for task_id in tasks:
         expert_actions(env, task_id, 20)
@@ -409,12 +388,20 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(recipes
     assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
 
 
-@pytest.mark.parametrize("name, folder, sentence", [
-    ("textcraft", "nowhere", "'.*nowhere' is neither a world nor a folder of recipe files"),
-    ("textcraft", ".", "holds fewer than 6 usable crafting recipes"),
-    ("textcraft_small", "recipes", "textcraft_small takes no data")])
-def test_open_env_refuses_bad_recipes_and_stays_as_it_was(recipes, name, folder, sentence):
+@pytest.mark.parametrize("name, files, sentence", [
+    ("textcraft", None, "'.*recipes' is neither a world nor a folder of recipe files"),
+    ("textcraft", {}, "holds fewer than 6 usable crafting recipes"),
+    ("textcraft", {"bad": "{not json"}, r"bad\.json is no JSON"),
+    ("textcraft", {"bad": []}, r"bad\.json is no Minecraft file: it has no 'type'"),
+    ("textcraft", {"bad": {"type": "minecraft:crafting_shaped", "pattern": ["#"], "key": {}}},
+     r"bad\.json is no Minecraft recipe: KeyError\('#'\)"),
+    ("textcraft", {"bad": shapeless("air")},
+     r"bad\.json is no Minecraft recipe: ValueError\('no ingredients'\)"),
+    ("textcraft_small", {}, "textcraft_small takes no data")])
+def test_open_env_refuses_bad_recipes_and_stays_as_it_was(tmp_path, name, files, sentence):
+    if files is not None:
+        write(tmp_path / "recipes", **files)
     with pytest.raises(ValueError, match=sentence) as refusal:
-        open_env(name, recipes.parent / folder)
+        open_env(name, tmp_path / "recipes")
     assert "\n" not in str(refusal.value)
     assert textcraft.WORLD == 0 and textcraft.TEST == make_world(0).test

@@ -93,17 +93,6 @@ def test_tools_of_webshop_are_agentgyms_functions():
         "search": "search[tea]", "click": "click[tea]"}
 
 
-@pytest.mark.parametrize("actions, path", [
-    ([], "7"), (["search[oat bars]", "click[Next >]"], "search_results/7/oat+bars/2"),
-    (["search[oat/../bars?]"], "search_results/7/oat%2F..%2Fbars%3F/1")])
-def test_url_names_the_page(actions, path):
-    env = webshop.Env()
-    env.reset(7)
-    for action in actions:
-        env.step(action)
-    assert env.url() == f"http://127.0.0.1:3000/{path}"
-
-
 # ---- actions ------------------------------------------------------------------------------------
 
 def at(page, task=3):
@@ -148,6 +137,7 @@ def test_click_leads_through_the_shop_and_back():
     second, *_ = env.step("click[Next >]")
     asin = env.browser.results[12].asin
     assert f"Page 2 (Total results: {len(env.browser.results)}) [SEP] < Prev [SEP]" in second
+    assert env.url() == "http://127.0.0.1:3000/search_results/3/oat+crackers/2"
     item, *_ = env.step(f"click[{asin.lower()}]")
     for name in ("Description", "Features", "Reviews"):
         page, *_ = env.step(f"click[{name}]")
@@ -159,6 +149,7 @@ def test_click_leads_through_the_shop_and_back():
     assert env.step("click[< Prev]")[0] == second
     assert env.step("click[< Prev]")[0] == first
     assert env.step("click[Back to Search]")[0] == env.reset(3)
+    assert env.url() == "http://127.0.0.1:3000/3"
 
 
 # ---- HTML ---------------------------------------------------------------------------------------
@@ -196,16 +187,16 @@ def test_html_never_makes_markup_of_a_product(tmp_path):
                                   human={NASTY["asin"]: [wish], "B2": [wish]}))
     env.reset([goal.product.asin for goal in env.shop.goals].index(NASTY["asin"]))
     pages = []
-    for action in ("search[soap]", "click[<b>B0<b>]", "click[Description]", "click[< Prev]",
-                   "click[Features]", "click[< Prev]", "click[[eu] 4]", "click['\"><i>x< | i>]",
-                   "click[Buy Now]"):
+    for action in ("search[soap/../<b>?]", "click[<b>B0<b>]", "click[Description]",
+                   "click[< Prev]", "click[Features]", "click[< Prev]", "click[[eu] 4]",
+                   "click['\"><i>x< | i>]", "click[Buy Now]"):
         observation, reward, done, info = env.step(action)
         assert info["valid"], action
         read = observation.replace("\ud800", "")       # lxml reads over half a surrogate pair
         assert read_html(env.html()) == (read, env.available_actions())
         assert {x.tag for x in html.document_fromstring(env.html()).iter()} <= {
             "html", "body", "div", "h2", "h4", "h5", "p", "br", "button", "a", "input", "label"}
-        assert "<" not in env.url().removeprefix("http://")
+        assert not {*"<>?'\""} & {*env.url()} and "/.." not in env.url()
         pages.append(observation)
     assert done and NASTY["name"] in pages[1] and NASTY["full_description"].strip() in pages[2]
     assert json.dumps({'"><svg onload=x>': "'\"><i>x< | i>"}) in pages[-1]

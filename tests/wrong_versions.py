@@ -674,7 +674,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("return len(rows) == len(rows_of(where=()))", "return True",
          "test_counts_by_a_column_are_asked_where_no_value_is_without_a_row"),
         ("if (told, column) not in known}", "}",
-         "test_draw_query_tells_no_column_that_a_condition_gives"),
+         "test_words_of_name_all_that_the_answer_depends_on"),
     ],
     "envs/bird.py": [
         ("return unseen or (zlib.crc32(text.encode()) % 10 == 0) == test", "return True",
