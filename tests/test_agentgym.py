@@ -78,15 +78,6 @@ def test_manner_of_tools_names_the_tools_in_as_many_words_as_the_clients(name, l
     assert {*tools.tools, "finish", "check_valid_actions"} - {*told} == {*kept}
 
 
-def test_manner_of_tools_posts_the_whole_reply():
-    """As the original's clients; but a call below "Action:" moves up to it, where its server
-    looks."""
-    reply = 'Thought: I look.\n\nAction: get_elevation with Action Input: {"latitude": 1}'
-    for name in TOOLS:
-        assert MANNERS[name].read(reply) == (reply, "") and MANNERS[name].read("x") == ("x", "")
-        assert MANNERS[name].read(reply.replace("Action: get", "Action:\n get")) == (reply, "")
-
-
 # ---- a reply ----
 
 @pytest.mark.parametrize("reply, line, last, first", [
@@ -124,8 +115,11 @@ def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, f
     ("webarena", "The next action I will perform is ```click [5]```", "```click [5]```"),
     ("webarena", "```click [5]``` or ```stop [7]```", "```click [5]```"),   # as its server does
     ("webarena", "```\ngoto [x]\n```", "```\ngoto [x]\n```"),
-    ("webarena", "click [5]", ""), ("webarena", "```click [5]", "")])
-def test_manner_reads_birds_last_block_and_webarenas_first(name, reply, action):
+    ("webarena", "click [5]", ""), ("webarena", "```click [5]", ""),
+    *((name, reply, reply) for name in TOOLS for reply in ("x", "Thought: I look.\n\nAction: f")),
+    # below "Action:" their servers do not look: a call moves up
+    *((name, "Thought: t\n\nAction:\n f", "Thought: t\n\nAction: f") for name in TOOLS)])
+def test_manner_reads_birds_last_block_webarenas_first_and_of_tools_all(name, reply, action):
     complaint = webarena.UNPARSED if name == "webarena" and not action else ""
     assert MANNERS[name].read(reply) == (action, complaint)
 
@@ -159,7 +153,7 @@ def test_episode_begins_as_agentgyms_conversation(name):
     if name in ("babyai", "textcraft", "alfworld", "webshop", "bird", *TOOLS):
         assert first["content"] == env.reset(world.TEST[0])
     if name == "maze":
-        assert first["content"] == agentgym.MAZE + env.reset(world.TEST[0])
+        assert first["content"] == f"{agentgym.MAZE.rstrip()}\n{env.reset(world.TEST[0])}"
     if name == "sciworld":                              # it lists things in changing order
         assert first["content"].startswith(f"{env.task_description}\nThis ")
 
