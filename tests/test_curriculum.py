@@ -38,11 +38,12 @@ def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
     assert some == choose_tasks(maze, "test", 50)
     original = types.SimpleNamespace(**vars(TOY), KNOWN={2, 5, 7})       # the server has no others
     assert choose_tasks(original, "train", 3) == [2, 5, 7]
-    with pytest.raises(ValueError, match="no task"):
-        choose_tasks(original, "test", 3)
     assert choose_tasks(TOY, "train", 0, "odd") == [1, 3, 5, 7, 9]
     assert choose_tasks(TOY, "test", 0, "even,odd") == list(range(90, 99))
     assert len(choose_tasks(TOY, "train", 3, "odd")) == 3
+    for module, families in ((TOY, "big"), (original, "even")):
+        with pytest.raises(ValueError, match=f"toy: the test split has no task of {families}"):
+            choose_tasks(module, "test", 3, families)
 
 
 def test_choose_tasks_is_fair_to_families_that_take_turns():
@@ -50,15 +51,6 @@ def test_choose_tasks_is_fair_to_families_that_take_turns():
     families = [toy.family(task) for task in choose_tasks(toy, "test", 100)]
     # half of 100, 3 standard errors of 5 each way; every tenth id would all be even
     assert 35 < families.count("even") < 65
-
-
-@pytest.mark.parametrize("split, families, sentence", [
-    ("test", "none", "the test split has no task of none"),
-    ("train", "big", "toy: the train split has no task of big")])
-def test_choose_tasks_says_what_is_wrong(split, families, sentence):
-    toy = types.SimpleNamespace(**{**vars(TOY), "FAMILIES": ("even", "odd", "none")})
-    with pytest.raises(ValueError, match=sentence):
-        choose_tasks(toy, split, 5, families)
 
 
 COLOURS = types.SimpleNamespace(NAME="colours", FAMILIES=("red", "odd", "blue"))

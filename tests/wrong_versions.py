@@ -64,7 +64,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("in reversed(range(rewards.shape[1] - 1))", "in range(rewards.shape[1] - 1)",
          "test_gigpo_advantages_discounts_over_all_later_turns"),
         ("(y.split(group_size) for y", "(y.split(len(y)) for y",
-         "test_mt_grpo_advantages_compares_turns_within_a_group_alone"),
+         "test_mt_grpo_advantages_by_hand"),
         ("torch.where(mask, turn_ids, turn_count)", "turn_ids.clamp(0, turn_count - 1)",
          "test_nan_and_junk_off_the_mask_change_nothing"),
         ("grpo_advantages(own[members], size)",
@@ -220,7 +220,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "recipes/icepop.py": [
         ("(old_logprobs - rollout_logprobs).exp()", "(rollout_logprobs - old_logprobs).exp()",
-         "test_truncated_weights_by_hand"),
+         "test_importance_corrections_by_hand"),
     ],
     "recipes/trackers.py": [
         ('cuts = [0, *(turn[end]', 'cuts = [*(turn[end]',
