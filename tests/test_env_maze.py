@@ -61,14 +61,11 @@ def test_world_carves_trees_with_a_way_of_4_to_15_moves():
     assert sizes == {7, 9, 11, 13}
 
 
-def test_train_and_test_share_no_map_but_the_double_t_and_no_start_there():
-    train, test = ({maze.fingerprint(task_id) for task_id in split}
-                   for split in (maze.TRAIN, maze.TEST))
-    assert not train & test
-    assert len(train) > 800 and len(test) > 205      # two seeds may carve the same small maze
+def test_train_and_test_share_no_map_but_the_double_t():
     train, test = ({tuple(maze.world(task_id)[0]) for task_id in split if task_id in CARVED}
                    for split in (maze.TRAIN, maze.TEST))
     assert not train & test
+    assert len(train) > 600 and len(test) > 150      # two seeds may carve the same small maze
 
 
 @pytest.mark.parametrize("action, valid", [

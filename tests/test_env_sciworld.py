@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from envs import sciworld
-from players import ROOT, living, play, printed, solved, wire
+from players import ROOT, living, play, printed, wire
 
 BOIL, THERMOMETER, POWER, FIND_THING, LONGEST, GROW = 0, 120, 1396, 3236, 4240, 4639   # variation 0
 
@@ -190,11 +190,6 @@ def test_expert_walks_back_to_where_it_was_led_away(env):
 
 
 # ---- One machine, many games ----
-
-def test_games_run_in_threads():
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(lambda i: solved(sciworld.Env(), FIND_THING + i), range(4)))
-
 
 @pytest.mark.parametrize("others", ["step", "are made"])
 def test_reset_builds_the_same_world_while_others(others, machine, env, tmp_path):
