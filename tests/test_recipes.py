@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import algos
 import parallel
 import train
 from chat import Agent
-from fakes import config, started
+from fakes import command, config, started
 from recipes import echo, icepop, overlong, refill, unexplored
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
@@ -26,9 +27,6 @@ from run import Run
 from test_train import GROUPS, fakes
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FLAGS = ("--env toy --steps 2 --tasks-per-step 4 --group-size 4 --mini-batches 2 --horizons 2,3 "
-         "--max-turn-tokens 4 --max-context 200 --eval-every 0 --eval-tasks 8 --lr 1e-2 "
-         "--filter none --advantage reinforce_pp --device cpu --name run").split()
 
 
 @pytest.fixture
@@ -37,12 +35,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups"):
         monkeypatch.setattr(train, name, getattr(train, name))
-    tables = train.ALGOS, train.SURROGATES, train.ADVANTAGES
-    before = [dict(table) for table in tables]
-    yield tmp_path
-    for table, entries in zip(tables, before):
-        table.clear()
-        table.update(entries)
+    with patch.dict(train.ALGOS), patch.dict(train.SURROGATES), patch.dict(train.ADVANTAGES):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("script, flags", [
@@ -54,7 +48,8 @@ def here(tmp_path, monkeypatch):
     ("maxrl", ["--weights", "sequence_sum"])])
 def test_recipe_runs_two_steps(here, url, model, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
-    monkeypatch.setattr(sys, "argv", [path, *FLAGS, *flags, "--model", model, "--env-url", url])
+    monkeypatch.setattr(sys, "argv", [path, *command(
+        model=model, env_url=url, name="run", filter="none", advantage="reinforce_pp"), *flags])
     runpy.run_path(path, run_name="__main__")
     lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
     learned = any(json.loads(line)["grad_norm"] > 0 for line in lines)
