@@ -15,8 +15,8 @@ edit the checkouts meanwhile.
     gspo                   DIFFERS: weights by 0.0021, first in step_2: lm_head.weight; metrics by
                            0.13, first in step 1: entropy 0.512 -> 0.498
 
-Given are the largest difference of a weight, the largest of a metric (above 1: relative to its
-size), and where each begins. Step n leads from the weights step_<n> to step_<n+1>; of its metrics
+Given are the largest difference of a weight and of a metric (above 1: relative to its size), and
+where each begins. Step n leads from the weights step_<n> to step_<n+1>; of its metrics
 those of the rollout come first. If reward or turns are the first to differ, look at the rollout; if
 grad_norm or kl, at what is made of it. `within`: nothing differs by more than --tolerance. Clock
 readings are left out; a metric that only one side has is noted. If a case differs or fails, the
@@ -39,7 +39,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -169,19 +168,18 @@ def numbers(value, key=""):
 
 
 def gap(a, b):
-    """The largest |a - b| of two arrays; of numbers above 1 relative to the larger. Infinite where
+    """The largest |a - b| of two arrays or numbers, above 1 relative to the larger. Infinite where
     the two cannot be subtracted."""
-    if isinstance(a, np.ndarray):
-        same_shape = a.shape == b.shape
-        return np.nan_to_num(np.abs(a - b), nan=np.inf).max().item() if same_shape else math.inf
-    if a == b:
-        return 0.0
-    return math.inf if None in (a, b) else abs(a - b) / max(1, abs(a), abs(b))
+    a, b = np.asarray(a, float), np.asarray(b, float)       # None becomes NaN
+    if a.shape != b.shape:
+        return math.inf
+    apart = np.nan_to_num(abs(a - b) / np.fmax(1, np.fmax(abs(a), abs(b))), nan=np.inf)
+    return np.where((a == b) | np.isnan(a) & np.isnan(b), 0, apart).max().item()
 
 
 def differences(old, new):
-    """Two {place: {key: value}} -> (the largest gap, in words where the first is, a note for every
-    key that one side has nowhere)."""
+    """Two {place: {key: value}} -> (the largest gap, in words where the first is, the keys that one
+    side has nowhere)."""
     largest, first = 0.0, ""
     for place in {**old, **new}:
         a, b = old.get(place, {}), new.get(place, {})
@@ -193,45 +191,39 @@ def differences(old, new):
             first = f"{place}: {key}" + (f" {a[key]} -> {b[key]}" if number else "")
         largest = max(largest, worst)
     keys = [{key for row in side.values() for key in row} for side in (old, new)]
-    notes = [f"only in {'old' if key in keys[0] else 'new'}: {key}"
-             for key in sorted(keys[0] ^ keys[1])]
-    return largest, first, notes
+    return largest, first, sorted(keys[0] ^ keys[1])
 
 
 def compare(old, new, tolerance):
-    """What two sides have left of a case -> (verdict, is it within the tolerance, notes)."""
+    """What two sides have left of a case -> (verdict, is it within the tolerance)."""
     parts, notes, worst = [], [], 0.0
     for what, *sides in zip(("weights", "metrics"), old, new):
-        largest, first, noted = differences(*sides)
+        largest, first, alone = differences(*sides)
         worst = max(worst, largest)
         parts += [f"{what} by {largest:.2g}, first in {first}"] * (largest > 0)
-        notes += [f"{what} {note}" for note in noted]
+        notes += [f"; {what} of one side alone: {', '.join(alone)}"] * bool(alone)
     steps = list(old[0].values())
     if len(steps) > 1 and not differences({"": steps[0]}, {"": steps[-1]})[0]:
-        notes.append("nothing was learned, so that little was compared")
+        notes.append("; nothing was learned, so that little was compared")
     verdict = "same" if not parts else "within: " if worst <= tolerance else "DIFFERS: "
-    return verdict + "; ".join(parts), worst <= tolerance, notes
+    return verdict + "; ".join(parts) + "".join(notes), worst <= tolerance
 
 
 def compare_all(names, checkouts, folders, tolerance):
     """Play and compare these cases, a line each -> how many differ or failed."""
-    spawn, wrong, notes = multiprocessing.get_context("spawn"), 0, defaultdict(list)
+    spawn, wrong = multiprocessing.get_context("spawn"), 0
     with ProcessPoolExecutor(1, spawn, enter, (checkouts[0], folders[0])) as old, \
             ProcessPoolExecutor(1, spawn, enter, (checkouts[1], folders[1])) as new:
         for name in names:
             jobs = [side.submit(play, name) for side in (old, new)]
             failed = [f"FAILED in {side}: {job.result()}"
                       for side, job in zip(("old", "new"), jobs) if job.result()]
-            verdict, good, noted = ("; ".join(failed), False, []) if failed else compare(
+            verdict, good = ("; ".join(failed), False) if failed else compare(
                 *(read(folder / name) for folder in folders), tolerance)
             print(f"{name:22} {verdict}", flush=True)
             wrong += not good
-            for note in noted:
-                notes[note].append(name)
-            for folder in folders * (verdict == "same"):
+            for folder in folders * verdict.startswith("same"):
                 shutil.rmtree(folder / name / "runs", ignore_errors=True)
-    for note, cases in notes.items():
-        print(f"note: {note} ({', '.join(cases) if len(cases) < 4 else f'{len(cases)} cases'})")
     return wrong
 
 
