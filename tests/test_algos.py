@@ -61,6 +61,7 @@ def test_grpo_advantages_of_constant_groups_and_of_one_are_exactly_zero():
 
 
 def test_grpo_advantages_refuses_a_ragged_batch():
+    algos.grpo_advantages(torch.zeros(4), 2)    # an unwritten one raises a RuntimeError, too: here
     for size in (0, 3, -1):
         with pytest.raises(RuntimeError):
             algos.grpo_advantages(torch.zeros(4), size)

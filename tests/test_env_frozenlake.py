@@ -89,9 +89,7 @@ def test_env_refuses_a_slip_that_is_no_probability():
         frozenlake.Env(slip=1.5)
 
 
-def test_expert_is_as_good_as_the_table_and_hurries_on_still_ice(monkeypatch):
-    env, _ = play_on(monkeypatch, DITCH, 0, slip=2 / 3)
-    assert env.expert()[1] == "up"
+def test_expert_hurries_on_still_ice(monkeypatch):
     env, _ = play_on(monkeypatch, "_" * 15 + "G", 0, slip=0)
     for _ in range(6):                          # three down, three right: no detour
         _, _, done, _ = env.step(env.expert()[1])

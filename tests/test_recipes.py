@@ -124,23 +124,17 @@ def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monk
         asked.append((tuple(tasks), key))
         return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
     monkeypatch.setattr(parallel, "play_tasks", play)
-    run = started(url, cfg := config(model, tasks_per_step=4, group_size=2, filter="varied"))
+    run = started(url, cfg := config(model, tasks_per_step=3, group_size=2, filter="varied"))
     played, stats = refill.play_step(run, 2)
     chosen = refill.keep_groups(played, run.cfg)
-    assert len(asked) == 2 and len(chosen) == 8 and len(played) == 16 and run.cfg == cfg
-    assert chosen == [t for wave in waves[:2] for t in wave[2:6]]
+    assert len(asked) == 2 and len(played) == 16 and run.cfg == cfg
+    assert chosen == [*waves[0][2:6], *waves[1][2:4]]   # of four groups that teach a step's worth
     assert len({tasks for tasks, _ in asked}) == 2 == len({key for _, key in asked})
     assert (stats.dropped, stats.tokens["decode"], stats.seconds["rollout"] > 0) == (2, 20, True)
     run.cfg = replace(cfg, tasks_per_step=100)          # more than four waves hold
     asked.clear()
     chosen = refill.keep_groups(refill.play_step(run, 2)[0], run.cfg)
     assert len(asked) == 4 and len(chosen) == 16
-
-
-def test_refill_keeps_no_more_than_a_steps_worth():
-    played = fakes([0, 1, 1, 0, 0.5, 0.5, 0, 1] * 2)    # 3 of 4 groups teach something, twice
-    cfg = train.Config(tasks_per_step=4, group_size=2)
-    assert refill.keep_groups(played, cfg) == [*played[0:4], *played[6:10]]
 
 
 def test_unexplored_environments_are_left_out(monkeypatch):

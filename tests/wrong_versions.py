@@ -144,7 +144,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "recipes/refill.py": [
         ("[:cfg.tasks_per_step * cfg.group_size]", "",
-         "test_refill_keeps_no_more_than_a_steps_worth"),
+         "test_refill_plays_other_tasks_until_the_batch_is_full"),
         ("1_000_003 * wave", "0 * wave", "test_refill_plays_other_tasks_until_the_batch_is_full"),
     ],
     "recipes/plan.py": [
