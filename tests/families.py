@@ -111,11 +111,6 @@ FAMILIES = {
 }
 
 
-def template_of(name):
-    file = FAMILIES[name].file
-    return (FOLDER / f"{file}.jinja").read_text() if file else LLAMA_2
-
-
 @functools.cache
 def tokenizer_of(name, more=()):
     """The family's template and tokens over single bytes; more: further tokens, not special."""
@@ -130,6 +125,7 @@ def tokenizer_of(name, more=()):
     if family.bos:               # as in most: `encode` puts it before every text unless told not to
         tokenizer.post_processor = processors.TemplateProcessing(
             f"{family.bos} $A", special_tokens=[(family.bos, tokenizer.token_to_id(family.bos))])
+    template = (FOLDER / f"{family.file}.jinja").read_text() if family.file else LLAMA_2
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=family.bos, eos_token=family.eos,
-        clean_up_tokenization_spaces=False, chat_template=template_of(name), name_or_path=name)
+        clean_up_tokenization_spaces=False, chat_template=template, name_or_path=name)

@@ -787,7 +787,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          'said("system", text) + [assistant(self.manner.agreed)]',
          "test_episode_begins_as_agentgyms_conversation"),
         ("tokenizer.eos_token_id, *stop_ids} - {None}", "tokenizer.eos_token_id} - {None}",
-         "test_chat_finds_the_stop_tokens_and_one_bos"),
+         "test_chat_finds_the_stop_tokens"),
         ('self.special if m["role"] in ("user", "tool") else self.special_in_reply', "self.special",
          "test_rules_name_the_tokens_that_a_reply_should_hold"),
         ("said(role, broken(self.special, text))", "said(role, text)",
