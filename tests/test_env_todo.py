@@ -3,7 +3,6 @@ what they change, that answer and final state both count, an expert that repairs
 goals whose words, read by other code, mean the answers."""
 import copy
 import json
-import random
 import re
 from datetime import date, datetime, timedelta
 
@@ -12,7 +11,7 @@ import pytest
 from envs import todo
 from envs.parts import tools
 from envs.todo import Env
-from players import ask, play, printed
+from players import ask, first_of, play, printed
 
 
 @pytest.fixture
@@ -82,13 +81,10 @@ def test_changes_are_told_and_seen(env):
 
 
 @pytest.mark.parametrize("tool, arguments, refusal", [
-    ("get_tasks", {"project_id": "1"}, "Project not found"),
     ("update_project", {"project_id": "1", "is_favorite": "True"}, "Project not found"),
     ("update_task", {"task_id": "1", "due_date": "2030-01-01"}, "Task not found"),
     ("complete_task", {"task_id": "1"}, "Task 1 is not exists."),
-    ("delete_task", {"task_id": "1"}, "Task 1 is not exists."),
     ("get_tasks", {}, "ERROR | KeyError('project_id')"),
-    ("update_task", {"task_id": 0, "due_date": "tomorrow"}, "Invalid argument value: due_date"),
     ("update_task", {"task_id": 0, "due_date": "2030-02-30"}, "Invalid argument value: due_date"),
     ("update_project", {"project_id": 0, "is_favorite": "maybe"},
      "Invalid argument value: is_favorite"),
@@ -116,51 +112,29 @@ def test_judge_wants_the_answer_and_the_state(kind):
         assert env.step('finish with Action Input: {"answer": "no"}')[1:3] == (0.0, True)
 
 
-def test_judge_sees_what_nobody_asked_for():
-    """A question answered right, after a task was deleted, is not solved."""
+@pytest.mark.parametrize("kind", ["postpone", "favourite"])
+def test_expert_makes_a_change_again_that_was_undone(kind):
     env = Env()
-    env.reset(task_of("detail"))
-    victim = next(x for x in env.tasks if x != env.task.task["id"])
-    env.step(tools.written("delete_task", {"task_id": victim}))
-    reward, actions = ends(env)
-    assert reward == 0.0 and actions[-1].startswith("finish")
-
-
-@pytest.mark.parametrize("kind", todo.FAMILIES)
-def test_expert_repairs_what_it_can(kind):
-    """After updates of anything, also of what is to be updated, and nonsense between."""
-    env, rng = Env(), random.Random(kind)
-    for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
-        env.reset(task_id)
-        for turn in range(6):
-            if turn % 2:
-                env.step(env.expert()[1] if "finish" not in env.expert()[1] else "nonsense")
-            arguments = {key: env.draw(key, rng) for key in (
-                "project_id", "is_favorite", "task_id", "due_date")}
-            if arguments["task_id"] in env.tasks:
-                env.step(tools.written(*rng.choice((
-                    ("update_task", {key: arguments[key] for key in ("task_id", "due_date")}),
-                    ("update_project", {key: arguments[key]
-                                        for key in ("project_id", "is_favorite")})))))
-        assert ends(env)[0] == 1.0, (task_id, env.task.goal)
-
-
-def test_expert_makes_a_change_again_that_was_undone():
-    env = Env()
-    env.reset(task_of("postpone"))
+    env.reset(task_of(kind))
     while not (action := env.expert()[1]).startswith("finish"):
         env.step(action)
-    env.step(tools.written("update_task", {"task_id": env.task.task["id"],
-                                            "due_date": "2001-01-01"}))
-    assert env.expert()[1].startswith("update_task") and ends(env)[0] == 1.0
+    t = env.task
+    undo = ("update_task", {"task_id": t.task["id"], "due_date": "2001-01-01"}) \
+        if kind == "postpone" else ("update_project", {
+            "project_id": t.project["id"], "is_favorite": t.project["is_favorite"]})
+    env.step(tools.written(*undo))
+    assert env.expert()[1].startswith(undo[0]) and ends(env)[0] == 1.0
 
 
 @pytest.mark.parametrize("kind", ["detail", "minutes", "complete", "postpone", "favourite"])
-def test_expert_ends_although_what_it_needs_is_gone(kind):
+@pytest.mark.parametrize("gone", ["all", "others"])
+def test_expert_ends_unpaid_after_a_deletion_by_mistake(kind, gone):
+    """Also where what it needs is gone, or where all was done right but for that."""
     env = Env()
     env.reset(task_of(kind))
     for task_id in [*env.tasks]:
-        env.step(tools.written("delete_task", {"task_id": task_id}))
+        if gone == "all" or task_id != env.task.task["id"]:
+            env.step(tools.written("delete_task", {"task_id": task_id}))
     reward, actions = ends(env)
     assert reward == 0.0 and actions[-1].startswith("finish")
 
@@ -168,14 +142,14 @@ def test_expert_ends_although_what_it_needs_is_gone(kind):
 # ---- AgentGym's own tasks ----
 
 def original_folder(tmp_path):
-    """agentenv-tool/Toolusage with an account of two projects and four tasks about it: two
-    questions, one of which changes something as well, and two requests."""
-    def entry(content, priority, due):
-        return dict(content=content, description=f"- Place: {content}\n- Tips: none",
-                    priority=priority, due_date=due, duration=45, duration_unit="minute")
-    projects = [dict(name="Home", is_favorite=False, tasks=[
-        entry("Sweep", 1, "2015-06-01"), entry("Mop", 2, "2015-06-09")]),
-        dict(name="Work", is_favorite=False, tasks=[entry("Print", 4, "2015-06-05")])]
+    """agentenv-tool/Toolusage with an account of two projects and three tasks, and four tasks about
+    it: two questions, one of which changes something as well, and two requests."""
+    tasks = [dict(content=content, description=f"- Place: {content}\n- Tips: none",
+                  priority=priority, due_date=due, duration=45, duration_unit="minute")
+             for content, priority, due in (("Sweep", 1, "2015-06-01"), ("Mop", 2, "2015-06-09"),
+                                            ("Print", 4, "2015-06-05"))]
+    projects = [dict(name="Home", is_favorite=False, tasks=tasks[:2]),
+                dict(name="Work", is_favorite=False, tasks=tasks[2:])]
     lines = []
     for goal, answer, change in (
             ("How long is it? Answer as 'number(unit)'. ", "45(minute)", {}),
@@ -183,16 +157,11 @@ def original_folder(tmp_path):
             ("Make Work a favourite.", "done", {"Work": {"is_favorite": True}}),
             ("Remove Sweep, put Print off to 2015-06-30.", "done",
              {"Sweep": None, "Print": {"due_date": "2015-06-30"}})):
-        gold = dict(projects=[], tasks=[])
-        for order, project in enumerate(projects, 1):
-            gold["projects"].append(dict(
-                order=order, color="charcoal", name=project["name"], is_favorite=False)
-                | change.get(project["name"], {}))
-            gold["tasks"] += [
-                dict(order=n, content=task["content"], is_completed=False,
-                     priority=task["priority"], due_date=task["due_date"]) | more
-                for n, task in enumerate(project["tasks"], 1)
-                if (more := change.get(task["content"], {})) is not None]
+        gold = dict(projects=[dict(name=x["name"], is_favorite=False) | change.get(x["name"], {})
+                              for x in projects],
+                    tasks=[dict(content=x["content"], is_completed=False, due_date=x["due_date"])
+                           | more for x in tasks
+                           if (more := change.get(x["content"], {})) is not None])
         config = dict(current_date="2015-05-31", current_location="Ghent")
         lines.append(json.dumps(dict(
             id=len(lines), goal=goal, subgoals=[answer], difficulty="hard",
@@ -238,7 +207,6 @@ get_projects get_tasks get_tasks delete_task update_task finish change 1.0 0.0
 @pytest.mark.parametrize("file, old, new, told", [
     ("data/todo.jsonl", '"subgoals"', '"goals"', "line 1: subgoals is missing"),
     ("data/todo.jsonl", '"name": "Home"', '"name": "Hume"', "'Hume' is no project and no task"),
-    ("data/todo.jsonl", '"content": "Print"', '"content": "x"', "'x' is no project and no task"),
     ("data/todo.jsonl", '"current_date"', '"date"', "init_config.current_date is missing"),
     ("toolusage/utils/todo/projects.json", '"duration"', '"time"', "json: duration is missing"),
     ("toolusage/utils/todo/projects.json", "]", "", "the account's projects are expected")])
@@ -287,11 +255,10 @@ def meant(kind, t):
     home = t.projects[quoted[0]["project"]] if quoted else {}
     if kind == "detail":
         x, = quoted
-        answer = x["what"]["Place" if "place" in goal or "Where" in goal else
-                           "Contact" if "ontact" in goal else "Bring"]
-        for word, key in (("due|which day", "due_date"), ("priority", "priority"),
-                          ("minutes", "minutes")):
-            answer = x[key] if re.search(word, goal.replace(x["content"], "")) else answer
+        answer = first_of({
+            "due|which day": x["due_date"], "priority": x["priority"], "minutes": x["minutes"],
+            "place|Where": x["what"]["Place"], "ontact": x["what"]["Contact"],
+            "bring|forget": x["what"]["Bring"]}, goal.replace(x["content"], ""))
     elif kind == "first":
         order = sorted(quoted, key=lambda x: x["due_date"], reverse="earliest" not in goal
                        and "due first" not in goal)
