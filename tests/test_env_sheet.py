@@ -3,8 +3,8 @@ in the shapes of AgentGym's client, what they refuse, the reward, the expert, yo
 import copy
 import json
 import re
-import time
 import zipfile
+from statistics import fmean
 
 import pytest
 
@@ -143,16 +143,11 @@ def test_merged_cells_show_the_first_whatever_happens_to_it():
 
 @pytest.mark.parametrize("query, found", [
     ("ink", ["ink", "inkwell"]), ("^ink$", ["ink"]), ("well$", ["inkwell"]),
-    ("^(ink|glue)$", ["ink", "glue"]), ("Ink", []), (".*", []), ("$", ["ink", "glue", "inkwell"])])
+    ("^(ink|glue)$", ["ink", "glue"]), ("Ink", []), ("$", ["ink", "glue", "inkwell"]),
+    (".*", []), ("(ink)+$", [])])          # no other regular expression: these can run for hours
 def test_matching_takes_texts_and_anchors(query, found):
     rows = [["ink", "glue"], ["inkwell"]]
     assert [rows[i][j] for i, j in matching(rows, query)] == found
-
-
-def test_matching_does_not_hang():
-    began = time.monotonic()
-    matching([["a" * 200] * 26] * 20, "(a|aa)+" * 500 + "$")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("values, wanted, equal", [
@@ -251,22 +246,16 @@ def test_refusals_change_nothing(env, tool, arguments, refusal):
     assert env.grid.values() == before
 
 
-def test_a_change_that_would_read_too_much_is_taken_back(env):
-    """Over the wire's limit of 10,000 characters, 25 columns of sums a call."""
-    ask(env, "update_cell", position="Z199", value=1)
-    before = [[*row] for row in env.grid.cells]
+@pytest.mark.parametrize("held, line, told", [
+    ([[""] * 25 + [1]] * 199, ["=SUM(A1:Z199)"] * 25, "would read more than 50000 cells"),
+    ([["x" * 200] * 22] * 6, ["x" * 200] * 22, "would show over 30000 characters")])    # 31,416
+def test_a_change_that_asks_too_much_is_taken_back(env, held, line, told):
+    env.grid = Grid(held)
+    before = copy.deepcopy(env.grid.cells)
     observation, *_, info = env.step(tools.written("insert_rows", {
-        "values_list": [["=SUM(A1:Z199)"] * 25], "row_idx": 200}))
-    assert "would read more than" in observation and len(observation) < 200
+        "values_list": [line], "row_idx": len(held) + 1}))
+    assert told in observation and len(observation) < 200
     assert not info["valid"] and env.grid.cells == before
-
-
-def test_a_sheet_that_shows_too_much_is_taken_back(env):
-    """44 cells of 200 characters a call, within the wire's 10,000: the fourth is over 30,000."""
-    rows = [["x" * 200] * 22] * 2
-    valid = [env.step(tools.written("insert_rows", {"values_list": rows, "row_idx": 1}))[3]["valid"]
-             for _ in range(4)]
-    assert valid == [True] * 3 + [False] and len(str(env.grid.values())) < 30_100
 
 
 # ---- tasks, reward, expert ----
@@ -309,10 +298,8 @@ def test_notes_are_there_to_be_read():
 
 
 def worked_out(what, figures):
-    total = sum(figures)
-    return {"sum": total, "total": total, "average": total / len(figures),
-            "mean": total / len(figures), "maximum": max(figures), "highest value": max(figures),
-            "minimum": min(figures), "lowest value": min(figures)}[what]
+    return {"sum": sum, "total": sum, "average": fmean, "mean": fmean, "maximum": max,
+            "highest value": max, "minimum": min, "lowest value": min}[what](figures)
 
 
 def words_of(t):
@@ -330,10 +317,10 @@ def meant(family, t):
     at, goal = columns[0] if columns else None, t.goal
     if family == "statistic":
         letter, row = re.search(r"\b([A-Z])([0-9]+)\b", goal).groups()
-        grid = [[rows[i][j] if i < len(rows) and j < 5 else "" for j in range(7)]
-                for i in range(len(rows) + 2)]
-        grid[int(row) - 1][ord(letter) - 65] = worked_out(what, [row[at] for row in rows[1:]])
-        return grid
+        found = worked_out(what, [row[at] for row in rows[1:]])
+        rows = [[*row, "", ""] for row in [*rows, [""] * 5, [""] * 5]]
+        rows[int(row) - 1][ord(letter) - 65] = found
+        return rows
     if family == "derive":
         name = re.search('(column|out) "(.*?)"', goal)[2]
         for row in rows[1:]:
@@ -430,63 +417,53 @@ print(observation, reward)
     "a,b\n1,2\n3,5\n", "a,b\n1,2\n3,4\n5,6\n", "a,b,c\n1,2,7\n3,4,8\n", "b\n2\n4\n",
     "a,b\n3,4\n1,2\n", "a,b\n3,4\n", "a,b,,,,,x\n1,2\n3,4\n"])
 @pytest.mark.parametrize("first", ["", "A1:B3", "A2:A3"])
-def test_expert_makes_any_sheet_of_your_own(wanted, first, tmp_path):
+def test_expert_makes_any_sheet_of_your_own(wanted, first, tmp_path, monkeypatch):
     """A cell changed; a row, a column more; one less; sorted; a cell far away. Also after somebody
     has merged cells."""
     folder_of(tmp_path, [LINE] * 2, Stock="a,b\n1,2\n3,4\n", new=wanted)
+    monkeypatch.setattr(sheet, "OWN", sheet.read_tasks(tmp_path))
     env = Env()
     env.reset(0)
-    env.task, = sheet.read_tasks(tmp_path)[:1]
-    env.grid = sheet.sheet_of(env.task)
-    sheet.OWN.append(env.task)
-    try:
-        if first:
-            ask(env, "open_sheet", name="Stock")
-            ask(env, "merge_cells", start_position=first[:2], end_position=first[3:])
-        assert solved(env, most=6)
-    finally:
-        sheet.OWN.clear()
+    if first:
+        ask(env, "open_sheet", name="Stock")
+        ask(env, "merge_cells", start_position=first[:2], end_position=first[3:])
+    assert solved(env, most=6)
 
 
-def workbook(path, sheets):
-    """An xlsx file as Google writes it: sheets {name: (XML in <worksheet>, XML of its comments)},
-    the texts of `SHARED`."""
-    main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    rel = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("xl/sharedStrings.xml", f"<sst {main}>" + "".join(
-            f"<si><t>{text}</t></si>" for text in SHARED) + "</sst>")
-        file.writestr("xl/workbook.xml", f'<workbook {main} xmlns:r="{rel}"><sheets>' + "".join(
-            f'<sheet name="{name}" sheetId="{n}" r:id="rId{n}"/>'
-            for n, name in enumerate(sheets)) + "</sheets></workbook>")
-        file.writestr("xl/_rels/workbook.xml.rels", "<Relationships>" + "".join(
-            f'<Relationship Id="rId{n}" Target="worksheets/sheet{n}.xml"/>'
-            for n in range(len(sheets))) + "</Relationships>")
-        for n, (body, comments) in enumerate(sheets.values()):
-            file.writestr(f"xl/worksheets/sheet{n}.xml", f"<worksheet {main}>{body}</worksheet>")
-            file.writestr(f"xl/worksheets/_rels/sheet{n}.xml.rels", "<Relationships><Relationship "
-                          f'Id="rId1" Target="../comments{n}.xml"/></Relationships>')
-            file.writestr(f"xl/comments{n}.xml", f"<comments {main}>{comments}</comments>")
-
-
-SHARED = "Name", "Group", "Score", "Ada Lee", "Bo Ek", "North"
-SHEET1 = """<sheetViews><sheetView><pane ySplit="1.0" state="frozen"/></sheetView></sheetViews>
+BOOK = "toolusage/utils/sheet/Test Sheet-For Copy.xlsx"
+MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+REL = 'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+TEXTS = "Name", "Group", "Score", "Ada Lee", "Bo Ek", "North"
+WORKBOOK = {        # the files in an xlsx file as Google writes it: two sheets, one with a comment
+    "xl/workbook.xml": f"""<workbook {MAIN} {REL}><sheets><sheet name="Answer1" r:id="rId0"/>
+<sheet name="Sheet1" r:id="rId1"/></sheets></workbook>""",
+    "xl/_rels/workbook.xml.rels": """<Relationships>
+<Relationship Id="rId0" Target="worksheets/sheet0.xml"/>
+<Relationship Id="rId1" Target="worksheets/sheet1.xml"/></Relationships>""",
+    "xl/sharedStrings.xml": f"<sst {MAIN}>" + "".join(
+        f"<si><t>{text}</t></si>" for text in TEXTS) + "</sst>",
+    "xl/worksheets/sheet0.xml": f"<worksheet {MAIN}><sheetData/></worksheet>",
+    "xl/worksheets/sheet1.xml": f"""<worksheet {MAIN}><sheetViews><sheetView>
+<pane ySplit="1.0" state="frozen"/></sheetView></sheetViews>
 <sheetData><row r="1"><c r="A1" t="s"><v>0</v></c><c r="B1" t="s"><v>1</v></c>
 <c r="C1" t="s"><v>2</v></c></row>
 <row r="2"><c r="A2" t="s"><v>3</v></c><c r="B2" t="s"><v>5</v></c><c r="C2"><v>40.5</v></c></row>
 <row r="3"><c r="A3" t="s"><v>4</v></c><c r="B3" s="7"/><c r="C3"><f>40+2</f><v>42.0</v></c></row>
 <row r="9"><c r="ZZ900" s="2"/></row></sheetData>
-<mergeCells><mergeCell ref="B2:B3"/></mergeCells>"""
-COMMENT = '<commentList><comment ref="A2"><text><r><t>Score: </t></r><r><t>45</t></r></text>' \
-    "</comment></commentList>"
+<mergeCells><mergeCell ref="B2:B3"/></mergeCells></worksheet>""",
+    "xl/worksheets/_rels/sheet1.xml.rels": """<Relationships>
+<Relationship Id="rId1" Target="../comments1.xml"/></Relationships>""",
+    "xl/comments1.xml": f"""<comments {MAIN}><commentList><comment ref="A2"><text>
+<r><t>Score: </t></r><r><t>45</t></r></text></comment></commentList></comments>"""}
 
 
 def original_folder(tmp_path, answer):
     """agentenv-tool/Toolusage with two tasks about one sheet."""
     (tmp_path / "data").mkdir()
     (tmp_path / "toolusage/utils/sheet").mkdir(parents=True)
-    workbook(tmp_path / "toolusage/utils/sheet/Test Sheet-For Copy.xlsx",
-             {"Answer1": ("<sheetData/>", ""), "Sheet1": (SHEET1, COMMENT)})
+    with zipfile.ZipFile(tmp_path / BOOK, "w") as file:
+        for name, text in WORKBOOK.items():
+            file.writestr(name, text)
     line = {"id": 0, "goal": 'In "Sheet1", change the score as the note on "Ada Lee" says. ',
             "subgoals": "Reference Action Path: ...", "additional_info": {"answer": answer}}
     (tmp_path / "data/sheet.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
@@ -517,7 +494,7 @@ print(len(sheet.TRAIN), sheet.ORIGINAL, sheet.FAMILIES[:2])
 
 @pytest.mark.parametrize("broken, told", [
     ("data/sheet.jsonl", "line 1: .*a JSON object is expected"),
-    ("toolusage/utils/sheet/Test Sheet-For Copy.xlsx", "AgentGym's workbook is expected")])
+    (BOOK, "AgentGym's workbook is expected")])
 def test_agentgyms_files_are_named_where_they_are_broken(broken, told, tmp_path):
     folder = original_folder(tmp_path, "[]")
     with pytest.raises(ValueError, match="the wanted sheet shows 0 rows"):

@@ -534,7 +534,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     ],
     "envs/sheet.py": [
         ("            self.grid = before\n", "            pass\n",
-         "test_a_change_that_would_read_too_much_is_taken_back"),
+         "test_a_change_that_asks_too_much_is_taken_back"),
         ("bottom = 0                                  #", "pass                #",
          "test_expert_succeeds_after_any_detour[sheet]"),
         ("= sheet_of(self.task), False", "= Grid(self.task.rows), False",
