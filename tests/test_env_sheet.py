@@ -10,7 +10,7 @@ import pytest
 
 from envs import sheet
 from envs.parts import tools, toolusage
-from envs.parts.grid import ROWS, Grid, Refused, matching, place, share
+from envs.parts.grid import ROWS, Grid, Refused, matching, share
 from envs.sheet import Env
 from players import ask, play, printed, solved
 
@@ -25,12 +25,6 @@ def shows(formula, rows=TABLE):
 
 
 # ---- the grid ----
-
-@pytest.mark.parametrize("text", ["", "A", "1", "A0", "a1", "A1:B2", "A201", "Ä1"])
-def test_place_refuses_what_is_no_cell(text):
-    with pytest.raises(Refused):
-        place(text)
-
 
 @pytest.mark.parametrize("formula, value", [
     ("=(1+2)*3", "9"), ("=1+2*3", "7"), ("=2-3-4", "-5"), ("=-B2*2", "-5"), ("=12/3/2", "2"),
@@ -223,6 +217,8 @@ def test_changing_tools(env):
 
 @pytest.mark.parametrize("tool, arguments, refusal", [
     ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
+    ("update_cell", dict(position="A1:B2", value=1), "IncorrectCellLabel('A1:B2')"),
+    ("update_cell", dict(position="A201", value=1), "exceeds grid limits"),
     ("update_cell", dict(position="A1", value={"a": 1}), "a cell holds a text or a number"),
     ("update_range", dict(start_position="A1", end_position="C4", values_list=[[1]]),
      "'Warning: You cannot update whole sheet at once, please try other functions'"),
@@ -303,22 +299,15 @@ def worked_out(what, figures):
             "highest value": max, "minimum": min, "lowest value": min}[what](figures)
 
 
-def words_of(t):
-    """What a goal's words name: (numeric columns, a function's name, a kind of rows, rows told)."""
-    goal, what = t.goal, re.search("sum|total|average|mean|m[a-z]+imum|(high|low)est value", t.goal)
-    columns = [n for n, name in enumerate(t.header) if n > 1 and re.search(rf"\b{name}\b", goal)]
-    kind = [x for x in t.kinds if re.search(rf"(is|{t.header[1]}) {x}\b", goal)]
-    rows = re.search(r"\[\[.*\]\]", goal)
-    return columns, what and what[0], kind and kind[0], rows and json.loads(rows[0])
-
-
 def meant(family, t):
     """The sheet that a goal's words ask for, in plain loops."""
-    (columns, what, kind, told), rows = words_of(t), copy.deepcopy(t.rows)
-    at, goal = columns[0] if columns else None, t.goal
+    goal, rows = t.goal, copy.deepcopy(t.rows)
+    columns = [n for n, name in enumerate(t.header) if n > 1 and re.search(rf"\b{name}\b", goal)]
+    at = columns[0] if columns else None
+    what = re.search("sum|total|average|mean|m[a-z]+imum|(high|low)est value", goal)
     if family == "statistic":
         letter, row = re.search(r"\b([A-Z])([0-9]+)\b", goal).groups()
-        found = worked_out(what, [row[at] for row in rows[1:]])
+        found = worked_out(what[0], [row[at] for row in rows[1:]])
         rows = [[*row, "", ""] for row in [*rows, [""] * 5, [""] * 5]]
         rows[int(row) - 1][ord(letter) - 65] = found
         return rows
@@ -330,7 +319,7 @@ def meant(family, t):
         return [[*rows[0], name], *rows[1:]]
     if family == "summary":
         title = re.search('(row|write) "(.*?)"', goal)[2]
-        return [*rows, [title, "", *[worked_out(what, [row[j] for row in rows[1:]])
+        return [*rows, [title, "", *[worked_out(what[0], [row[j] for row in rows[1:]])
                                      if j in columns else "" for j in (2, 3, 4)]]]
     if family == "tidy":
         assert [any(row) for row in rows].count(False) >= 2, "empty rows, as the goal says"
@@ -338,12 +327,13 @@ def meant(family, t):
         rows = [[x for j, x in enumerate(row) if rows[0][j]] for row in rows]
         rows[0][1] = rows[0][0] if "merge" in goal else rows[0][1]
         return rows
-    return meant_in_rows(family, t, rows, at, kind, told)
+    return meant_in_rows(family, t, rows, at)
 
 
-def meant_in_rows(family, t, rows, at, kind, told):
+def meant_in_rows(family, t, rows, at):
     """The same of the families that change, take away, add, sort or number rows."""
-    goal = t.goal
+    goal, told = t.goal, re.findall(r"\[\[.*\]\]", t.goal)
+    kind = next((x for x in t.kinds if re.search(rf"(is|{t.header[1]}) {x}\b", goal)), None)
     for (i, _), note in t.notes.items():
         name, = [x for x in t.header[2:] if x in note]
         rows[i][t.header.index(name)] = float(note.replace(name, "").strip(".: ").split()[-1])
@@ -359,7 +349,8 @@ def meant_in_rows(family, t, rows, at, kind, told):
         if family != "filter" or not (row[at] < float(below[1]) if below else row[at] > float(
                 above[1]) if above else row[1] == kind):
             kept.append(row)
-    kept += [[float(x) if re.fullmatch("[0-9.]+", x) else x for x in row] for row in told or []]
+    kept += [[float(x) if re.fullmatch("[0-9.]+", x) else x for x in row]
+             for rows in told for row in json.loads(rows)]
     if re.search("sort|order|Rank", goal.replace("orders", "")):
         order = re.search("ascending|rising", goal)
         assert len({row[at] for row in kept}) == len(kept), "two orders are right"
@@ -471,26 +462,24 @@ def original_folder(tmp_path, answer):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path):
-    """Rows, a frozen row, a merged range and a note of its workbook; played in a fresh process."""
+def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, monkeypatch):
+    """Rows, a frozen row, a merged range and a note of its workbook."""
     answer = '[["Name", "Group", "Score"], ["Ada Lee", "North", "45.0"], ["Bo Ek", "North", "42"]]'
     task, other = toolusage.read_sheets(original_folder(tmp_path, answer))
     assert task == other == dict(
         goal='In "Sheet1", change the score as the note on "Ada Lee" says.', name="Sheet1",
         rows=[["Name", "Group", "Score"], ["Ada Lee", "North", "40.5"], ["Bo Ek", "", "42.0"]],
         answer=json.loads(answer), notes={(1, 0): "Score: 45"}, merged=[(1, 1, 2, 1)], frozen=1)
-    program = f"""
-from envs import sheet
-sheet.use({str(tmp_path)!r})
-env = sheet.Env()
-for task_id in (*sheet.TEST, sheet.TRAIN[0]):
-    env.reset(task_id)
-    reward = [env.step(env.expert()[1])[1] for _ in range(4 if task_id < 2 else 1)][-1]
-    print(sheet.family(task_id), reward, env.grid.frozen)
-print(len(sheet.TRAIN), sheet.ORIGINAL, sheet.FAMILIES[:2])
-"""
-    assert printed(program) == "agentgym 1.0 1\n" * 2 + \
-        "update 0.0 0\n2000 range(0, 2) ('agentgym', 'statistic')\n"
+    for name in ("OWN", "FAMILIES", "TRAIN", "TEST", "ORIGINAL"):       # as they were, afterwards
+        monkeypatch.setattr(sheet, name, getattr(sheet, name))
+    monkeypatch.setenv("NANO_SHEET_DATA", "")
+    sheet.use(tmp_path)
+    assert (len(sheet.TRAIN), sheet.TEST, sheet.ORIGINAL) == (2000, range(2), range(2))
+    assert sheet.FAMILIES[:2] == ("agentgym", "statistic")
+    env = Env()
+    for task_id, kind, frozen in ((0, "agentgym", 1), (1, "agentgym", 1), (200, "update", 0)):
+        assert solved(env, task_id, sheet.HORIZON) and env.grid.frozen == frozen
+        assert sheet.family(task_id) == kind
 
 
 @pytest.mark.parametrize("broken, told", [

@@ -1,6 +1,6 @@
 """pytest tests/test_env_todo.py: the tools' replies in the shapes that AgentGym's client shows,
-what they change, that answer and final state both count, an expert that repairs what it can, and
-goals whose words, read by other code, mean the answers."""
+what they change, that answer and final state both count, an expert that makes again what was undone
+and ends where it must fail, and goals whose words, read by other code, mean the answers."""
 import copy
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 from envs import todo
 from envs.parts import tools
 from envs.todo import Env
-from players import ask, first_of, play, printed
+from players import ask, first_of, play
 
 
 @pytest.fixture
@@ -173,35 +173,27 @@ def original_folder(tmp_path):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path):
-    """In a fresh process: the account, what the expert does, and that answer and account count."""
-    program = f"""
-from envs import todo
-todo.use({str(original_folder(tmp_path))!r})
-env = todo.Env()
-print(todo.TRAIN, todo.TEST, todo.ORIGINAL)
-for task_id in range(4):
-    env.reset(task_id)
-    reward = done = 0
-    while not done:
-        action = env.expert()[1]
-        _, reward, done, _ = env.step(action)
-        print(action.split()[0], end=" ")
-    env.reset(task_id)
-    alone = env.step('finish with Action Input: {{"answer": "done"}}')[1]
-    print(todo.family(task_id), reward, alone)
-print(env.get_user_current_date(), env.get_user_current_location())
-print(env.get_task_description([*env.tasks][0])["description"], env.get_projects()[1]["name"])
-"""
-    assert printed(program) == """range(0, 2) range(2, 4) range(0, 4)
-get_projects get_tasks get_tasks finish question 1.0 0.0
-get_projects get_tasks complete_task finish both 1.0 0.0
-get_projects update_project finish change 1.0 0.0
-get_projects get_tasks get_tasks delete_task update_task finish change 1.0 0.0
-2015-05-31 Ghent
-- Place: Sweep
-- Tips: none Work
-"""
+def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path, monkeypatch):
+    """The account, what the expert does, and that answer and account count."""
+    for name in ("OWN", "FAMILIES", "TRAIN", "TEST", "ORIGINAL"):       # as they were, afterwards
+        monkeypatch.setattr(todo, name, getattr(todo, name))
+    monkeypatch.setenv("NANO_TODO_DATA", "")
+    todo.use(original_folder(tmp_path))
+    assert (todo.TRAIN, todo.TEST, todo.ORIGINAL) == (range(2), range(2, 4), range(4))
+    env = Env()
+    for task_id, way in enumerate((
+            "question: get_projects get_tasks get_tasks finish",
+            "both: get_projects get_tasks complete_task finish",
+            "change: get_projects update_project finish",
+            "change: get_projects get_tasks get_tasks delete_task update_task finish")):
+        reward, actions = ends(env, task_id)
+        called = " ".join(action.split()[0] for action in actions)
+        assert (reward, f"{todo.family(task_id)}: {called}") == (1.0, way)
+        env.reset(task_id)
+        assert env.step('finish with Action Input: {"answer": "done"}')[1] == 0.0
+    assert (env.get_user_current_date(), env.get_user_current_location()) == ("2015-05-31", "Ghent")
+    what = env.get_task_description([*env.tasks][0])["description"]
+    assert (what, env.get_projects()[1]["name"]) == ("- Place: Sweep\n- Tips: none", "Work")
 
 
 @pytest.mark.parametrize("file, old, new, told", [
