@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 import types
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ from envs.parts.tool_calls import HERMES, LLAMA
 from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
 from fakes import LocalClient, collect, play, twins
 from chat import CUT, Agent, Chat, said
+from players import ROOT
 from rollout import Episode
 from test_rollout import ended, same
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(FOLDER is None, reason=WITHOUT_TRL)
 
 def rows_of_the_table():
     """{family: {column: cell}}, as docs/models.md has them."""
-    text = (Path(__file__).parent.parent / "docs/models.md").read_text()
+    text = (ROOT / "docs/models.md").read_text()
     lines = text.partition("## Chat templates")[2].split("\n## ")[0].splitlines()
     cells = [[cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
              for line in lines if line.startswith("|")]
@@ -487,10 +487,9 @@ def test_collect_equals_play_by_real_templates(name, settings, history):
     assert anew == (history == "template" or "context" in settings)
     assert (read[False] < read[True]) == anew        # what begins two contexts is read once
     assert sum(len(t.turns) for t in want) > 6
-    said = [action for items in client.asked for _, kind, action in items if kind == "step"]
-    if name == "Qwen3" and history == "keep" and "context" not in settings:
-        assert any(turn.cut for t in want for turn in t.turns) and "" in said
-        assert ("go" in said) == (settings["format"] == "tool")
+    if name == "Qwen3" and not anew:                     # thoughts that are cut occur, too
+        assert any(turn.cut for t in want for turn in t.turns)
+        assert ("step", "") in {item[1:] for items in client.asked for item in items}
 
 
 # ---- found by trying it from outside ------------------------------------------------------------

@@ -350,7 +350,7 @@ def meant_in_rows(family, t, rows, at):
                 above[1]) if above else row[1] == kind):
             kept.append(row)
     kept += [[float(x) if re.fullmatch("[0-9.]+", x) else x for x in row]
-             for rows in told for row in json.loads(rows)]
+             for text in told for row in json.loads(text)]
     if re.search("sort|order|Rank", goal.replace("orders", "")):
         order = re.search("ascending|rising", goal)
         assert len({row[at] for row in kept}) == len(kept), "two orders are right"
