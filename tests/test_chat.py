@@ -46,15 +46,11 @@ def rows_of_the_table():
 
 
 TABLE = rows_of_the_table()
-NAMES = [name for name in FAMILIES if name in TABLE]
-
-
-def having(column, *cells):
-    return [name for name in NAMES if TABLE[name][column] in cells]
+NAMES = [*TABLE]
 
 
 def of(column, *cells):
-    return pytest.mark.parametrize("name", having(column, *cells))
+    return pytest.mark.parametrize("name", [x for x in NAMES if TABLE[x][column] in cells])
 
 
 # ---- conversations ------------------------------------------------------------------------------
@@ -75,13 +71,9 @@ def rendered(name, messages, **options):
     text, ids = (tokenizer.apply_chat_template(
         messages, tokenize=tokenize, add_generation_prompt=True, return_dict=False,
         **DATE | options) for tokenize in (False, True))
-    return swallowed(name, text), ids
-
-
-def swallowed(name, text):
-    """Some tokens swallow the space behind them (rstrip), so that decoding does not show it."""
-    tokens = "|".join(map(re.escape, FAMILIES[name].stripping)) or "(?!)"
-    return re.sub(rf"({tokens})\s+", r"\1", text)
+    # some tokens swallow the space behind them (rstrip), so that decoding does not show it
+    tokens = "|".join(map(re.escape, family.stripping)) or "(?!)"
+    return re.sub(rf"({tokens})\s+", r"\1", text), ids
 
 
 def opened_by(name, **options):
@@ -95,13 +87,12 @@ def kept_by_a_server(name, reply, **options):
     """A reply as the message that a chat server keeps: thoughts in a field of their own where the
     template reads one, else in the content, as they were said."""
     text = opened_by(name, **options) + reply
-    if FAMILIES[name].thoughts not in ("field", "field only"):
-        return {"role": "assistant", "content": text}
     found = re.fullmatch(r"<think>\n*(.*?)(\n*</think>\n*(.*)|)", text, re.DOTALL)
-    if not found:
-        return {"role": "assistant", "content": text}
-    message = {"role": "assistant", "content": found[3] or ""}
-    return message | ({"reasoning_content": found[1].strip("\n")} if found[1].strip("\n") else {})
+    if not found or FAMILIES[name].thoughts not in ("field", "field only"):
+        return dict(role="assistant", content=text)
+    thoughts = found[1].strip("\n")
+    return dict(role="assistant", content=found[3] or "") | (
+        dict(reasoning_content=thoughts) if thoughts else {})
 
 
 def answer(episode, text, stop=True):
@@ -112,11 +103,11 @@ def answer(episode, text, stop=True):
     return ids
 
 
-def converse(episode, texts, replies):
-    """Play the texts of an environment and the replies; the last text is not replied to. -> the
-    context at each reply, what was sampled."""
+def converse(episode, replies):
+    """Play TEXTS and the replies; the last text is not replied to. -> the context at each reply,
+    what was sampled."""
     contexts, sampled = [], []
-    for number, text in enumerate(texts):
+    for number, text in enumerate(TEXTS):
         episode.observe(text)
         contexts.append(list(episode.trajectory.context))
         if number < len(replies):
@@ -133,12 +124,12 @@ def runs_of(trajectory):
     return runs
 
 
-def heard(name, texts, replies, **options):
-    """The texts as the policy hears them: a complaint first where its reply ended in thoughts."""
+def heard(name, replies, **options):
+    """TEXTS as the policy hears them: a complaint first where its reply ended in thoughts."""
     opened = opened_by(name, **options)
     before = ["", *(opened + reply for reply in replies)]
     return [f"{CUT}\n{text}" if reply.rfind("<think>") > reply.rfind("</think>") else text
-            for text, reply in zip(texts, before)]
+            for text, reply in zip(TEXTS, before)]
 
 
 TEXTS = ["  Goal: craft {wax}.\n\nGo é → 7\n", "Got 2 wax", "{{ m.content }} {% if %}\n\n| a |",
@@ -170,12 +161,11 @@ def test_chat_finds_the_stop_tokens(name):
 def test_keep_shows_what_the_template_renders(name):
     """All messages rendered, but that each reply stands behind what it was sampled behind."""
     episode = Episode(agent_of(name), 1, KEY, 9)
-    contexts, sampled = converse(episode, TEXTS, PLAIN)
+    contexts, sampled = converse(episode, PLAIN)
     messages = [dict(role="system", content=episode.messages[0]["content"])]
-    for text, reply in zip(heard(name, TEXTS, PLAIN), PLAIN):
+    for text, reply in zip(heard(name, PLAIN), [*PLAIN, ""]):
         messages += [dict(role="user", content=text), dict(role="assistant", content=reply)]
-    last = dict(role="user", content=heard(name, TEXTS, PLAIN)[-1])
-    want = rendered(name, [*messages, last])[0]
+    want = rendered(name, messages[:-1])[0]
     later, written = FAMILIES[name].shown
     assert (later == written) == (TABLE[name]["keep"] == "yes")
     for reply in PLAIN:
@@ -192,7 +182,7 @@ def test_keep_puts_the_same_between_replies_whatever_they_say(name):
     for replies in (["</think> a", "b</think>", "</think>"], thinking_replies(name),
                     ["a </think> b", "</think>", " {x}</think>\n\n"]):
         episode = Episode(agent_of(name), 1, KEY, 9)
-        _, sampled = converse(episode, TEXTS, replies)
+        _, sampled = converse(episode, replies)
         read, said = runs_of(episode.trajectory)
         assert said == sampled
         between.append(read)
@@ -205,10 +195,9 @@ def template_exactly(name, replies, **settings):
     reply is trained once, behind the context in which it was sampled."""
     options = {"enable_thinking": settings["thinking"] == "on"} if "thinking" in settings else {}
     episode = Episode(agent_of(name, history="template", **settings), 1, KEY, 9)
-    contexts, sampled = converse(episode, TEXTS, replies)
+    contexts, sampled = converse(episode, replies)
     messages = [dict(role="system", content=episode.messages[0]["content"])]
-    for number, (text, context) in enumerate(zip(heard(name, TEXTS, replies, **options),
-                                                 contexts)):
+    for number, (text, context) in enumerate(zip(heard(name, replies, **options), contexts)):
         messages.append(dict(role="user", content=text))
         assert (episode.agent.tokenizer.decode(context), context) == rendered(
             name, messages, **options)
@@ -240,16 +229,13 @@ def test_thinking_is_the_templates_own_switch(name, thinking):
     template_exactly(name, thinking_replies(name, enable_thinking=thinking == "on"),
                      thinking=thinking)
     episode = Episode(agent_of(name, thinking=thinking), 1, KEY, 9)     # and in `keep`, each time
-    contexts, _ = converse(episode, TEXTS, PLAIN)
+    contexts, _ = converse(episode, PLAIN)
     assert episode.agent.tokenizer.decode(contexts[-1]).endswith(
         TEXTS[-1] + (on if thinking == "on" else off))
 
 
-THINKERS = [name for name in ("Qwen3", "Qwen3.5, thinking", "Qwen3.6", "Qwen3.8", "R1-Distill",
-                              "DeepSeek-V3", "GLM-4-MoE") if name in NAMES]
-
-
-@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].thoughts
+                                  and name != "Qwen3.5, not thinking"])
 @pytest.mark.parametrize("history", ["keep", "template"])
 def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
     episode = Episode(agent_of(name, history=history), 1, KEY, 9)
@@ -392,7 +378,7 @@ def bad_calls(key):
 
 
 @pytest.mark.parametrize("bad", bad_calls("arguments"))
-@pytest.mark.parametrize("name", [n for n in ("Qwen3", "Llama 3.1") if n in NAMES])
+@pytest.mark.parametrize("name", ["Qwen3", "Llama 3.1"])
 @pytest.mark.parametrize("history", ["keep", "template"])
 def test_a_call_that_cannot_be_made_is_complained_about(name, bad, history):
     text, complaint = bad_calls("arguments" if name == "Qwen3" else "parameters")[bad]
