@@ -547,7 +547,8 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
     "envs/parts/toolusage.py": [
         ('if cell.get("t") == "s" else value', "if False else value",
          "test_agentgyms_own_tasks_are_test_and_train_is_ours"),
-        ('task | told.pop(("tasks", task["content"])) for', "task for",
+        ('task | told.pop(("tasks", task["content"])) for',
+         'told.pop(("tasks", task["content"])) | task for',
          "test_agentgyms_own_tasks_are_played_under_its_ids"),
     ],
     "envs/parts/sheet_tasks.py": [
