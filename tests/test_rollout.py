@@ -4,17 +4,17 @@ What an episode leaves behind, what happens when environments fail, and the tens
 out, on a tiny random model.
 """
 import functools
-import gc
 import math
 import random
 import signal
 import threading
 import time
 import types
-import weakref
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import ALL_COMPLETED, Future
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,11 +24,9 @@ import chat
 import rollout
 from client import EnvError
 from engine import Engine
-from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
-                   token_logprobs, twins)
+from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play, twins
 from chat import FORMATS, Agent, Chat
-from rollout import (Episode, Sampler, Scheduler, Slots, Stats, Trajectory, Turn, World,
-                     make_engine, to_batch)
+from rollout import Episode, Sampler, Slots, Trajectory, World, make_engine, to_batch
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -81,24 +79,6 @@ def reply_to(episode, text, stop=True):
     episode.reply(ids, [-0.5] * len(ids))
 
 
-# ---- what an episode leaves behind --------------------------------------------------------------
-
-def test_trajectory_lists_stay_parallel():
-    t = Trajectory(7)
-    t.begin_context([1, 2, 3])
-    t.add_action([4, 5], [-0.1, -0.2])
-    t.add_observation([6])
-    t.begin_context([1, 9])
-    t.add_action([8], [-0.3])
-    assert t.token_ids == [1, 2, 3, 4, 5, 6, 1, 9, 8]
-    assert t.response_mask == [0, 0, 0, 1, 1, 0, 0, 0, 1]
-    assert t.old_logprobs == [0, 0, 0, -0.1, -0.2, 0, 0, 0, -0.3]
-    assert t.contexts == [0, 6] and t.context == [1, 9, 8]
-    assert t.turns == [Turn(3, 5), Turn(8, 9)]
-    t.turns[0].reward, t.turns[1].reward = 0.5, -1.0
-    assert t.reward == -0.5
-
-
 # ---- chat templates -----------------------------------------------------------------------------
 
 REFUSED = {         # how the template goes wrong -> its text, what is said
@@ -112,8 +92,6 @@ REFUSED = {         # how the template goes wrong -> its text, what is said
         "does not show rules, then"),
     "refuses rules": ("{{ raise_exception('System role not supported') }}",
                       "does not show rules, then"),
-    "ends a reply by a word": (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}END{% endfor %}", "ends a reply"),
     "ends a reply by a space and a dot": (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }} .{% endfor %}", "ends a reply"),
 }
@@ -191,16 +169,19 @@ def test_format_compose_is_read_back_to_the_same_action(name, action):
 
 # ---- one episode --------------------------------------------------------------------------------
 
-def test_episode_closes_a_reply_that_ended_with_another_stop_token():
-    """Qwen's base models end with <|endoftext|>: sampled, so trained on; the template wants its own
-    <|im_end|> behind it, which nobody sampled."""
+@pytest.mark.parametrize("end, added", [(0, []), (2, [0])])
+def test_episode_ends_a_reply_with_any_stop_token_and_closes_it_with_the_templates(end, added):
+    """Qwen's base models end with their eos <|endoftext|>, here 2: sampled, so trained on; the
+    template wants its own <|im_end|>, here 0, behind it, which nobody sampled."""
     episode = Episode(agent("chatml"), 1, KEY, 5)
     episode.observe("start")
-    eos = tokenizer("chatml").eos_token_id
-    episode.reply([80, eos], [-1.0, -2.0])
-    assert episode.trajectory.token_ids[-3:] == [80, eos, 0]
-    assert episode.trajectory.response_mask[-3:] == [1, 1, 0]
-    assert episode.request == ("step", tokenizer().decode([80]))
+    for token in (80, 81, end):
+        assert episode.request is None
+        episode.sampled(token, -1.0)
+    size = 3 + len(added)
+    assert episode.trajectory.token_ids[-size:] == [80, 81, end, *added]
+    assert episode.trajectory.response_mask[-size:] == [1, 1, 1, *(0 for _ in added)]
+    assert episode.request == ("step", tokenizer("chatml").decode([80, 81]))
 
 
 def test_episode_ends_at_its_horizon():
@@ -236,41 +217,31 @@ def shown(episode):
 
 
 def test_window_keeps_the_task_and_the_last_turns():
-    episode = Episode(agent(context="window", window=2), 1, KEY, 9)
+    episode, seen = Episode(agent(context="window", window=2), 1, KEY, 9), []
     episode.observe("o0")
-    for turn in range(2):
+    for turn in range(4):
         reply_to(episode, f"a{turn}")
         episode.observe(f"o{turn + 1}")
-    assert shown(episode) == "[U]o0;[A]a0;[U]o1;[A]a1;[U]o2;[A]"        # all fits in the window
-    assert episode.trajectory.contexts == [0]
-    reply_to(episode, "a2")
-    episode.observe("o3")
-    assert shown(episode) == ("[U]o0\n\n(earlier turns not shown: 1)\n\no1;[A]a1;[U]o2;[A]a2;"
-                              "[U]o3;[A]")
-    reply_to(episode, "a3")
-    episode.observe("o4")
-    assert shown(episode) == ("[U]o0\n\n(earlier turns not shown: 2)\n\no2;[A]a2;[U]o3;[A]a3;"
-                              "[U]o4;[A]")
-    assert len(episode.trajectory.contexts) == 3
-    trained = [episode.trajectory.token_ids[t.start:t.end] for t in episode.trajectory.turns]
-    assert tokenizer().decode(sum(trained, [])) == "a0<|end|>a1<|end|>a2<|end|>a3<|end|>"
-    assert sum(episode.trajectory.response_mask) == 4 * 3  # retold replies are not trained on again
+        seen.append(shown(episode))
+    assert seen[1:] == [
+        "[U]o0;[A]a0;[U]o1;[A]a1;[U]o2;[A]",                # all fits in the window
+        "[U]o0\n\n(earlier turns not shown: 1)\n\no1;[A]a1;[U]o2;[A]a2;[U]o3;[A]",
+        "[U]o0\n\n(earlier turns not shown: 2)\n\no2;[A]a2;[U]o3;[A]a3;[U]o4;[A]"]
+    t = episode.trajectory
+    assert len(t.contexts) == 3 and sum(t.response_mask) == 4 * 3       # none retold is trained on
+    trained = [id for turn in t.turns for id in t.token_ids[turn.start:turn.end]]
+    assert tokenizer().decode(trained) == "a0<|end|>a1<|end|>a2<|end|>a3<|end|>"
 
 
 def test_memory_shows_the_task_the_last_note_and_the_present():
     episode = Episode(agent(context="memory"), 1, KEY, 9)
     episode.observe("o0")
     assert shown(episode) == "[U]o0;[A]"
-    reply_to(episode, "Note: n0\na0")
-    assert episode.request == ("step", "a0")
-    episode.observe("o1")
-    assert shown(episode) == "[U]o0\n\nYour note: n0\n\no1;[A]"
-    reply_to(episode, "a1")                                # no new note: the old one stays
-    episode.observe("o2")
-    assert shown(episode) == "[U]o0\n\nYour note: n0\n\no2;[A]"
-    reply_to(episode, "Note: n2\na2")
-    episode.observe("o3")
-    assert shown(episode) == "[U]o0\n\nYour note: n2\n\no3;[A]"
+    for turn, note, kept in ((0, "Note: n0\n", "n0"), (1, "", "n0"), (2, "Note: n2\n", "n2")):
+        reply_to(episode, f"{note}a{turn}")
+        assert episode.request == ("step", f"a{turn}")
+        episode.observe(f"o{turn + 1}")
+        assert shown(episode) == f"[U]o0\n\nYour note: {kept}\n\no{turn + 1};[A]"
 
 
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
@@ -303,17 +274,24 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
     ([(0.25, 0.5), (0.5, 0.125)], 0.625),   # at the first: 1, and two failures less
     ([(0.5, 1.0)], 1.5)])
 def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
-    episode = Episode(agent(format="reflect", max_context=900), 1, KEY, 2)
+    """And each turn has new numbers: they are counted over all tries, lessons included."""
+    episode, drawn = Episode(agent(format="reflect", max_context=900), 1, KEY, 2), []
+
+    def reply(text):
+        drawn.append(episode.uniforms.tolist())
+        reply_to(episode, text)
     for number, rewards in enumerate(tries):
         if number:
-            reply_to(episode, "I should say b.")
+            reply("I should say b.")
         episode.observe("o0")
         for reward in rewards:
-            reply_to(episode, "Action: a")
+            reply("Action: a")
             episode.observe("on", reward, False, {"success": rewards[-1] == 1.0, "score": reward})
     t = episode.trajectory
     assert episode.over and t.reward == kept and t.score == tries[-1][-1]
     assert to_batch([t]).rewards.tolist() == [kept]
+    assert len(drawn) == len(t.turns) == 3 * len(tries) - 1
+    assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(len(drawn))]
 
 
 # ---- collect and play ---------------------------------------------------------------------------
@@ -350,15 +328,6 @@ def test_collect_equals_play_where_a_new_context_repeats_more_than_is_cached():
     want = [play(policy(), who, LocalClient(), task, 5, (0, place, member))
             for place, task in zip(places, tasks) for member in range(2)]
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-
-
-def test_collect_of_a_group_met_twice_plays_other_numbers():
-    who = agent()
-    got, _ = collect(policy(), who, LocalClient(), [3, 3], 2, 2, places=[5, 9])
-    keys = [(0, 5, 0), (0, 5, 1), (0, 9, 0), (0, 9, 1)]
-    want = [play(policy(), who, LocalClient(), 3, 2, key) for key in keys]
-    assert all(same(a, b) for a, b in zip(got, want)) and [t.key for t in got] == keys
-    assert len({tuple(t.token_ids) for t in got}) == 4
 
 
 @functools.cache
@@ -417,17 +386,6 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
                 assert turn.end - turn.start == 8
                 assert t.token_ids[turn.end] == 0 and t.response_mask[turn.end] == 0
     assert stopped and cut                                 # both were seen
-
-
-def test_old_logprobs_are_those_of_the_trainer():
-    for context in ("full", "window"):
-        who = agent(context=context, window=1, temperature=0.7)
-        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4)
-        batch = to_batch(got)
-        with torch.no_grad():
-            logprobs = token_logprobs(policy(), batch.token_ids, batch.response_mask,
-                                              batch.position_ids, 0.7)
-        assert torch.allclose(logprobs, batch.old_logprobs, atol=1e-4)
 
 
 # ---- what is shared, what is kept ---------------------------------------------------------------
@@ -511,67 +469,38 @@ class Failing(LocalClient):
         return answer
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 5, 8])
-def test_collect_replays_an_episode_whose_environment_failed(number):
-    client = Failing(lambda task, n: task == 2 and n == number)
-    engine = Engine(policy(), 9, 200, 16)
-    got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
-                    places=[1, 2, 3], engine=engine)
-    want = [undisturbed()[task, m] for task in (1, 2, 3) for m in range(3)]
-    assert all(same(a, b) for a, b in zip(got, want))
-    assert [*map(str, stats.failures)] == ["task 2 is down"] and stats.dropped == 0
-    assert ended(engine) and client.open == {}
-
-
-@pytest.mark.parametrize("lives", [0, 3])
-def test_collect_drops_a_group_that_cannot_be_played(lives):
-    """Task 2 answers so many requests, then never again; no reward of 0 comes of it."""
-    client = Failing(lambda task, n: task == 2 and n > lives)
+@pytest.mark.parametrize("fails, lost", [
+    *((lambda n, number=number: n == number, []) for number in (1, 2, 4, 5, 8)),
+    (lambda n: True, [2]), (lambda n: n > 3, [2])])
+def test_collect_replays_what_failed_and_drops_a_group_that_cannot_be_played(fails, lost):
+    """Task 2 does not answer its n-th request, or no more from there on, which is no reward of 0.
+    Each whole group is told of once, a lost one never."""
+    client, told = Failing(lambda task, n: task == 2 and fails(n)), []
     engine = Engine(policy(), 4, 200, 16)                  # others are still to start when it fails
     got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
-                    places=[1, 2, 3], engine=engine)
-    want = [undisturbed()[task, m] for task in (1, 3) for m in range(3)]
-    assert len(got) == 6 and all(same(a, b) for a, b in zip(got, want))
-    assert [t.key[1:] for t in got] == [(task, m) for task in (1, 3) for m in range(3)]
-    assert stats.dropped == 1
-    assert len(stats.failures) >= 3 and {*map(str, stats.failures)} == {"task 2 is down"}
+                        places=[1, 2, 3], engine=engine, finished=told.append)
+    want = [undisturbed()[task, m] for task in (1, 2, 3) if task not in lost for m in range(3)]
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert [t.key[1:] for t in got] == [t.key[1:] for t in want]
+    told.sort(key=lambda group: group[0].trajectory.key)
+    assert [episode.trajectory for group in told for episode in group] == got
+    assert stats.dropped == len(lost) and {*stats.failures} == {"task 2 is down"}     # as text
+    assert len(stats.failures) >= 3 if lost else len(stats.failures) == 1
     assert ended(engine) and client.open == {}
 
 
-def test_what_failed_does_not_keep_the_engine(monkeypatch):
-    """Its memory is needed for the update; an error that is kept keeps all of its frames."""
-    engines, make = [], rollout.make_engine
-
-    def noting(*arguments):
-        engine = make(*arguments)
-        engines.append(weakref.ref(engine))
-        return engine
-    monkeypatch.setattr(rollout, "make_engine", noting)
-    kept = [collect(policy(), agent(), Failing(lambda task, _: task == 2), [2, 1], 2, 2)[1]]
-    with pytest.raises(EnvError) as caught:
+def test_collect_raises_if_no_episode_could_be_played():
+    with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):
         collect(policy(), agent(), Failing(lambda *_: True), [2], 2, 2)
-    kept.append(Stats(failures=[str(caught.value)]))
-    del caught
-    gc.collect()
-    assert len(engines) == 2 and [engine() for engine in engines] == [None, None]
-    assert all(type(words) is str and "task 2 is down" in words
-               for stats in kept for words in stats.failures)
 
 
-def test_collect_shows_a_crash_of_the_model(monkeypatch):
-    for broken in ("prefill", "decode"):
-        client, engine = LocalClient(), Engine(policy(), 6, 200, 16)
-        calls, real = [], getattr(engine, broken)
-
-        def crash(*args, calls=calls, real=real):
-            calls.append(1)
-            if len(calls) == 2:
-                raise ArithmeticError("not a number")
-            return real(*args)
-        monkeypatch.setattr(engine, broken, crash)
-        with pytest.raises(ArithmeticError):
-            within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
-        assert client.open == {}
+@pytest.mark.parametrize("broken", ["prefill", "decode"])
+def test_collect_shows_a_crash_of_the_model(broken, monkeypatch):
+    client, engine = LocalClient(), Engine(policy(), 6, 200, 16)
+    monkeypatch.setattr(engine, broken, Mock(side_effect=ArithmeticError))
+    with pytest.raises(ArithmeticError):
+        within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
+    assert client.opened == 6 and client.open == {}
 
 
 # ---- several environments at once ----------------------------------------------------------------
@@ -648,55 +577,35 @@ def test_collect_of_several_worlds_equals_play_in_each(rows, parallel):
             assert world.client.opened < len(tasks)
 
 
-@pytest.mark.parametrize("lives", [0, 3, math.inf])
-def test_collect_tells_of_each_whole_group_once_and_of_no_lost_one(lives):
-    failing = functools.partial(Failing, lambda task, n: task == 1 and n > lives)
-    made, told = worlds(clients=(LocalClient, failing, LocalClient)), []
-    got, _ = within(60, rollout.collect, policy(), dealt(made), 2, 4, max_concurrent=5,
-                    finished=lambda group: told.append([e.trajectory for e in group]))
-    groups = [got[i:i + 2] for i in range(0, len(got), 2)]
-    assert len(groups) == len(PLACES) - (lives < math.inf)
-    assert sorted(told, key=lambda group: group[0].key) == groups
-    assert all(t.done or t.truncated for group in told for t in group)
+class Pool(nullcontext):
+    """In a ThreadPoolExecutor's place: its jobs are done when somebody waits for them."""
 
-
-class Held:
-    """In a ThreadPoolExecutor's place: it does its jobs when told to, in the order told."""
-
-    def __init__(self, *_):
-        self.jobs = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+    def __init__(self, _):
+        super().__init__(self)
 
     def submit(self, function, *arguments):
         future = Future()
-        self.jobs.append((future, function, arguments))
+        future.work = lambda: future.set_result(function(*arguments))
         return future
-
-    def work(self, order):
-        for future, function, arguments in order(self.jobs):
-            future.set_result(function(*arguments))
-        self.jobs.clear()
 
 
 @pytest.mark.parametrize("rows", [14, 5])
 def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
-    """To the last bit: contexts are read in the order of the requests, whoever answers first."""
-    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Held)
-    send, rng = Scheduler.send, random.Random(3)
-    outcomes = []
+    """To the last bit: all clients are waited for, and contexts are read in the order of the
+    requests, whoever answers first."""
+    monkeypatch.setattr(rollout, "ThreadPoolExecutor", Pool)
+    rng, outcomes = random.Random(3), []
     for order in (list, lambda jobs: jobs[::-1], lambda jobs: rng.sample(jobs, len(jobs))):
         several = []
 
-        def send_and_work(self, pool, order=order, several=several):
-            send(self, pool)
-            several.append(len(pool.jobs) > 1)
-            pool.work(order)
-        monkeypatch.setattr(Scheduler, "send", send_and_work)
+        def wait(jobs, timeout, return_when, order=order, several=several):
+            several.append(len(jobs) > 1)
+            all_of_them = timeout is None and return_when == ALL_COMPLETED
+            done = order([*jobs])[:None if all_of_them else 1]
+            for job in done:
+                job.work()
+            return done, None
+        monkeypatch.setattr(rollout, "wait", wait)
         engine, read = Engine(policy(), rows, 200, 16), []
         prefill = engine.prefill
 
@@ -710,29 +619,9 @@ def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_collect_waits_for_all_clients_in_step_before_it_goes_on(monkeypatch):
-    """The second client's first answer comes late; nothing is read or sampled before it."""
-    gate, early, decode = threading.Event(), [], Sampler.prefill
-
-    class Late(LocalClient):
-        def answer(self, items):
-            if not self.asked:
-                gate.wait(0.3)
-            return super().answer(items)
-
-    def prefill(self):
-        early.append(len(self.slots["in flight"]))
-        gate.set()
-        decode(self)
-    monkeypatch.setattr(Sampler, "prefill", prefill)
-    made = worlds(clients=(LocalClient, Late, LocalClient))
-    within(60, rollout.collect, policy(), dealt(made), 2, 4)
-    assert set(early) == {0}
-
-
 # ---- tensors ------------------------------------------------------------------------------------
 
-def three_trajectories():
+def test_to_batch_aligns_everything_with_its_token():
     """a: two contexts, two turns; b: one turn; c: a prompt that did not fit."""
     a, b, c = Trajectory(1), Trajectory(1), Trajectory(2)
     a.begin_context([5, 6, 7])
@@ -747,11 +636,8 @@ def three_trajectories():
     b.add_action([3, 3, 0], [-0.4, -0.5, -0.6])
     b.turns[0].reward, b.turns[0].observation_hash = 2.0, 11
     c.begin_context([5, 5])
-    return [a, b, c]
-
-
-def test_to_batch_aligns_everything_with_its_token():
-    batch = to_batch(three_trajectories())
+    assert a.context == [5, 1, 2, 0] and a.reward == -0.5
+    batch = to_batch([a, b, c])
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 0, 9, 5, 1, 2, 0],
                                         [5, 3, 3, 0] + [-1] * 6, [5, 5] + [-1] * 8]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3],
@@ -772,41 +658,25 @@ def test_to_batch_aligns_everything_with_its_token():
                                                   batch.rewards))
 
 
-def test_batch_parts_cover_each_row_once_within_the_budget():
-    rng = random.Random(0)
-    for _ in range(50):
-        lengths = [rng.randint(1, 40) for _ in range(rng.randint(1, 12))]
-        trajectories = []
-        for length in lengths:
-            t = Trajectory()
-            t.begin_context([1] * length)
-            trajectories.append(t)
-        budget = rng.choice((1, 30, 60, 10_000))
-        parts = to_batch(trajectories).parts(budget)
-        assert sorted(row for part, *_ in parts for row in part) == list(range(len(lengths)))
-        for part, *_ in parts:
-            assert sum(lengths[row] for row in part) <= budget or len(part) == 1
-        sizes = [lengths[row] for part, *_ in parts for row in part]
-        assert sizes == sorted(sizes, reverse=True)        # rows of like length lie together
-        if budget == 10_000:
-            assert len(parts) == 1
-
-
-def test_batch_parts_cut_a_long_row_between_its_contexts():
-    """Contexts of 4, 3, 2 and 6 tokens; beside it a row of 5 that is one context."""
-    long, short = Trajectory(), Trajectory()
+def test_batch_parts_keep_to_the_budget_and_cut_a_long_row_between_its_contexts():
+    """Contexts of 4, 3, 2 and 6 tokens; beside them rows of 3, 5 and 4 that are one context each.
+    Rows of like length lie together, the longest first."""
+    long, *others = (Trajectory() for _ in range(4))
     for ids in ([10, 11, 12], [20, 21], [30], [40, 41, 42, 43, 44]):
         long.begin_context(ids)
         long.add_action([ids[0] + 9], [-1.0])
-    short.begin_context([50, 51, 52, 53])
-    short.add_action([59], [-1.0])
-    batch = to_batch([short, long])
-    assert batch.parts(15) == [([1], 0, None), ([0], 0, None)]
-    assert batch.parts(7) == [([1], 0, 7), ([1], 7, 9), ([1], 9, 15), ([0], 0, None)]
-    assert batch.parts(9) == [([1], 0, 9), ([1], 9, 15), ([0], 0, None)]
-    assert batch.parts(1) == [([1], 0, 4), ([1], 4, 7), ([1], 7, 9), ([1], 9, 15), ([0], 0, 5)]
-    assert batch.parts(7, whole_rows=True) == [([1], 0, None), ([0], 0, None)]
-    middle = batch.rows([1], 4, 9)
+    for trajectory, length in zip(others, (3, 5, 4)):
+        trajectory.begin_context([50] * length)
+    batch = to_batch([*others, long])
+    assert batch.parts(10_000) == [([3, 1, 2, 0], 0, None)]
+    assert batch.parts(15) == [([3], 0, None), ([1, 2, 0], 0, None)]
+    assert batch.parts(11) == [([3], 0, 9), ([3], 9, 15), ([1, 2], 0, None), ([0], 0, None)]
+    assert batch.parts(7) == [([3], 0, 7), ([3], 7, 9), ([3], 9, 15),
+                              ([1], 0, None), ([2, 0], 0, None)]
+    assert batch.parts(1) == [([3], 0, 4), ([3], 4, 7), ([3], 7, 9), ([3], 9, 15),
+                              ([1], 0, 5), ([2], 0, 4), ([0], 0, 3)]
+    assert batch.parts(9, whole_rows=True) == [([3], 0, None), ([1, 2], 0, None), ([0], 0, None)]
+    middle = batch.rows([3], 4, 9)
     assert middle.token_ids.tolist() == [[20, 21, 29, 30, 39]]
     assert middle.position_ids.tolist() == [[0, 1, 2, 0, 1]] and middle.rewards.shape == (1,)
     assert middle.response_mask.tolist() == [[False, False, True, False, True]]
@@ -831,71 +701,22 @@ def test_compose_writes_the_plan_in_the_first_reply_only():
         "Thought: bone first\nAction: get 2 bone")
 
 
-def test_episode_draws_new_numbers_in_each_turn_of_each_try():
-    """Turns are counted over all tries, the lessons between them included."""
-    episode = Episode(agent(format="reflect"), 1, KEY, 2)
-    drawn = []
-    for _ in range(5):                     # two turns, the lesson, two turns
-        if episode.request and episode.request[0] == "step":
-            episode.observe("lost", 0.0, False, {"success": False})
-        if episode.request:
-            episode.observe("o0")
-        drawn.append(episode.uniforms.tolist())
-        reply_to(episode, "Action: a")
-    assert len(episode.trajectory.turns) == 5 and len(episode.lessons) == 1
-    assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(5)]
-
-
-@pytest.mark.parametrize("how", ["collect", "play"])
-def test_a_reply_ends_with_whichever_stop_token_comes_first(how, monkeypatch):
-    """chatml's <|im_end|> is 0, its eos <|endoftext|> 2; every second token sampled is one of them.
-    """
-    def sample(logits, uniforms, temperature):
-        return torch.tensor([80, 81, 0, 2])[(4 * uniforms).long()], torch.zeros(len(uniforms))
-    monkeypatch.setattr(rollout, "sample", sample)
-    who, ends = agent("chatml", max_turn_tokens=30), set()
-    if how == "collect":
-        played, _ = collect(policy(), who, LocalClient(), range(4), 2, 3)
-    else:
-        played = [play(policy(), who, LocalClient(), task, 3, (0, task, 0)) for task in range(4)]
-    for t in played:
-        for turn in t.turns:
-            *before, end = t.token_ids[turn.start:turn.end]
-            assert not {0, 2} & set(before)
-            ends.add(end)
-    assert ends == {0, 2}
-
-
-@pytest.mark.parametrize("page_size, pages, used", [
-    (7, 4, 4),          # 13 + 1 tokens are 2 pages: two prompts fit side by side
-    (13, 3, 1),         # 13 + 1 tokens are 2 pages: of 3 the second prompt gets none
-])
-def test_admit_counts_a_prompt_and_one_token_more(page_size, pages, used):
-    """Two prompts of 13 tokens and replies of one token, so the most pages in use are those of the
-    prompts that were read together."""
-    engine = Engine(policy(), 2, pages, page_size)
-    got, stats = collect(policy(), agent(max_turn_tokens=1), LocalClient(), [0, 5], 1, 1,
-                         engine=engine)
-    assert [t.turns[0].start for t in got] == [13, 13]
-    assert stats.pages == used and stats.preempted == 0
-
-
-def sampler_with(prompts, pages, page_size=8):
-    """A Sampler whose slots have been shown these texts, and wait for their prompts to be read."""
-    slots = Slots([(World(None, agent()), 1)] * len(prompts), 1, 5, (0,), range(len(prompts)))
-    for slot, text in zip(slots.everyone, prompts):
-        slot.episode.observe(text)
+@pytest.mark.parametrize("lengths, page_size, pages, decodes, admitted", [
+    ((13, 13), 7, 4, False, 2),     # 13 + 1 tokens are 2 pages: both fit
+    ((13, 13), 13, 3, False, 1),    # likewise 2 pages: of 3 the second gets none
+    ((8, 27), 8, 6, True, 1),       # the first decodes: it has a page, and will need another;
+    ((8, 27), 8, 5, True, 0)])      # 27 + 1 tokens are 4 pages: together 6
+def test_admit_counts_a_token_more_and_a_page_for_each_slot_that_decodes(
+        lengths, page_size, pages, decodes, admitted):
+    slots = Slots([(World(None, agent()), 1)] * 2, 1, 5, (0,), range(2))
+    for slot, length in zip(slots.everyone, lengths):
+        slot.episode.observe("x" * (length - 3))            # <|user|>, <|end|>, <|assistant|>
+        assert len(slot.episode.seen) == length
         slots.move(slot, "ready")
-    return Sampler(Engine(policy(), len(prompts), pages, page_size), slots), slots.everyone
-
-
-@pytest.mark.parametrize("pages, admitted", [(6, True), (5, False)])
-def test_admit_leaves_a_page_for_each_slot_that_decodes(pages, admitted):
-    """The first slot, of 8 tokens, decodes: it has 1 page of 8 and will need another. The second
-    has 27 tokens, with the next one 28: 4 pages. Together 6."""
-    sampler, (first, second) = sampler_with(["start", "start" + "x" * 19], pages)
-    assert [len(slot.episode.seen) for slot in (first, second)] == [8, 27]
-    first.sequence = sampler.engine.start()
-    sampler.engine.prefill([first.sequence], [first.episode.seen])
-    sampler.slots.move(first, "decoding")
-    assert sampler.admit([second]) == [second] * admitted
+    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots)
+    first, second = slots.everyone
+    if decodes:
+        first.sequence = sampler.engine.start()
+        sampler.engine.prefill([first.sequence], [first.episode.seen])
+        slots.move(first, "decoding")
+    assert sampler.admit([*slots["ready"]]) == [first, second][decodes:][:admitted]

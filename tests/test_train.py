@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
 import run as runs
-import algos
 import eval as evaluation
 import metrics
 import parallel
@@ -339,31 +338,6 @@ def test_tiny_settings_of_several_environments_make_a_run():
             asked = getattr(module, "TINY", {})
             assert {*asked.get("families", "").split(",")} <= {"", *cfg.families.split(",")}
             assert cfg.max_context >= asked.get("max_context", 0)
-
-
-def test_the_episodes_return_sits_on_the_last_action_token(url, model, monkeypatch):
-    """Upstream put it on an observation token, and PPO learned from nothing."""
-    given = {}
-    monkeypatch.setattr(algos, "gae", lambda rewards, values, mask, gamma, lam: (
-        given.update(rewards=rewards, rates=(gamma, lam)) or (values, values)))
-    run = started(url, config(model, "ppo", gamma=0.9, lam=0.7))
-    batch = batch_of(run)
-    assert given["rates"] == (0.9, 0.7)
-    for row in range(16):
-        last = max(t for t in range(batch.token_ids.shape[1]) if batch.response_mask[row, t])
-        assert given["rewards"][row, last] == batch.rewards[row]
-        assert given["rewards"][row].count_nonzero() <= 1
-
-
-def test_turn_gae_leaves_rewards_at_their_turns(url, model, monkeypatch):
-    given = []
-    monkeypatch.setattr(algos, "turn_gae", lambda rewards, values, *rest: (
-        given.append((rewards, *rest)) or (values, values)))
-    run = started(url, config(model, "ppo", advantage="turn_gae", gamma=0.9, lam=0.8))
-    batch = batch_of(run)
-    rewards, _, turn_ids, gamma, lam, turn_gamma = given[0]
-    assert torch.equal(rewards, batch.token_rewards) and torch.equal(turn_ids, batch.turn_ids)
-    assert (gamma, lam, turn_gamma) == (0.9, 0.8, train.TURN_GAMMA)
 
 
 # ---- which groups train -------------------------------------------------------------------------
