@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 from fakes import command, config, flags_of, started, trained, trainer_of
 from players import children, living
-from test_train import killed_in, lines_of, lines_of_all, same, weights_of
+from test_train import killed_in, lines_of, same, weights_of
 
 import run as runs
 import parallel
@@ -252,22 +252,6 @@ def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
     with pytest.raises(SystemExit, match=r"^train.py: no prompt fits: the shortest has \d+ tokens, "
                        "with a reply of 4 more than max_context=10; give a larger --max-context$"):
         train.main(command(model=model, env_url=url, max_context=10))
-
-
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_a_step_without_a_sampled_token_teaches_nothing_and_is_recorded(algo, url, model,
-                                                                       monkeypatch):
-    play_tasks, silent = parallel.play_tasks, [Trajectory(truncated="context")] * 8
-
-    def short(*arguments, **named):                     # of half of the groups no prompt fits
-        played, stats = play_tasks(*arguments, **named)
-        return silent + played[8:], stats
-    monkeypatch.setattr(parallel, "play_tasks", short)
-    monkeypatch.setattr(train, "keep_groups", lambda *_: silent)
-    run = trained(url, config(model, algo, steps=1))
-    (line,) = lines_of_all(run.folder)
-    assert (line["trained"], line["grad_norm"], line["truncated"] >= 0.5) == (0, None, True)
-    assert same(weights_of(model), run.policy.state_dict())
 
 
 # ---- no server is left --------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import train
 from agentevol import Clone, Evolve
 from engine import load_policy
 from envs import load_env
-from fakes import Env, command, config, started, trained
+from fakes import command, config, started, trained
 from rollout import Stats, Trajectory
 from train import ALGOS, Config
 
@@ -364,25 +364,27 @@ GROUPS = [1, 1, 0, 0.2, 0, 1, 0, 0]         # of two: std 0, 0.14, 0.71, 0
     (dict(filter="uncertain", keep=0.5), [1, 2]),
     (dict(filter="top_p", keep=0.8), [2]),          # 0.71 of 0.85 is 83 %
     (dict(filter="top_p", keep=0.9), [1, 2])])
-def test_filters_keep_whole_groups(flags, groups, url, model, monkeypatch):
+def test_filters_keep_whole_groups(flags, groups):
     played = fakes(GROUPS)
-    monkeypatch.setattr(parallel, "play_tasks", lambda *_, **__: (list(played), Stats()))
-    run = started(url, config(model, tasks_per_step=4, group_size=2, **flags))
-    everything, _ = train.play_step(run, 2)
-    chosen = [played[2 * g + i] for g in groups for i in (0, 1)]
-    assert train.keep_groups(everything, run.cfg) == chosen and everything == played
+    assert train.keep_groups(played, config("", group_size=2, **flags)) == [
+        played[2 * g + i] for g in groups for i in (0, 1)]
 
 
-def test_a_step_without_a_varied_group_changes_nothing(url, model, monkeypatch):
-    monkeypatch.setattr(Env, "step", lambda self, action: (
-        "no", 0.0, False, {"success": False, "valid": True, "score": 0.0}))
-    run = trained(url, config(model, steps=2))
+@pytest.mark.parametrize("algo, played, unknown", [
+    ("grpo", fakes([0] * 16), set()),                           # no group is varied
+    ("ppo", [Trajectory(truncated="context")] * 16, {"valid"})])      # no prompt fits
+def test_a_step_that_teaches_nothing_changes_nothing_and_is_recorded(algo, played, unknown, url,
+                                                                     model, monkeypatch):
+    stats = Stats(seconds=Counter(rollout=1.0))
+    monkeypatch.setattr(train, "play_step", lambda *_: (played, stats))
+    run = trained(url, config(model, algo))
     assert same(weights_of(model), run.policy.state_dict())
-    for line in run.history:
+    of_updates = {"entropy", "kl", "clipped", "clipped_high", "clipped_low", "mismatch",
+                  "value_loss", "grad_norm"}
+    for line in lines_of_all(run.folder):
         assert (line["trained"], line["skipped"], line["constant_groups"]) == (0, 0, 1)
-        of_updates = {"entropy", "kl", "clipped", "clipped_high", "clipped_low", "mismatch",
-                      "value_loss", "grad_norm"}
-        assert {name for name, v in line.items() if not math.isfinite(v)} == of_updates
+        assert line["truncated"] == (algo == "ppo")
+        assert {name for name, x in line.items() if x is None} == of_updates | unknown
 
 
 # ---- what is not finite -------------------------------------------------------------------------
