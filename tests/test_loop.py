@@ -290,9 +290,8 @@ def with_weights(run, batch):
     return batch
 
 
-@pytest.mark.parametrize("context", ["full", "memory"])
-def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(context, url, model):
-    run = started(url, config(model, filter="none", temperature=HEAT, context=context))
+def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(url, model):
+    run = started(url, config(model, filter="none", temperature=HEAT))
     batch = with_weights(run, batch_of(run, 3))
     mask = batch.response_mask
     torch.testing.assert_close(train.logprobs_under(run, run.policy, batch)[mask],
@@ -302,7 +301,8 @@ def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(context, url,
 
 
 @pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", train.VALUE_COEF)])
-def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, factor, url, model):
+def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared_and_clips_how_far_values_move(
+        critic, factor, url, model):
     run = started(url, config(model, "ppo", critic=critic))
     batch = with_weights(run, batch_of(run, 3))
     batch.advantages = torch.zeros_like(batch.advantages)   # so the policy's own loss is 0
@@ -312,6 +312,10 @@ def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared(critic, facto
     assert half_squares.mean() > 1e-3
     assert sums["value_loss"].item() == pytest.approx(half_squares.mean().item(), rel=1e-4)
     assert loss.item() == pytest.approx(factor * half_squares.mean().item(), rel=1e-4)
+    # Now V has moved up by 1 and may move by 1/2; what was earned is V + 1:
+    batch.values, batch.returns = batch.values - 1, batch.values + 1
+    _, sums = train.part_loss(run, batch)       # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
 
 
 @pytest.mark.parametrize("advantage", ["gae", "turn_gae"])
@@ -336,16 +340,6 @@ def test_credit_of_a_critic_is_whitened_and_its_returns_are_not(advantage, url, 
     torch.testing.assert_close(batch.advantages[mask], (chosen - chosen.mean()) / chosen.std(),
                                atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(batch.returns[mask], returns[mask])
-
-
-def test_part_loss_clips_how_far_values_move(url, model):
-    """The critic's values V have moved up by 1 and may move by 1/2; what was earned is V + 1."""
-    run = started(url, config(model, "ppo"))
-    batch = with_weights(run, batch_of(run, 3))
-    batch.values, batch.returns = batch.values - 1, batch.values + 1
-    _, sums = train.part_loss(run, batch)
-    # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
-    assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
 
 
 ESTIMATORS = {      # advantage -> what it must be, (B, T) or (B, 1), of batch b with G = 4
@@ -520,7 +514,6 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
 
 
 # ---- resuming -----------------------------------------------------------------------------------
-
 
 def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     """It remembers its evaluations, too, and is not measured before RL again."""

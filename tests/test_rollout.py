@@ -4,12 +4,14 @@ What an episode leaves behind, what happens when environments fail, and the tens
 out, on a tiny random model.
 """
 import functools
+import gc
 import math
 import random
 import signal
 import threading
 import time
 import types
+import weakref
 from collections import Counter
 from concurrent.futures import ALL_COMPLETED, Future
 from contextlib import nullcontext
@@ -24,9 +26,10 @@ import chat
 import rollout
 from client import EnvError
 from engine import Engine
-from fakes import MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play, twins
+from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
+                   token_logprobs, twins)
 from chat import FORMATS, Agent, Chat
-from rollout import Episode, Sampler, Slots, Trajectory, World, make_engine, to_batch
+from rollout import Episode, Sampler, Slots, Trajectory, Turn, World, make_engine, to_batch
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -77,6 +80,24 @@ def reply_to(episode, text, stop=True):
     chat = episode.agent.chat
     ids = chat.tokenizer.encode(text, add_special_tokens=False) + [chat.stop_id] * stop
     episode.reply(ids, [-0.5] * len(ids))
+
+
+# ---- what an episode leaves behind --------------------------------------------------------------
+
+def test_trajectory_lists_stay_parallel():
+    t = Trajectory(7)
+    t.begin_context([1, 2, 3])
+    t.add_action([4, 5], [-0.1, -0.2])
+    t.add_observation([6])
+    t.begin_context([1, 9])
+    t.add_action([8], [-0.3])
+    assert t.token_ids == [1, 2, 3, 4, 5, 6, 1, 9, 8]
+    assert t.response_mask == [0, 0, 0, 1, 1, 0, 0, 0, 1]
+    assert t.old_logprobs == [0, 0, 0, -0.1, -0.2, 0, 0, 0, -0.3]
+    assert t.contexts == [0, 6] and t.context == [1, 9, 8]
+    assert t.turns == [Turn(3, 5), Turn(8, 9)]
+    t.turns[0].reward, t.turns[1].reward = 0.5, -1.0
+    assert t.reward == -0.5
 
 
 # ---- chat templates -----------------------------------------------------------------------------
@@ -184,28 +205,19 @@ def test_episode_ends_a_reply_with_any_stop_token_and_closes_it_with_the_templat
     assert episode.request == ("step", tokenizer("chatml").decode([80, 81]))
 
 
-def test_episode_ends_at_its_horizon():
-    episode = Episode(agent(), 1, KEY, 2)
+def test_episode_ends_at_its_horizon_and_knows_which_text_each_turn_answered():
+    episode = Episode(agent(), 1, KEY, 4)
     episode.observe("start")
-    for _ in range(2):
+    for observation in ("same", "same", "start", "on"):
         assert not episode.over and episode.request is None
         reply_to(episode, "go")
-        episode.observe("on", 0.25, False, {"score": 0.5, "success": False})
+        episode.observe(observation, 0.25, False, {"score": 0.5, "success": False})
     t = episode.trajectory
-    assert episode.over and t.truncated == "horizon" and not t.done and len(t.turns) == 2
-    assert t.reward == 0.5 and t.score == 0.5
+    assert episode.over and t.truncated == "horizon" and not t.done
+    assert t.reward == 1.0 and t.score == 0.5
     assert t.response_mask[-3:] == [1, 1, 1]               # what nobody will answer is not shown
-
-
-def test_episode_remembers_which_text_each_turn_answered():
-    episode = Episode(agent(), 1, KEY, 9)
-    episode.observe("start")
-    for observation in ("same", "same", "start"):
-        reply_to(episode, "go")
-        episode.observe(observation)
-    reply_to(episode, "go")
-    hashes = [turn.observation_hash for turn in episode.trajectory.turns]
-    assert hashes[0] == hashes[3] != hashes[1] == hashes[2] and 0 <= min(hashes) < 2**63
+    first, second, third, last = (turn.observation_hash for turn in t.turns)
+    assert first == last != second == third and 0 <= min(first, second) < 2**63
 
 
 def shown(episode):
@@ -361,15 +373,13 @@ def test_collect_depends_on_nothing_but_task_and_key():
 
 
 def test_mask_covers_exactly_what_was_sampled(monkeypatch):
-    sampled = []
+    sampled, ends, sample = [], set(), rollout.sample
 
-    def sample(logits, uniforms, temperature):
-        ids, logprobs = rollout_sample(logits, uniforms, temperature)
+    def noting(logits, uniforms, temperature):
+        ids, logprobs = sample(logits, uniforms, temperature)
         sampled.append((ids.item(), logprobs.item()))
         return ids, logprobs
-    rollout_sample = rollout.sample
-    monkeypatch.setattr(rollout, "sample", sample)
-    stopped = cut = 0
+    monkeypatch.setattr(rollout, "sample", noting)
     for member in range(6):
         sampled.clear()
         t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))
@@ -377,15 +387,23 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
         assert masked == sampled
         assert all(p == 0 for p, m in zip(t.old_logprobs, t.response_mask) if not m)
         for turn in t.turns:
-            last = t.token_ids[turn.end - 1]
             assert t.response_mask[turn.start:turn.end] == [1] * (turn.end - turn.start)
-            if last == 0:
-                stopped += 1
-            else:
-                cut += 1
+            ends.add(stopped := t.token_ids[turn.end - 1] == 0)
+            if not stopped:
                 assert turn.end - turn.start == 8
                 assert t.token_ids[turn.end] == 0 and t.response_mask[turn.end] == 0
-    assert stopped and cut                                 # both were seen
+    assert ends == {True, False}                           # both were seen
+
+
+def test_old_logprobs_are_those_of_the_trainer():
+    for context in ("full", "window"):
+        who = agent(context=context, window=1, temperature=0.7)
+        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4)
+        batch = to_batch(got)
+        with torch.no_grad():
+            logprobs = token_logprobs(policy(), batch.token_ids, batch.response_mask,
+                                      batch.position_ids, 0.7)
+        assert torch.allclose(logprobs, batch.old_logprobs, atol=1e-4)
 
 
 # ---- what is shared, what is kept ---------------------------------------------------------------
@@ -469,29 +487,47 @@ class Failing(LocalClient):
         return answer
 
 
-@pytest.mark.parametrize("fails, lost", [
-    *((lambda n, number=number: n == number, []) for number in (1, 2, 4, 5, 8)),
-    (lambda n: True, [2]), (lambda n: n > 3, [2])])
-def test_collect_replays_what_failed_and_drops_a_group_that_cannot_be_played(fails, lost):
-    """Task 2 does not answer its n-th request, or no more from there on, which is no reward of 0.
-    Each whole group is told of once, a lost one never."""
+def collect_where_task_2_fails(fails, played):
+    """Of the tasks 1, 2 and 3, where 2 answers its n-th request by an error if fails(n), these must
+    be played as undisturbed, and each whole group be told of once -> Stats."""
     client, told = Failing(lambda task, n: task == 2 and fails(n)), []
     engine = Engine(policy(), 4, 200, 16)                  # others are still to start when it fails
     got, stats = within(60, collect, policy(), agent(), client, [1, 2, 3], 3, 4,
                         places=[1, 2, 3], engine=engine, finished=told.append)
-    want = [undisturbed()[task, m] for task in (1, 2, 3) if task not in lost for m in range(3)]
+    want = [undisturbed()[task, m] for task in played for m in range(3)]
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    assert [t.key[1:] for t in got] == [t.key[1:] for t in want]
+    assert [t.key[1:] for t in got] == [(task, m) for task in played for m in range(3)]
     told.sort(key=lambda group: group[0].trajectory.key)
     assert [episode.trajectory for group in told for episode in group] == got
-    assert stats.dropped == len(lost) and {*stats.failures} == {"task 2 is down"}     # as text
-    assert len(stats.failures) >= 3 if lost else len(stats.failures) == 1
     assert ended(engine) and client.open == {}
+    return stats
 
 
-def test_collect_raises_if_no_episode_could_be_played():
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 8])
+def test_collect_replays_an_episode_whose_environment_failed(number):
+    stats = collect_where_task_2_fails(lambda n: n == number, played=[1, 2, 3])
+    assert stats.failures == ["task 2 is down"] and stats.dropped == 0
+
+
+@pytest.mark.parametrize("lives", [0, 3])
+def test_collect_drops_a_group_that_cannot_be_played(lives):
+    """Task 2 answers so many requests, then never again; no reward of 0 comes of it."""
+    stats = collect_where_task_2_fails(lambda n: n > lives, played=[1, 3])
+    assert len(stats.failures) >= 3 and {*stats.failures} == {"task 2 is down"}
+    assert stats.dropped == 1
+
+
+def test_what_failed_does_not_keep_the_engine():
+    """Its memory is needed for the update; an error that is kept keeps all of its frames."""
+    engine = make_engine(policy(), agent(), rows=4)
+    failing = Failing(lambda task, _: task == 2)
+    _, stats = collect(policy(), agent(), failing, [2, 1], 2, 2, engine=engine)
     with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):
-        collect(policy(), agent(), Failing(lambda *_: True), [2], 2, 2)
+        collect(policy(), agent(), failing, [2], 2, 2, engine=engine)
+    kept = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert kept() is None and {*stats.failures} == {"task 2 is down"}
 
 
 @pytest.mark.parametrize("broken", ["prefill", "decode"])
@@ -636,7 +672,6 @@ def test_to_batch_aligns_everything_with_its_token():
     b.add_action([3, 3, 0], [-0.4, -0.5, -0.6])
     b.turns[0].reward, b.turns[0].observation_hash = 2.0, 11
     c.begin_context([5, 5])
-    assert a.context == [5, 1, 2, 0] and a.reward == -0.5
     batch = to_batch([a, b, c])
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 0, 9, 5, 1, 2, 0],
                                         [5, 3, 3, 0] + [-1] * 6, [5, 5] + [-1] * 8]

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 from fakes import command, config, flags_of, started, trained, trainer_of
 from players import children, living
-from test_train import killed_in, lines_of, same, weights_of
+from test_train import lines_of, same, weights_of
 
 import run as runs
 import parallel
@@ -163,20 +164,6 @@ def test_save_keeps_what_resume_needs_of_the_last_two(url, model):
         assert os.path.exists(f"runs/x/step_{step}/model.safetensors")
 
 
-def test_a_cut_last_line_of_metrics_does_not_forbid_to_resume(url, model, monkeypatch):
-    """And the samples of step 2, which were written after the checkpoint, stand there once."""
-    cfg = config(model, name="x", steps=4, save_every=2, eval_every=2)
-    whole = trained(url, replace(cfg, name="whole"))
-    with pytest.raises(KeyboardInterrupt):
-        killed_in(3, url, cfg, monkeypatch)
-    with open("runs/x/metrics.jsonl", "r+b") as file:
-        file.seek(0, os.SEEK_END)
-        file.truncate(file.tell() - 30)             # the disk was full in the middle of step 2's
-    train.train(started(url, replace(cfg, resume=True)))
-    assert Path("runs/x/samples.jsonl").read_text() == Path("runs/whole/samples.jsonl").read_text()
-    assert lines_of("runs/x") == lines_of(whole.folder) and len(lines_of("runs/x")) == 4
-
-
 @pytest.mark.parametrize("owner, name", [
     (PreTrainedTokenizerBase, "save_pretrained"), (os, "fsync"), (os, "replace")])
 def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(owner, name, url, model,
@@ -256,31 +243,20 @@ def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
 
 # ---- no server is left --------------------------------------------------------------------------
 
-GONE = "no server has answered for 60 s"
 PLAYED = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
-NOTHING = [], Stats(dropped=1, failures=["its server failed"])
-NO_SERVER = [], Stats(dropped=1, failures=[GONE], gone=GONE)
+FAILED, GONE = EnvError("its server failed"), ServersGone("no server has answered for 60 s")
+NOTHING = [], Stats(dropped=1, failures=[str(FAILED)])
+NO_SERVER = [], Stats(dropped=1, failures=[str(GONE)], gone=str(GONE))
 
 
-def giving(share):
-    """collect, of a rank that gives this share."""
-    def collect(*_, **__):
-        if share[1].gone:
-            raise ServersGone(GONE)
-        if share[1].failures:
-            raise EnvError(share[1].failures[0])
-        return share
-    return collect
-
-
-@pytest.mark.parametrize("mine, other, error", [
-    (NOTHING, PLAYED, None), (NOTHING, NOTHING, EnvError), (PLAYED, NO_SERVER, ServersGone),
-    (NO_SERVER, PLAYED, ServersGone)])
-def test_play_tasks_tells_the_other_ranks_before_it_raises(mine, other, error, url, model,
-                                                           monkeypatch):
+@pytest.mark.parametrize("collected, mine, other, error", [
+    (FAILED, NOTHING, PLAYED, None), (FAILED, NOTHING, NOTHING, EnvError),
+    (PLAYED, PLAYED, NO_SERVER, ServersGone), (GONE, NO_SERVER, PLAYED, ServersGone)])
+def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, other, error, url,
+                                                           model, monkeypatch):
     """A rank that lost its episodes goes on with the other's."""
     run, told = started(url, config(model)), []
-    monkeypatch.setattr(parallel, "collect", giving(mine))
+    monkeypatch.setattr(parallel, "collect", Mock(side_effect=[collected]))
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(parallel, "gathered", lambda share: told.append(share) or [share, other])
     with pytest.raises(error) if error else nullcontext():
@@ -291,7 +267,7 @@ def test_play_tasks_tells_the_other_ranks_before_it_raises(mine, other, error, u
 
 
 def test_a_run_without_servers_from_the_start_has_nothing_to_save(url, model, monkeypatch):
-    monkeypatch.setattr(parallel, "collect", giving(NO_SERVER))
+    monkeypatch.setattr(parallel, "collect", Mock(side_effect=GONE))
     with pytest.raises(SystemExit, match=f"^train.py: {GONE}$"):
         train.main(command(model=model, env_url=url, name="x"))
     assert not any("step" in name for name in os.listdir("runs/x"))

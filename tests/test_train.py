@@ -211,7 +211,7 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
 
 # ---- resuming -----------------------------------------------------------------------------------
 
-STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3)
+STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3, eval_every=2)
 RUNS = {
     "grpo in two environments, a stage ends where it was saved": dict(
         STAGED, kl_coef=0.05, env="toy,sums"),
@@ -220,29 +220,27 @@ RUNS = {
 }
 
 
-def killed_in(step, url, cfg, monkeypatch):
-    """A run that ends in the middle of a step, as if by Ctrl-C."""
-    credit = train.credit
-
-    def interrupt(run, batch):
-        if run.step == step:
-            raise KeyboardInterrupt
-        credit(run, batch)
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "credit", interrupt)
-        trained(url, cfg)
-
-
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
-    whole = trained(url, config(model, name="whole", **flags))
-    with pytest.raises(KeyboardInterrupt):
-        killed_in(4, url, config(model, name="broken", **flags), monkeypatch)
+    """It ended in the middle of step 4, as if by Ctrl-C; the disk was full in the middle of step
+    3's metrics. The samples of step 4, written after the checkpoint, stand there once."""
+    whole, credit = trained(url, config(model, name="whole", **flags)), train.credit
+
+    def interrupt(run, batch):
+        if run.step == 4:
+            raise KeyboardInterrupt
+        credit(run, batch)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "credit", interrupt)
+        trained(url, config(model, name="broken", **flags))
+    os.truncate("runs/broken/metrics.jsonl", os.path.getsize("runs/broken/metrics.jsonl") - 30)
     resumed = started(url, config(model, name="broken", resume=True, **flags))
     assert resumed.step == 3 and len(resumed.history) == 3
     train.train(resumed)
     assert same(weights_of("runs/whole/step_6"), weights_of("runs/broken/step_6"))
     assert not whole.critic or same(whole.critic.state_dict(), resumed.critic.state_dict())
+    samples, again = (Path(f"runs/{x}/samples.jsonl").read_text() for x in ("whole", "broken"))
+    assert samples == again and '"step": 4' in samples
     assert lines_of("runs/whole") == lines_of("runs/broken")
     assert [m["step"] for m in lines_of("runs/whole")] == list(range(6))
     assert [m["horizon"] for m in resumed.history] == [1, 1, 1, 2, 2, 2]
@@ -373,8 +371,8 @@ def test_filters_keep_whole_groups(flags, groups):
 @pytest.mark.parametrize("algo, played, unknown", [
     ("grpo", fakes([0] * 16), set()),                           # no group is varied
     ("ppo", [Trajectory(truncated="context")] * 16, {"valid"})])      # no prompt fits
-def test_a_step_that_teaches_nothing_changes_nothing_and_is_recorded(algo, played, unknown, url,
-                                                                     model, monkeypatch):
+def test_a_step_without_a_varied_group_changes_nothing(algo, played, unknown, url, model,
+                                                       monkeypatch):
     stats = Stats(seconds=Counter(rollout=1.0))
     monkeypatch.setattr(train, "play_step", lambda *_: (played, stats))
     run = trained(url, config(model, algo))
