@@ -30,9 +30,8 @@ from fakes import CONFIGS, config, started, token_logprobs, trained, twins
 from lora import adapt
 from pretended_gpu import GPU, Pretended
 from recipes import icepop
-from test_architectures import trains, twins_of
-from test_engine import (CONTEXTS, assert_same_gradients, differ, gradients, one_by_one, tokens_of,
-                         training_rows)
+from test_architectures import check_training, twins_of
+from test_engine import Checked, tokens_of
 from train import Config
 
 CUDA = torch.cuda.is_available()
@@ -150,11 +149,13 @@ def recorded(step, inputs, pool=None):
                                          pool=lambda: (len(inputs), pool)), logits
 
 
+WHOLE = types.SimpleNamespace(flash_attn_varlen_func=flash2)      # the package flash-attn
+
+
 @pytest.fixture(params=["flash2", "varlen"])
 def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
-    package = types.SimpleNamespace(flash_attn_varlen_func=flash2)
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setitem(sys.modules, "flash_attn", WHOLE)
     monkeypatch.setattr(engine_module, "varlen_attn", varlen)
     monkeypatch.setattr(engine_module, "recorded", recorded)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
@@ -169,69 +170,49 @@ def texts_of(rng, lengths):
 
 @pytest.mark.parametrize("kind, graphs", [("qwen2", True), ("qwen3", False)])
 def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
-    """First prefill, fork, later prefill over a page's end, decode in batches of 3, 2 and 4."""
-    model, stock = twins(kind)
+    """Training, first prefill, fork, later prefill over a page's end, decode in batches of 3, 2
+    and 4."""
+    rng, (model, stock) = random.Random(0), twins(kind)
     assert model.kernel == kernel
-    engine, rng = Engine(model, 6, 14, PAGE_SIZES[kernel], graphs=graphs), random.Random(0)
-    prompts = texts_of(rng, [250, 3, 17])
-    sequences, texts = [engine.start() for _ in prompts], {}
-    logits = engine.prefill(sequences, prompts)
-    for sequence, text, row in zip(sequences, prompts, logits):
-        texts[id(sequence)] = list(text)
-        assert differ(row[None], stock, [text]) < 1e-5
-    child = engine.fork(sequences[0])
-    texts[id(child)] = list(prompts[0])
-    more = texts_of(rng, [9, 1, 4])                        # 250 + 9 crosses into a second page
-    some = [child, sequences[1], sequences[0]]
-    logits = engine.prefill(some, more)
-    for sequence, text, row in zip(some, more, logits):
-        texts[id(sequence)] += text
-        assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
-    for active in ([child, sequences[0], sequences[2]], [sequences[1], sequences[0]],
-                   [*sequences, child]):
+    check_training(model, stock)
+    checked = Checked(model, stock, rows=6, pages=14, page_size=PAGE_SIZES[kernel], graphs=graphs)
+    first, second, third = sequences = [checked.start() for _ in range(3)]
+    checked.prefill(sequences, texts_of(rng, [250, 3, 17]))
+    child = checked.fork(first)
+    checked.prefill([child, second, first], texts_of(rng, [9, 1, 4]))   # 250 + 9: a second page
+    for active in ([child, first, third], [second, first], [*sequences, child]):
         for _ in range(2):
-            ids = torch.tensor([rng.randrange(50) for _ in active])
-            logits = engine.decode(active, ids)
-            assert logits.shape == (len(active), 50)
-            for sequence, token, row in zip(active, ids.tolist(), logits):
-                texts[id(sequence)].append(token)
-                assert differ(row[None], stock, [texts[id(sequence)]]) < 1e-5
+            checked.decode(active, tokens_of(rng, len(active)))
+    recorded = checked.engine.graphs
     if graphs:                                             # padded to the same 8 rows, 14 pages
-        assert [*engine.graphs] == [8] and engine.graphs[8][0].shape == (8, 2 + 14)
+        assert [*recorded] == [8] and recorded[8][0].shape == (8, 2 + 14)
 
 
 def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kernel):
     """20 rows: 3 decode by a graph for 32, then by one for 8; 9 by one for 16; each is kept."""
-    model, stock = twins()
-    engine = Engine(model, 20, 40, PAGE_SIZES[kernel], width=3)
-    sequences, made = [engine.start() for _ in range(9)], []
-    engine.prefill(sequences, [[n] for n in range(9)])
+    checked = Checked(*twins(), rows=20, pages=40, page_size=PAGE_SIZES[kernel], width=3)
+    sequences, made, graphs = [checked.start() for _ in range(9)], [], checked.engine.graphs
+    checked.prefill(sequences, [[n] for n in range(9)])
     for count in (3, 3, 9, 3, 9):
-        logits = engine.decode(sequences[:count], torch.full((count,), 7))
-        texts = [[n] + [7] * (s.length - 1) for n, s in enumerate(sequences[:count])]
-        assert max(differ(row[None], stock, [t]) for row, t in zip(logits, texts)) < 1e-5
-        made.append([*engine.graphs])
+        checked.decode(sequences[:count], [7] * count)
+        made.append([*graphs])
     assert made == [[32], [32, 8], [32, 8, 16], [32, 8, 16], [32, 8, 16]]
     first = 32, None
-    assert [graph.pool() for _, graph, _ in engine.graphs.values()] == [first, (8, first),
-                                                                        (16, first)]
-    assert {inputs.shape[1] for inputs, *_ in engine.graphs.values()} == {2 + 3}
+    assert [graph.pool() for _, graph, _ in graphs.values()] == [first, (8, first), (16, first)]
+    assert {inputs.shape[1] for inputs, *_ in graphs.values()} == {2 + 3}
 
 
 @pytest.mark.parametrize("name", ["Mistral", "OLMo 3"])
 def test_windows_by_flash_equal_stock_transformers(kernel, name):
     """A window of 5 tokens in every layer, or in some: training, two prefills, decode."""
     model, stock = twins_of(name)
-    assert trains(model, stock) < 1e-5
-    engine = Engine(model, 2, 6, PAGE_SIZES[kernel])
-    text, more = texts_of(random.Random(0), [252, 6])
-    sequence = engine.start()
-    assert differ(engine.prefill([sequence], [text]), stock, [text]) < 1e-5
-    assert differ(engine.prefill([sequence], [more]), stock, [text + more]) < 1e-5
+    check_training(model, stock)
+    checked, rng = Checked(model, stock, 2, 6, PAGE_SIZES[kernel]), random.Random(0)
+    sequence = checked.start()
+    for length in (252, 6):
+        checked.prefill([sequence], texts_of(rng, [length]))
     for token in (7, 8):                                   # twice the same recorded graph
-        more.append(token)
-        logits = engine.decode([sequence], torch.tensor([token]))
-        assert differ(logits, stock, [text + more]) < 1e-5
+        checked.decode([sequence], [token])
 
 
 def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
@@ -246,17 +227,6 @@ def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
     assert engine.pages.count == 5 and 5 not in engine.pages.free
 
 
-def test_training_forward_by_flash_has_the_stock_logprobs_and_gradients(kernel):
-    model, stock = twins("qwen3")
-    ids, mask, positions = training_rows(random.Random(1), CONTEXTS)
-    got = token_logprobs(model, ids, mask, positions)
-    want, _ = one_by_one(stock, ids, mask, positions, 1.0)
-    assert torch.allclose(got, want, atol=1e-5)
-    got.sum().backward()
-    want.sum().backward()
-    assert_same_gradients(gradients(model), gradients(stock))
-
-
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
@@ -265,35 +235,34 @@ def test_flash_tells_of_no_bound_where_one_query_sees_all():
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
-def test_choose_kernel_takes_what_can_run(monkeypatch):
-    cuda, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    package = types.SimpleNamespace(flash_attn_varlen_func=flash2)
+class Broken(types.ModuleType):
+    """flash-attn, built for another torch."""
+    def __getattr__(self, name):
+        raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")
+
+
+@pytest.mark.parametrize("package, capability, device, dtype, kernel, why", [
+    (WHOLE, (8, 0), "cuda", torch.float16, "flash2", "installed"),
+    (None, (9, 0), "cuda", torch.bfloat16, "varlen",
+     "flash2: import of flash_attn halted; None in sys.modules"),
+    (Broken("flash_attn"), (9, 0), "cuda", torch.bfloat16, "varlen",
+     "flash2: flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error"),
+    (WHOLE, (7, 5), "cuda", torch.float16, "torch",
+     "needs a GPU of compute capability 8.0 or later"),
+    (WHOLE, (8, 0), "cuda", torch.float32, "torch", "cuda, torch.float32"),
+    (WHOLE, (8, 0), "cpu", torch.bfloat16, "torch", "cpu, torch.bfloat16")])
+def test_choose_kernel_takes_what_can_run_and_says_why_flash_attn_cannot(
+        package, capability, device, dtype, kernel, why, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    assert choose_kernel("auto", cuda, torch.float16) == ("flash2", "installed")
-    assert choose_kernel("varlen", cuda, bf16) == ("varlen", "installed")
-    assert choose_kernel("auto", cuda, torch.float32) == ("torch", "cuda, torch.float32")
-    assert choose_kernel("auto", cpu, bf16) == ("torch", "cpu, torch.bfloat16")
-    assert choose_kernel("torch", cuda, bf16) == ("torch", "asked for")
-
-
-def test_choose_kernel_says_why_flash_attn_cannot_be_used(monkeypatch):
-    """A package is not installed, or was built for another torch: its own words say what is wrong.
-    A GPU from before Ampere runs plain torch, and the log says so."""
-    class Broken(types.ModuleType):
-        def __getattr__(self, name):
-            raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for package, words in ((None, "import of flash_attn"), (Broken("flash_attn"), "undefined sym")):
-        monkeypatch.setitem(sys.modules, "flash_attn", package)
-        kernel, why = choose_kernel("auto", cuda, torch.bfloat16)
-        assert kernel == "varlen" and words in why
-        with pytest.raises(ValueError, match=f"attention=flash2, but .*{words}.*: use auto"):
-            choose_kernel("flash2", cuda, torch.bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    kernel, why = choose_kernel("auto", cuda, torch.float16)
-    assert kernel == "torch" and "compute capability 8.0" in why
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    here = torch.device(device), dtype
+    assert choose_kernel("auto", *here) == (kernel, why)
+    assert choose_kernel("torch", *here) == ("torch", "asked for")
+    if kernel != "torch":
+        assert choose_kernel("varlen", *here) == ("varlen", "installed")
+    if kernel != "flash2":
+        with pytest.raises(ValueError, match=f"attention=flash2, but {why}: use auto"):
+            choose_kernel("flash2", *here)
 
 
 # ---- operations, devices, waits -----------------------------------------------------------------

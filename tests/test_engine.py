@@ -2,13 +2,14 @@
 import itertools
 import math
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import engine as engine_module
 from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
@@ -93,64 +94,72 @@ def test_longest_text_is_the_range_in_which_positions_hold():
 
 # ---- log-probabilities: first prefill, later prefills, decode, forks ----------------------------
 
+class Checked:
+    """An engine whose every answer is compared with stock transformers' for the whole text."""
+
+    def __init__(self, model, stock, *sizes, **more):
+        self.engine, self.stock, self.texts = Engine(model, *sizes, **more), stock, {}
+
+    def start(self):
+        sequence = self.engine.start()
+        self.texts[sequence] = []
+        return sequence
+
+    def fork(self, parent):
+        child = self.engine.fork(parent)
+        self.texts[child] = list(self.texts[parent])
+        return child
+
+    def prefill(self, sequences, added):
+        self.check(sequences, added, self.engine.prefill(sequences, added))
+
+    def decode(self, sequences, ids):
+        self.check(sequences, [[token] for token in ids],
+                   self.engine.decode(sequences, torch.tensor(ids)))
+
+    def check(self, sequences, added, logits):
+        for sequence, ids in zip(sequences, added):
+            self.texts[sequence] += ids
+        assert len(logits) == len(sequences)
+        assert differ(logits, self.stock, [self.texts[s] for s in sequences]) < 1e-5
+
+
 @pytest.mark.parametrize("kind, tied", EVERY_MODEL)
 def test_engine_logprobs_equal_stock_transformers(kind, tied):
-    model, stock = twins(kind, tied, layers=3)
     rng = random.Random(f"{kind} {tied}")
-    engine = Engine(model, rows=12, pages=60, page_size=8, prefill_tokens=64)
-    texts = [tokens_of(rng, n) for n in (1, 7, 8, 9, 23, 40)]
-    sequences = [engine.start() for _ in texts]
-    assert differ(engine.prefill(sequences, texts), stock, texts) < 1e-5       # first prefill
-
-    more = [tokens_of(rng, n) for n in (1, 9, 8, 3, 1, 17)]
-    texts = [text + new for text, new in zip(texts, more)]
-    assert differ(engine.prefill(sequences, more), stock, texts) < 1e-5        # later ones
-
+    checked = Checked(*twins(kind, tied, layers=3), rows=12, pages=60, page_size=8,
+                      prefill_tokens=64)
+    sequences = [checked.start() for _ in range(6)]
+    checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 7, 8, 9, 23, 40)])
+    checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 9, 8, 3, 1, 17)])
     for parent in (0, 2, 2, 5):            # 2 holds 16 tokens: full pages only; the others do not
-        sequences.append(engine.fork(sequences[parent]))
-        texts.append(list(texts[parent]))
-    fresh, new = engine.start(), tokens_of(rng, 11)     # a first prefill beside later ones
-    chosen, added = [sequences[-1], fresh, sequences[2]], [tokens_of(rng, 5), new, [3]]
-    sequences.append(fresh)
-    texts.append([])
-    for sequence, ids in zip(chosen, added):
-        texts[sequences.index(sequence)] += ids
-    assert differ(engine.prefill(chosen, added), stock,
-                  [texts[sequences.index(s)] for s in chosen]) < 1e-5
-
-    active = rng.sample(sequences, len(sequences))
+        sequences.append(checked.fork(sequences[parent]))
+    fresh = checked.start()                # a first prefill beside later ones
+    checked.prefill([sequences[-1], fresh, sequences[2]],
+                    [tokens_of(rng, 5), tokens_of(rng, 11), [3]])
+    active = rng.sample([*sequences, fresh], 11)
     for step in range(12):                 # everybody crosses the end of a page at least once
         if step == 5:
             active.remove(sequences[2])
-        ids = tokens_of(rng, len(active))
-        for sequence, token in zip(active, ids):
-            texts[sequences.index(sequence)].append(token)
-        assert differ(engine.decode(active, torch.tensor(ids)), stock,
-                      [texts[sequences.index(s)] for s in active]) < 1e-5
-    ids = tokens_of(rng, 4)
-    texts[2] += ids                        # read on where decoding stopped
-    assert differ(engine.prefill([sequences[2]], [ids]), stock, [texts[2]]) < 1e-5
+        checked.decode(active, tokens_of(rng, len(active)))
+    checked.prefill([sequences[2]], [tokens_of(rng, 4)])    # read on where decoding stopped
 
 
 @pytest.mark.parametrize("keep, pages", [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (10, 2)])
 def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pages):
     """A group of three, prompt of 10 tokens, pages of 4: two full pages are shared. One member goes
     on from its first `keep` tokens, in a page of its own; the others read what they have read."""
-    model, stock = twins()
-    engine = Engine(model, rows=3, pages=20, page_size=4)
-    prompt = list(range(20, 30))
-    first = engine.start()
-    engine.prefill([first], [prompt])
-    members = [first, engine.fork(first), engine.fork(first)]
+    checked, prompt = Checked(*twins(), rows=3, pages=20, page_size=4), list(range(20, 30))
+    engine, first = checked.engine, checked.start()
+    checked.prefill([first], [prompt])
+    members = [first, checked.fork(first), checked.fork(first)]
     for which in (1, 0):                                     # a child, then the parent
         engine.forget(members[which], keep)
         assert members[which].length == 4 * pages
         assert pages_of(engine, members[which]) == pages_of(engine, members[2])[:pages]
-        other = prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8]
-        assert differ(engine.prefill([members[which]], [other[4 * pages:]]), stock, [other]) < 1e-5
-    texts = [prompt[:4 * pages] + [40 + which, 1, 2, 3, 4, 5, 6, 7, 8] for which in (0, 1)]
-    texts = [[*text, which] for which, text in enumerate([*texts, prompt])]
-    assert differ(engine.decode(members, torch.tensor([0, 1, 2])), stock, texts) < 1e-5
+        checked.texts[members[which]] = prompt[:4 * pages]
+        checked.prefill([members[which]], [[40 + which, 1, 2, 3, 4, 5, 6, 7, 8]])
+    checked.decode(members, [0, 1, 2])
     for member in members:
         engine.release(member)
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
@@ -169,15 +178,6 @@ def test_norms_are_llamas(dtype):
         assert torch.equal(ours, theirs)
     assert ((ours - theirs).abs() <= 2**-7 * theirs.abs()).all()
     assert (ours - exact).abs().sum() <= (theirs - exact).abs().sum()
-
-
-def test_equip_leaves_norms_of_other_kinds_alone():
-    """Gemma's norm multiplies by one plus its weight."""
-    layers = [equip(twins(kind)[0]).model.norm for kind in CONFIGS]
-    assert all("forward" in vars(norm) for norm in layers)
-    gemma = GemmaForCausalLM(GemmaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1,
-                                         intermediate_size=8, num_attention_heads=1, head_dim=8))
-    assert "forward" not in vars(equip(gemma).model.norm)
 
 
 # ---- walk_pages ---------------------------------------------------------------------------------
@@ -327,6 +327,7 @@ def random_schedule(seed, window=None):
     engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
                     prefill_tokens=rng.choice((8, 64)))
     texts, active = {}, []        # row -> (sequence, what it has read); the sequences that decode
+    tokens = Counter()            # read in prefills and decode steps
 
     def check(sequences, logits):
         want = torch.tensor([mean(texts[s.row][1], window) for s in sequences])
@@ -346,7 +347,8 @@ def random_schedule(seed, window=None):
         do = rng.choice(("start", "prefill", "prefill", "join", "join", "decode", "decode",
                          "decode", "fork", "fork", "leave", "forget", "release"))
         if do == "start" and engine.free_rows:
-            sequence = engine.start()
+            lowest, sequence = min(engine.free_rows), engine.start()
+            assert sequence.row == lowest
             texts[sequence.row] = (sequence, [])
         elif do == "prefill" and waiting:
             chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
@@ -356,6 +358,7 @@ def random_schedule(seed, window=None):
             logits = engine.prefill(chosen, new)
             for sequence, ids in zip(chosen, new):
                 texts[sequence.row][1].extend(ids)
+                tokens["prefill"] += len(ids)
             check(chosen, logits)
         elif do == "join":
             active += [s for s in waiting if s.length]
@@ -368,6 +371,7 @@ def random_schedule(seed, window=None):
             logits = engine.decode(active, torch.tensor(ids))
             for sequence, token in zip(active, ids):
                 texts[sequence.row][1].append(token)
+                tokens["decode"] += 1
             check(active, logits)
         elif do == "fork" and engine.free_rows and free and any(s.length for s in everyone):
             parent = rng.choice([s for s in everyone if s.length])
@@ -398,6 +402,7 @@ def random_schedule(seed, window=None):
         engine.release(sequence)
     check_books(engine, [], [])
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
+    assert engine.tokens == tokens
     return happened
 
 
@@ -680,27 +685,6 @@ def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(request):
         engine.prefill([sequence], [[1, 2]])
         engine.decode([sequence], torch.tensor([3]))
         assert seen[-2:] == [3, threads] and torch.get_num_threads() == 3
-
-
-def test_tokens_counts_what_was_read():
-    """Texts of 3 and 5 tokens, two steps of both and one of the longer alone."""
-    engine = Engine(Mean(), rows=2, pages=8, page_size=4)
-    sequences = [engine.start() for _ in range(2)]
-    engine.prefill(sequences, [[1] * 3, [2] * 5])
-    for _ in range(2):
-        engine.decode(sequences, torch.tensor([7, 7]))
-    engine.decode(sequences[1:], torch.tensor([7]))
-    assert engine.tokens == {"prefill": 3 + 5, "decode": 2 + 2 + 1}
-
-
-def test_start_takes_the_lowest_free_row():
-    """Whatever the order in which they were given back."""
-    engine = Engine(Mean(), rows=5, pages=8, page_size=4)
-    sequences = [engine.start() for _ in range(5)]
-    for order in itertools.permutations((1, 3, 4)):
-        for row in order:
-            engine.release(sequences[row])
-        assert [engine.start().row for _ in range(3)] == [1, 3, 4]
 
 
 def test_step_inputs_pads_to_powers_of_two_with_rows_of_one_spare_token():
