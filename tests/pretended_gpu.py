@@ -8,7 +8,6 @@ from memory that is not pinned, a number, list or array of it, a choice whose si
 C++ does within a call, as in a backward pass, is not seen.
 """
 import traceback
-from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -20,25 +19,12 @@ READS = {"item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique",
          "allclose", "__bool__", "__int__", "__float__", "__index__", "__array__"}
 COPIES = {"to", "cpu", "copy_", "__set__", "pin_memory"}
 INDEXED = {"__getitem__", "__setitem__", "index_put", "index_put_"}
-PRESENT = dict(is_available=lambda: True, set_device=lambda device: None, empty_cache=lambda: None,
-               synchronize=lambda *_: None, mem_get_info=lambda *_: (10**9, 10**9))
 
 
 class Pretended(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self.gpu, self.pinned, self.mixed, self.waits = {}, {}, [], 0
-
-    def __enter__(self):
-        self.patches = [mock.patch.object(torch.cuda, *present) for present in PRESENT.items()]
-        for patch in self.patches:
-            patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        for patch in self.patches:
-            patch.stop()
 
     def mark(self, x, where):
         """Remember the memory of x by its address, which a weak reference keeps from reuse."""

@@ -26,7 +26,7 @@ import rollout
 import train
 from client import EnvClient
 from engine import PAGE_SIZES, Engine, Flash, choose_kernel, equip, sample
-from fakes import CONFIGS, config, started, token_logprobs, trained, twins
+from fakes import config, started, token_logprobs, trained, twins
 from lora import adapt
 from pretended_gpu import GPU, Pretended
 from recipes import icepop
@@ -284,10 +284,7 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
     """Beside its attention: 7 products, 2 norms (Qwen3: 4), rotary positions 9 with the copy of the
     keys, 2 writes to pages, SiLU and its product, 2 sums; LoRA: two products for each of 7."""
     def operations(layers):
-        settings = CONFIGS[kind](
-            vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=16, bos_token_id=None)
-        model = AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16).eval()
+        model = twins(kind, layers=layers)[1].bfloat16()
         if rank:
             adapt(model, rank, 32, "")
         engine = Engine(equip(model), 3, 12, 256, graphs=False)
@@ -320,6 +317,7 @@ def pretended(monkeypatch):
         decode(sampler)
         if sampler.engine.tokens["decode"] > decoded:
             waits.append(gpu.waits - before)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
     monkeypatch.setattr(engine_module, "varlen_attn", attention)
     monkeypatch.setattr(engine_module, "recorded", recorded)
