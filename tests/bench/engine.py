@@ -11,19 +11,18 @@ Targets: 1.4 x generate at batch 64, 2 x at 256.
 import copy
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 
-from engine import OURS, Engine, attend, equip, sample        # before torch: see there
+from engine import Engine, equip, sample        # before torch: see there
 import numpy as np
 import torch
-from transformers import (AttentionInterface, AutoModelForCausalLM, GenerationConfig, Qwen2Config)
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
     "S": (128, 4, 4, 2, 384, 512),
     "M": (256, 4, 8, 2, 768, 1024),
     "tiny": (64, 2, 4, 2, 192, 600),     # what agentevol.py clones
 }
-IN_ATTENTION = Counter()                 # "seconds" spent in our attention: see `clocked`
 
 
 # ---- what the parts share -----------------------------------------------------------------------
@@ -40,18 +39,7 @@ def make_models(shape):
     theirs = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
     ours = AutoModelForCausalLM.from_config(config)
     ours.load_state_dict(theirs.state_dict())
-    return clocked(equip(ours).eval()), theirs.eval()
-
-
-def clocked(model):
-    """The model; from now on its attention adds its time to IN_ATTENTION["seconds"]."""
-    def timed(*arguments, **more):
-        began = time.perf_counter()
-        out = attend(*arguments, **more)
-        IN_ATTENTION["seconds"] += time.perf_counter() - began
-        return out
-    AttentionInterface.register(OURS, timed)
-    return model
+    return equip(ours).eval(), theirs.eval()
 
 
 def race(rounds, ways):
@@ -70,19 +58,6 @@ def ratio(seen, slow, fast="ours", figure="seconds"):
 
 def medians(figures):
     return {figure: statistics.median(values) for figure, values in figures.items()}
-
-
-def linear_seconds(model, rows):
-    """Seconds of the model's matrix products alone, `rows` tokens at once: the floor."""
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    inputs, seconds = [torch.randn(rows, m.in_features) for m in layers], []
-    for _ in range(15):
-        began = time.perf_counter()
-        with torch.inference_mode():
-            for layer, x in zip(layers, inputs):
-                layer(x)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
 
 
 def generate(theirs, contexts, new, stops=(), **more):
@@ -106,7 +81,7 @@ def decode_theirs(theirs, prompts, new):
         times.append(time.perf_counter())
         return torch.zeros(len(ids), dtype=torch.bool)
     generate(theirs, prompts, new, stopping_criteria=[note_time])
-    return dict(prefill=times[0] - began, seconds=times[-1] - times[0], all=times[-1] - began)
+    return dict(prefill=times[0] - began, seconds=times[-1] - times[0])
 
 
 def decode_ours(ours, prompts, new):
@@ -115,12 +90,10 @@ def decode_ours(ours, prompts, new):
     sequences = [engine.start() for _ in prompts]
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
     first = time.perf_counter()
-    IN_ATTENTION.clear()
     for uniform in uniforms[1:]:
         ids, _ = sample(engine.decode(sequences, ids), uniform, 1.0)
     last = time.perf_counter()
-    return dict(prefill=first - began, seconds=last - first, all=last - began,
-                attention=IN_ATTENTION["seconds"])
+    return dict(prefill=first - began, seconds=last - first)
 
 
 def bench_decode(shape, args, B, target):
@@ -129,9 +102,8 @@ def bench_decode(shape, args, B, target):
     prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
     seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),
                               "theirs": lambda _: decode_theirs(theirs, prompts, new)})
-    mine, pure = medians(seen["ours"]), linear_seconds(ours, B) * (new - 1)
+    mine = medians(seen["ours"])
     print(f"decode {shape} batch {B}: {B * (new - 1) / mine['seconds']:.0f} tok/s = "
-          f"{ratio(seen, 'theirs'):.2f} x generate (target {target}); attention "
-          f"{mine['attention'] / mine['seconds']:.0%}, pure matmul {pure / mine['seconds']:.0%}; "
+          f"{ratio(seen, 'theirs'):.2f} x generate (target {target}); "
           f"prefill {sum(map(len, prompts)) / mine['prefill']:.0f} tok/s = "
           f"{ratio(seen, 'theirs', figure='prefill'):.2f} x", flush=True)

@@ -6,9 +6,9 @@
 A random player's actions on tasks of TEST are recorded first (an id decides its episode), so that
 the timed parts only replay them and no time of choosing an action is counted.
 
-    create, reset, step   medians in process, ms (create: not the first, which loads the engine);
+    reset, step           medians in process, ms
     in process            steps/s of one thread without HTTP
-    1, 16 clients         steps/s over HTTP, a request each step, connections kept alive
+    1 client              steps/s over HTTP, a request each step, the connection kept alive
     batched, 2 workers    steps/s over HTTP, up to 64 episodes (sciworld: 16) side by side, one
                           request a turn to each server process
     start, MB             seconds until a server answers; its memory and that of the processes it
@@ -25,7 +25,6 @@ import os
 import random
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import engine  # noqa: F401  before torch, which client's neighbours load: see there
 from client import EnvClient, EnvError
@@ -39,8 +38,8 @@ SESSIONS = dict(sciworld=16)                                                    
 
 
 def record(module, tasks, turns):
-    """-> [(task, actions)], and the seconds of each create, reset and step."""
-    episodes, seconds = [], ([], [], [])
+    """-> [(task, actions)], and the seconds of each reset and step."""
+    episodes, seconds = [], ([], [])
 
     def timed(which, call, *argument):
         began = time.perf_counter()
@@ -48,15 +47,15 @@ def record(module, tasks, turns):
         seconds[which].append(time.perf_counter() - began)
         return answer
     for task in tasks:
-        env = timed(0, module.Env)
-        timed(1, env.reset, task)
+        env = module.Env()
+        timed(0, env.reset, task)
         rng, actions, done = random.Random(task), [], False
         while not done and len(actions) < turns:
             actions.append(env.random_action(rng))
-            *_, done, _ = timed(2, env.step, actions[-1])
+            *_, done, _ = timed(1, env.step, actions[-1])
         env.close()
         episodes.append((task, actions))
-    return episodes, seconds[0][1:], *seconds[1:]
+    return episodes, *seconds
 
 
 def answered(client, items):
@@ -87,13 +86,11 @@ def together(client, opened):
                           if turn < len(actions)])
 
 
-def steps_per_second(client, episodes, way, threads):
-    """`way` over the episodes, dealt to so many threads."""
+def steps_per_second(client, episodes, way):
     opened = open_sessions(client, episodes)
-    with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
-        list(pool.map(lambda i: way(client, opened[i::threads]), range(threads)))
-        seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    way(client, opened)
+    seconds = time.perf_counter() - began
     client.close()
     return sum(len(actions) for _, actions in opened) / seconds
 
@@ -119,13 +116,13 @@ def bench(name, quick, rounds):
     module = load_env(name)
     tasks = choose_tasks(module, "test", 16 if quick else SESSIONS.get(name, 64))
     try:
-        episodes, create, reset, step = record(module, tasks, min(module.HORIZON, 20))
+        episodes, reset, step = record(module, tasks, min(module.HORIZON, 20))
     except RuntimeError as reason:                            # its engine is not installed
         print(f"{name:16} {reason}")
         return
     while len(episodes) < 16:                                 # few tasks: wordle, bandit
         episodes += episodes
-    ms = [1000 * statistics.median(seconds) for seconds in (create, reset, step)]
+    ms = [1000 * statistics.median(seconds) for seconds in (reset, step)]
     began = time.perf_counter()
     with local_server(name) as one:
         start = time.perf_counter() - began
@@ -135,16 +132,15 @@ def bench(name, quick, rounds):
         batched.close()
         with local_server(name) as other:
             spread = EnvClient(f"{one},{other}", name)
-            ways = [lambda: steps_per_second(single, episodes[:16], one_by_one, 1),
-                    lambda: steps_per_second(single, episodes, one_by_one, 16),
-                    lambda: steps_per_second(batched, episodes, together, 1),
-                    lambda: steps_per_second(spread, episodes, together, 1)]
+            ways = [lambda: steps_per_second(single, episodes[:16], one_by_one),
+                    lambda: steps_per_second(batched, episodes, together),
+                    lambda: steps_per_second(spread, episodes, together)]
             seen = [[way() for way in ways] for _ in range(rounds)]
     rates = [len(step) / sum(step), *(statistics.median(column) for column in zip(*seen))]
     target, theirs = TARGET.get(name, 1000), ORIGINAL.get(name, "-")
     print(f"{name:16}" + "".join(f"{x:9.2f}" for x in ms) + "".join(f"{x:11.0f}" for x in rates)
           + f"{start:8.1f}{megabytes:6.0f}{target:8}{theirs:>9}"
-          + " below" * (rates[3] < target), flush=True)
+          + " below" * (rates[2] < target), flush=True)
 
 
 def main():
@@ -155,9 +151,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="16 episodes, one round")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(f"{'':16}{'create':>9}{'reset':>9}{'step ms':>9}{'in process':>11}{'1 client':>11}"
-          f"{'16 clients':>11}{'batched':>11}{'2 workers':>11}{'start s':>8}{'MB':>6}{'target':>8}"
-          f"{'original':>9}")
+    print(f"{'':16}{'reset':>9}{'step ms':>9}{'in process':>11}{'1 client':>11}{'batched':>11}"
+          f"{'2 workers':>11}{'start s':>8}{'MB':>6}{'target':>8}{'original':>9}")
     for name in args.names:
         bench(name, args.quick, 1 if args.quick else args.rounds)
     print(f"load {os.getloadavg()[0]:.1f} at the end")

@@ -27,8 +27,8 @@ import torch
 from client import EnvError, Reply
 from chat import Agent, make_tokenizer
 from rollout import Episode, Sampler, World, collect
-from tests.bench.engine import (IN_ATTENTION, SHAPES, bench_decode, generate,
-                                linear_seconds, make_models, medians, race, ratio)
+from tests.bench.engine import (SHAPES, bench_decode, generate, make_models, medians, race,
+                                ratio)
 
 GROUP = 8       # episodes of a task
 
@@ -118,28 +118,21 @@ def forgetting(*arguments, **more):
 
 
 def timed(way, *arguments):
-    """Seconds, and if it is one of our engines where the time went."""
-    IN_ATTENTION.clear()
+    """Seconds, and if it is one of our engines where they went."""
     began = time.perf_counter()
     played = way(*arguments)
     seconds = time.perf_counter() - began
     trajectories, stats = played if isinstance(played, tuple) else (played, None)
     figures = dict(seconds=seconds, actions=sum(sum(t.response_mask) for t in trajectories))
-    if stats:
-        figures |= dict(stats.seconds, decoded=stats.tokens["decode"],
-                        read=stats.tokens["prefill"], attention=IN_ATTENTION["seconds"])
-    return figures
+    return figures | (stats.seconds if stats else {})
 
 
-def show_turns(title, seen, model, B, targets):
+def show_turns(title, seen, B, targets):
     mine = medians(seen["ours"])
-    pure = mine["decoded"] * linear_seconds(model, B) / B + \
-        mine["read"] * linear_seconds(model, 2048) / 2048
-    shares = dict(prefill=mine["prefill"], decode=mine["decode"], sampling=mine["sampling"],
-                  environment=mine["environment"], attention=mine["attention"], matmul=pure)
     print(f"{title}: {mine['seconds']:.2f} s, {B / mine['seconds']:.1f} trajectories/s, "
           f"{mine['actions'] / mine['seconds']:.0f} action tok/s; of it "
-          + ", ".join(f"{name} {value / mine['seconds']:.0%}" for name, value in shares.items()))
+          + ", ".join(f"{name} {mine[name] / mine['seconds']:.0%}"
+                      for name in ("prefill", "decode", "sampling", "environment")))
     for name, target in targets.items():
         print(f"    {ratio(seen, name):.2f} x {name} ({medians(seen[name])['seconds']:.2f} s; "
               f"target {target})", flush=True)
@@ -158,7 +151,7 @@ def bench_turns(shape, args, prompt, observation, action):
         "generate": lambda n: play(plain, theirs, n),
         "ours, forgetting": lambda n: play(forgetting, ours, n)})
     show_turns(f"turns {shape} prompt {prompt}, {observation} + {action} x "
-               f"{horizon}", seen, ours, B, {"generate": 6, "ours, forgetting": 3.5})
+               f"{horizon}", seen, B, {"generate": 6, "ours, forgetting": 3.5})
 
 
 def main():

@@ -1,12 +1,12 @@
 """python -m tests.bench.update: an update against the padded way.
 
-    python -m tests.bench.update                      shapes S and M; two minutes
+    python -m tests.bench.update                      shapes S and M; a minute
     python -m tests.bench.update --quick --shapes S
 
 Against transformers' forward and backward over a padded batch (attention_mask, sdpa, float32) with
 the same loss; target: ours faster by 1.4 (S), 1.8 (M). Sequences of 80 to 400 tokens in
 micro-batches of about 8,000 tokens; tok/s count real tokens. Trained are the action tokens, 16 of
-every 40 as in a ten-turn episode, or all tokens. The padded rows come in the order they were
+every 40 as in a ten-turn episode. The padded rows come in the order they were
 played; for comparison also with those of like length together, as Batch.parts deals them to us. A
 ratio is the median of the rounds' ratios.
 """
@@ -19,17 +19,17 @@ import numpy as np
 import torch
 
 from rollout import Trajectory, to_batch
-from tests.bench.engine import SHAPES, linear_seconds, make_models, medians, race, ratio
+from tests.bench.engine import SHAPES, make_models, medians, race, ratio
 
 
-def episodes(count, vocabulary, all_trained, seed=0):
+def episodes(count, vocabulary):
     """`count` trajectories of random tokens, 80 to 400 long: 24 read, 16 trained, 24 read, ..."""
-    rng, made = np.random.default_rng(seed), []
+    rng, made = np.random.default_rng(0), []
     for length in rng.integers(80, 401, count):
         trajectory = Trajectory()
-        trajectory.begin_context(rng.integers(3, vocabulary, 1 if all_trained else 24).tolist())
+        trajectory.begin_context(rng.integers(3, vocabulary, 24).tolist())
         while (room := length - len(trajectory.token_ids)) > 0:
-            n = room if all_trained else min(16, room)
+            n = min(16, room)
             trajectory.add_action(rng.integers(3, vocabulary, n).tolist(), [-6.0] * n)
             trajectory.add_observation(rng.integers(3, vocabulary, min(24, room - n)).tolist())
         made.append(trajectory)
@@ -55,9 +55,9 @@ def padded(model, batch):
     return logprobs
 
 
-def bench_update(shape, args, all_trained):
+def bench_update(shape, args):
     ours, theirs = make_models(shape)
-    made = episodes(16 if args.quick else 64, SHAPES[shape][-1], all_trained)
+    made = episodes(16 if args.quick else 64, SHAPES[shape][-1])
     batch = to_batch(made)
     tokens = int((batch.token_ids >= 0).sum())
     ours_parts = batch.parts(8192)
@@ -77,12 +77,11 @@ def bench_update(shape, args, all_trained):
                               "padded": lambda _: pass_over(theirs, padded, "padded"),
                               "sorted": lambda _: pass_over(theirs, padded, "sorted")})
     seconds = medians(seen["ours"])["seconds"]
-    pure = 3 * tokens / 2048 * linear_seconds(ours, 2048)   # backward: two products for each one
-    print(f"update {shape}, {'all' if all_trained else 'action'} tokens trained: "
+    print(f"update {shape}, action tokens trained: "
           f"{tokens / seconds:.0f} tok/s = {ratio(seen, 'padded'):.2f} x padded "
           f"({tokens / medians(seen['padded'])['seconds']:.0f} tok/s; target "
-          f"{dict(S=1.4, M=1.8).get(shape, '-')}), {ratio(seen, 'sorted'):.2f} x padded by length; "
-          f"pure matmul {pure / seconds:.0%}", flush=True)
+          f"{dict(S=1.4, M=1.8).get(shape, '-')}), {ratio(seen, 'sorted'):.2f} x padded by length",
+          flush=True)
 
 
 def main():
@@ -94,8 +93,7 @@ def main():
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
     for shape in args.shapes:
-        bench_update(shape, args, all_trained=False)
-        bench_update(shape, args, all_trained=True)
+        bench_update(shape, args)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
