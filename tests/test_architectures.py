@@ -216,10 +216,3 @@ def test_check_model_of_a_hub_id_fetches_the_config_alone(monkeypatch):
     with pytest.raises(ValueError, match="gemma2 cannot run: Gemma2Attention asks for softcap"):
         load_policy("google/gemma-2-2b-it")
     assert fetched == [("google/gemma-2-2b-it", dict(trust_remote_code=False))]
-
-
-def test_check_model_of_an_architecture_that_transformers_lacks(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "own", "architectures": ["Own"]}')
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="can load: .*model type `own`"):
-        check_model(tmp_path)

@@ -215,18 +215,6 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         checked.decode([sequence], [token])
 
 
-def test_padding_of_a_recorded_batch_writes_only_the_spare_page(kernel):
-    engine = Engine(twins()[0], 3, 5, PAGE_SIZES[kernel])
-    sequences = [engine.start() for _ in range(3)]
-    engine.prefill(sequences, [[1, 2], [3], [4, 5, 6]])
-    before = engine.memory.keys.clone()
-    engine.decode(sequences, torch.tensor([7, 8, 9]))      # 3 rows, recorded for 8
-    changed = (engine.memory.keys != before).any(dim=(0, 2, 4)).nonzero().tolist()
-    own = [[engine.pages.of(s.row)[0], s.length - 1] for s in sequences]
-    assert sorted(changed) == sorted([*own, [5, 0]])       # page 5 is nobody's
-    assert engine.pages.count == 5 and 5 not in engine.pages.free
-
-
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""

@@ -134,7 +134,6 @@ def test_load_adapters_refuses_what_it_would_compute_wrongly():
     save_adapters(ours, "own")
     twins(layers=1)[1].save_pretrained("small")
     for settings, word in ((dict(use_rslora=True), "use_rslora"),
-                           (dict(alpha_pattern={"q_proj": 4}), "alpha_pattern"),
                            (dict(r=8), "layers.0.mlp.down_proj.lora_A.weight"),
                            (dict(base_model_name_or_path="small"), "layers.1.*decoder of small")):
         shutil.copytree("own", "other", dirs_exist_ok=True)

@@ -4,6 +4,7 @@ The ranks are forked from this process, which has imported everything, and meet 
 learn from the same trajectories, so that no last digit of a probability changes what is sampled.
 Larger ones are slow (-m slow).
 """
+import functools
 import gc
 import os
 import re
@@ -63,22 +64,16 @@ def a_rank(rank, count, port, work, arguments):
 
 # ---- the same steps -----------------------------------------------------------------------------
 
-PLAYED = {}     # kind -> [what play_step gave in each step]
-
-
 def settings(kind, model, **flags):
     flags = STEPS | KINDS[kind] | flags
     return config(model, flags.pop("algo", "grpo"), **flags)
 
 
+@functools.cache
 def played(kind, url, model):
-    """The episodes of each step, all by the policy before any step."""
-    if kind not in PLAYED:
-        run = started(url, settings(kind, model, name="played"))
-        PLAYED[kind] = []
-        for run.step in range(5):
-            PLAYED[kind].append(train.play_step(run, run.cfg.horizons[-1]))
-    return PLAYED[kind]
+    """What play_step gave in each of five steps, all by the policy before any of them."""
+    run = started(url, settings(kind, model, name="played"))
+    return [train.play_step(run, run.cfg.horizons[-1]) for run.step in range(5)]
 
 
 def learn(url, cfg, steps, until=None):

@@ -25,12 +25,14 @@ import os
 import random
 import statistics
 import time
+from pathlib import Path
 
 import engine  # noqa: F401  before torch, which client's neighbours load: see there
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from env_server import local_server
 from envs import known_envs, load_env
+from tests.players import children
 
 ORIGINAL = dict(babyai=158, textcraft=434, sciworld=12, maze=575, wordle=456)     # steps/s
 TARGET = dict(babyai=5 * 158, textcraft=8 * 434, sciworld=10 * 12, searchqa=200, webarena=500)
@@ -97,19 +99,9 @@ def steps_per_second(client, episodes, way):
 
 def megabytes_of_children():
     """Resident memory of every process that descends from this one (Linux)."""
-    parent, resident = {}, {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                words = file.read().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):        # it has ended meanwhile
-            continue
-        parent[int(pid)], resident[int(pid)] = int(words[1]), int(words[21])     # pages
-
-    def ours(pid):
-        return pid == os.getpid() or pid in parent and ours(parent[pid])
-    total = sum(pages for pid, pages in resident.items() if pid != os.getpid() and ours(pid))
-    return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                for pid in children(os.getpid()))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def bench(name, quick, rounds):

@@ -125,23 +125,20 @@ def forward_flop(model, tokens, length, headed):
 # ---- the engine ---------------------------------------------------------------------------------
 
 def make_engine(model, rows, tokens, graphs=False):
-    """An engine with room for `rows` sequences of so many tokens; None where memory is short."""
+    """An engine with room for `rows` sequences of so many tokens."""
     size = PAGE_SIZES[model.kernel]
     each = -(-tokens // size)
-    if (rows * each + 1) * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
-        return None
     return Engine(model, rows, rows * each, size, TOKENS, graphs, each)
 
 
 def decoding(model, B, context, graphs=False):
-    """An engine, or None; and its B sequences, `context` random tokens cached of each."""
-    engine, sequences = make_engine(model, B, context + 64, graphs), []
-    if engine is not None:
-        for pool in engine.memory.pools:
-            pool.normal_()
-        for _ in range(B):
-            sequences.append(engine.start(context))
-            engine.pages.grow(sequences[-1].row, context)
+    """An engine and its B sequences, `context` random tokens cached of each."""
+    engine = make_engine(model, B, context + 64, graphs)
+    for pool in engine.memory.pools:
+        pool.normal_()
+    sequences = [engine.start(context) for _ in range(B)]
+    for sequence in sequences:
+        engine.pages.grow(sequence.row, context)
     return engine, sequences
 
 
@@ -156,9 +153,6 @@ def bench_decode(name, model, limits, B, context):
     ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine, sequences = decoding(model, B, context, mode == "graph")
-        if engine is None:
-            yield dict(zip(COLUMNS, ("decode", name, model.kernel, B, context, "no memory")))
-            return
         seconds = seconds_of(functools.partial(engine.decode, sequences, ids), 20)
         yield row_of(f"decode, {mode}", name, model, B, context, B, seconds, least / seconds)
         del engine
@@ -179,8 +173,8 @@ def bench_undone(name, model, limits, B, context):
         for _ in range(11 * layers):
             x.mul_(1.0)
     yield row("undone: 11 small kernels a layer", graph.replay, 0)
-    engine, sequences = decoding(model, B, context) if model.kernel == "varlen" else (None, [])
-    if engine is not None:
+    if model.kernel == "varlen":
+        engine, sequences = decoding(model, B, context)
         table, starts = engine._cached(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
@@ -304,11 +298,10 @@ def works(args):
 
 def measured(args, limits, deadline):
     """The rows of `works` until `deadline`, printed as they come; and what was left out."""
-    rows, left_out, model, here, without = [], [], None, None, set()
+    rows, left_out, model, here = [], [], None, None
     for name, kernel, part, B, context in works(args):
         if time.monotonic() > deadline:
             left_out.append(f"{part} {name} {B or TOKENS // context} x {context}")
-        if left_out or kernel in without:
             continue
         if name != here:
             model = None
@@ -318,7 +311,6 @@ def measured(args, limits, deadline):
             equip(model, kernel)
             found = [*PARTS[part](name, model, limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
-            without.add(kernel)
             print(reason)
             continue
         except torch.OutOfMemoryError:
