@@ -169,6 +169,11 @@ def test_prepare_runs_what_the_table_says(name, rows):
     assert rows[name] == ["yes", "yes", "yes", window_of(model)]
 
 
+def test_equip_leaves_norms_of_other_kinds_alone():
+    """Gemma's norm multiplies by one plus its weight."""
+    assert "forward" not in vars(twins_of("Gemma 1")[0].model.norm)
+
+
 @pytest.mark.parametrize("name, dropped", [
     ("Phi", dict(resid_pdrop=0.5, embd_pdrop=0.5)),
     ("StarCoder2", dict(residual_dropout=0.5, embedding_dropout=0.5))])

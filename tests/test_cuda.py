@@ -379,7 +379,8 @@ def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
 def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here,
                                                      monkeypatch):
     """At once, as nothing of it is in a cycle, after an error neither."""
-    memories, failed, make, post = [], [], engine_module.Memory, EnvClient.post
+    memories, make, post = [], engine_module.Memory, EnvClient.post
+    elsewhere = ["nowhere"] * fails             # where one request goes
 
     def noting(*arguments):
         memory = make(*arguments)
@@ -387,9 +388,8 @@ def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, mode
         return memory
 
     def failing(client, url, verb, body):
-        wrong = fails and verb == "steps" and not failed
-        failed.extend([verb] * wrong)
-        return post(client, url.replace("toy", "nowhere") if wrong else url, verb, body)
+        place = elsewhere.pop() if verb == "steps" and elsewhere else "toy"
+        return post(client, url.replace("toy", place), verb, body)
     monkeypatch.setattr(engine_module, "Memory", noting)
     monkeypatch.setattr(EnvClient, "post", failing)
     monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (attention, "asked for"))
