@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import torch
 
 from fakes import save_policy
 from tests.bench import gpu
@@ -60,9 +61,9 @@ def test_train_step_runs_train_and_reads_the_figures_of_its_last_step(tmp_path):
 
 
 def test_machine_rates_count_two_flops_a_product_and_a_byte_read_and_one_written(monkeypatch):
-    """Each piece of work takes a quarter of a second here: a product of 8192 x 8192 x 8192, and a
-    copy of 2**30 numbers of 4 bytes."""
-    monkeypatch.setattr(gpu, "seconds_of", lambda work, repeats: 0.25)
-    flops, bytes_moved = gpu.machine_rates("meta")
-    assert flops == pytest.approx(4 * 2 * 8192**3)
-    assert bytes_moved == pytest.approx(4 * (2**32 + 2**32))
+    """Each measured piece of work takes a quarter of a second here: a product of 768 x 768 x 768,
+    and a copy of 2**24 numbers of 4 bytes."""
+    monkeypatch.setattr(gpu.timeit, "repeat", lambda work, number, repeat: [9, .5, .25])
+    flops, bytes_moved = gpu.machine_rates(torch.device("cpu"), torch.float32)
+    assert flops == pytest.approx(4 * 2 * 768**3)
+    assert bytes_moved == pytest.approx(4 * (2**26 + 2**26))

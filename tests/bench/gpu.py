@@ -34,14 +34,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from pathlib import Path
 
 from engine import (PAGE_SIZES, Engine, choose_kernel, equip, kv_shape,     # before torch
                     layout_for, sample)
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from chat import make_tokenizer
 from envs import textcraft
 from tests.plans import config_of
 
@@ -52,6 +53,19 @@ STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
         "--eval-tasks 4 --save-every 2").split()
 COLUMNS = "what", "model", "attention", "rows", "context", "tokens/s", "ms", "share of the limit"
+
+
+def machine_rates(device, dtype):
+    """(FLOP/s of a large matrix product, bytes/s read and written by a large copy), measured now:
+    the peaks with which a run's own figures are compared."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def seconds(work):                          # of four runs, the first warms up
+        return min(timeit.repeat(lambda: (work(), synchronize()), number=1, repeat=4))
+    n, length = (8192, 2**30) if device.type == "cuda" else (768, 2**24)
+    a, memory = torch.rand(n, n, device=device).to(dtype), torch.zeros(length, device=device)
+    copy = torch.empty_like(memory)
+    return 2 * n**3 / seconds(lambda: a @ a), 2 * 4 * length / seconds(lambda: copy.copy_(memory))
 
 
 def seconds_of(function, repeats):
@@ -66,16 +80,6 @@ def seconds_of(function, repeats):
     return (time.perf_counter() - began) / repeats
 
 
-def machine_rates(device="cuda"):
-    """(FLOP/s of a large bfloat16 matrix product, bytes/s read and written by a large copy),
-    measured now."""
-    n, length = 8192, 2**30
-    a, memory = torch.rand(n, n, device=device).bfloat16(), torch.zeros(length, device=device)
-    copy = torch.empty_like(memory)
-    return (2 * n**3 / seconds_of(lambda: a @ a, 3),
-            2 * 4 * length / seconds_of(lambda: copy.copy_(memory), 3))
-
-
 # ---- the model ----------------------------------------------------------------------------------
 
 def make_model(name, device):
@@ -85,11 +89,24 @@ def make_model(name, device):
 
 
 def save_model(name, folder, device):
-    """A folder that train.py takes: random weights, a tokenizer of textcraft's words."""
+    """A folder that train.py takes: random weights, a tokenizer with as many ids as Qwen's: byte
+    pairs merged on textcraft's texts, then made-up words."""
+    from tests.fakes import CHATML
     make_model(name, device).save_pretrained(folder)
-    env = textcraft.Env()
+    env, byte_level = textcraft.Env(), pre_tokenizers.ByteLevel(add_prefix_space=False)
     texts = [textcraft.PROMPT, *(env.reset(task) for task in textcraft.TRAIN[:200])]
-    make_tokenizer(texts, 3000).save_pretrained(folder)
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = byte_level
+    trained.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, initial_alphabet=byte_level.alphabet()))
+    model = json.loads(trained.to_str())["model"]
+    words = model["vocab"] | {f"w{n}": n for n in range(len(model["vocab"]), 151_643)}
+    tokenizer = Tokenizer(models.BPE(words, [tuple(pair) for pair in model["merges"]]))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level, decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        chat_template=CHATML, clean_up_tokenization_spaces=False).save_pretrained(folder)
 
 
 # ---- limits: arithmetic on shapes ---------------------------------------------------------------
@@ -125,20 +142,23 @@ def forward_flop(model, tokens, length, headed):
 # ---- the engine ---------------------------------------------------------------------------------
 
 def make_engine(model, rows, tokens, graphs=False):
-    """An engine with room for `rows` sequences of so many tokens."""
+    """An engine with room for `rows` sequences of so many tokens; None where memory is short."""
     size = PAGE_SIZES[model.kernel]
     each = -(-tokens // size)
+    if (rows * each + 1) * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
+        return None
     return Engine(model, rows, rows * each, size, TOKENS, graphs, each)
 
 
 def decoding(model, B, context, graphs=False):
-    """An engine and its B sequences, `context` random tokens cached of each."""
-    engine = make_engine(model, B, context + 64, graphs)
-    for pool in engine.memory.pools:
-        pool.normal_()
-    sequences = [engine.start(context) for _ in range(B)]
-    for sequence in sequences:
-        engine.pages.grow(sequence.row, context)
+    """An engine, or None; and its B sequences, `context` random tokens cached of each."""
+    engine, sequences = make_engine(model, B, context + 64, graphs), []
+    if engine is not None:
+        for pool in engine.memory.pools:
+            pool.normal_()
+        for _ in range(B):
+            sequences.append(engine.start(context))
+            engine.pages.grow(sequences[-1].row, context)
     return engine, sequences
 
 
@@ -153,6 +173,9 @@ def bench_decode(name, model, limits, B, context):
     ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine, sequences = decoding(model, B, context, mode == "graph")
+        if engine is None:
+            yield dict(zip(COLUMNS, ("decode", name, model.kernel, B, context, "no memory")))
+            return
         seconds = seconds_of(functools.partial(engine.decode, sequences, ids), 20)
         yield row_of(f"decode, {mode}", name, model, B, context, B, seconds, least / seconds)
         del engine
@@ -173,8 +196,8 @@ def bench_undone(name, model, limits, B, context):
         for _ in range(11 * layers):
             x.mul_(1.0)
     yield row("undone: 11 small kernels a layer", graph.replay, 0)
-    if model.kernel == "varlen":
-        engine, sequences = decoding(model, B, context)
+    engine, sequences = decoding(model, B, context) if model.kernel == "varlen" else (None, [])
+    if engine is not None:
         table, starts = engine._cached(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
@@ -218,23 +241,17 @@ PARTS = dict(decode=bench_decode, undone=bench_undone, prefill=bench_prefill, up
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
 
-def said(command, where, seconds):
-    """(exit status, what it printed) of a Python program; one that takes longer is ended."""
-    try:
-        done = subprocess.run([sys.executable, *command], cwd=where, text=True, timeout=seconds,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    except subprocess.TimeoutExpired:
-        return 1, f"not done after {seconds:.0f} s"
-    return done.returncode, done.stdout
-
-
 def train_step(folder, where, flags, seconds):
     """train.py in a process of its own -> the figures of its last step. RuntimeError: what it said
     last, if it failed or took longer than `seconds`."""
-    status, text = said([str(ROOT / "train.py"), "--model", str(folder), "--name", "bench", *flags],
-                        where, seconds)
-    if status:
-        raise RuntimeError(" ".join(text.split()[-40:]))
+    command = [sys.executable, str(ROOT / "train.py"), "--model", str(folder), "--name", "bench"]
+    try:
+        done = subprocess.run([*command, *flags], cwd=where, text=True, timeout=seconds,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not done after {seconds:.0f} s") from None
+    if done.returncode:
+        raise RuntimeError(" ".join(done.stdout.split()[-40:]))
     return json.loads(Path(where, "runs/bench/metrics.jsonl").read_text().splitlines()[-1])
 
 
@@ -263,8 +280,13 @@ def bench_step(seconds):
 
 def cuda_tests(seconds):
     """-> (pytest's last line, the names of the tests that failed)."""
-    _, text = said(["-m", "pytest", "tests/test_cuda.py", "-m", "cuda"], ROOT, seconds)
-    lines = text.strip().splitlines()
+    try:
+        done = subprocess.run([sys.executable, "-m", "pytest", "tests/test_cuda.py", "-m", "cuda"],
+                              cwd=ROOT, text=True, timeout=seconds, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired:
+        return f"not done after {seconds:.0f} s", []
+    lines = done.stdout.strip().splitlines() or ["no output"]
     return lines[-1].strip("= "), [x.split()[1] for x in lines if x.startswith(("FAILED", "ERROR"))]
 
 
@@ -298,10 +320,11 @@ def works(args):
 
 def measured(args, limits, deadline):
     """The rows of `works` until `deadline`, printed as they come; and what was left out."""
-    rows, left_out, model, here = [], [], None, None
+    rows, left_out, model, here, without = [], [], None, None, set()
     for name, kernel, part, B, context in works(args):
         if time.monotonic() > deadline:
             left_out.append(f"{part} {name} {B or TOKENS // context} x {context}")
+        if left_out or kernel in without:
             continue
         if name != here:
             model = None
@@ -311,6 +334,7 @@ def measured(args, limits, deadline):
             equip(model, kernel)
             found = [*PARTS[part](name, model, limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
+            without.add(kernel)
             print(reason)
             continue
         except torch.OutOfMemoryError:
@@ -344,7 +368,7 @@ def main(argv=None):
         rows += bench_step(max(60, deadline - time.monotonic()))
         print(markdown(rows), flush=True)
     args.parts = [part for part in args.parts if part in PARTS]
-    limits = dict(zip(("matmul", "bandwidth"), machine_rates()))
+    limits = dict(zip(("matmul", "bandwidth"), machine_rates(torch.device("cuda"), torch.bfloat16)))
     more, left_out = measured(args, limits, deadline)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = [f"{name} {installed.get(name, 'absent')}" for name in (
