@@ -331,7 +331,7 @@ class Extend:
         # G query heads share keys and values, so they become more rows: (B, KH, G * Q, D)
         rows = pad(query, B, self.longest, self.row, self.column).reshape(B, KH, -1, D)
         out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scale)
-        return out.view(B, query.shape[1], -1, D).transpose(1, 2)[self.row, self.column]
+        return out.reshape(B, query.shape[1], -1, D).transpose(1, 2)[self.row, self.column]
 
 
 class Decode(Extend):
@@ -451,9 +451,11 @@ class Flash:
             from flash_attn import flash_attn_varlen_func
             return flash_attn_varlen_func(query, key, value, *lengths, softmax_scale=scale,
                                           causal=True, window_size=window, block_table=self.table)
-        # varlen: causal by window_size; several splits leave rows of paged sequences unwritten
-        return varlen_attn(query, key, value, *lengths, scale=scale, enable_gqa=True, num_splits=1,
-                           window_size=window, seqused_k=self.seq_lens, block_table=self.table)
+        # varlen: causal by window_size. A lone query's keys may be split; several queries' splits
+        # leave rows of paged sequences unwritten (pytorch issue 194167).
+        return varlen_attn(query, key, value, *lengths, scale=scale, enable_gqa=True,
+                           num_splits=None if window == (-1, -1) else 1, window_size=window,
+                           seqused_k=self.seq_lens, block_table=self.table)
 
 
 # ---- pages --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ with the very signatures of theirs, which refuse what the real ones refuse; whol
 pretended GPU (pretended_gpu.py), which knows devices and waits, but no numbers. On a GPU (marked
 cuda) the real ones play against the trainer's own forward, graphs against eager steps.
 """
+import copy
 import gc
 import inspect
 import math
@@ -15,6 +16,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -122,8 +124,8 @@ VARLEN = inspect.signature(varlen_attn)                 # of the installed torch
 def varlen(*args, **kwargs):
     """torch's varlen_attn as torch 2.13 documents it, with flash-attn 2 behind it: (-1, 0) is
     causal, (-1, -1) sees all; with a block table seqused_k are the whole lengths, pages are
-    multiples of 256 tokens, and there is no derivative. More than one split is wrong with pages
-    (pytorch issue 194167)."""
+    multiples of 256 tokens, and there is no derivative. More than one split is wrong with pages and
+    several queries (pytorch issue 194167)."""
     given = VARLEN.bind(*args, **kwargs)
     given.apply_defaults()
     a = types.SimpleNamespace(**given.arguments)
@@ -133,7 +135,8 @@ def varlen(*args, **kwargs):
     check_heads(a.query, a.key, a.value)
     starts, ends = check_cu_seqlens(a.cu_seq_q, len(a.query)), a.cu_seq_k.tolist()
     if a.block_table is not None:
-        assert a.num_splits == 1 and not torch.is_grad_enabled()
+        assert a.num_splits == 1 or a.max_q == 1 and a.window_size == (-1, -1)
+        assert not torch.is_grad_enabled()
         assert a.seqused_k.dtype == torch.int32 and a.seqused_k.shape == (len(a.block_table),)
         check_table(a.block_table, len(starts) - 1, a.key, 256)
         assert ends == summed(a.seqused_k)
@@ -213,6 +216,17 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         checked.prefill([sequence], texts_of(rng, [length]))
     for token in (7, 8):                                   # twice the same recorded graph
         checked.decode([sequence], [token])
+
+
+def test_attention_may_leave_its_result_in_other_strides(monkeypatch):
+    """As a GPU's kernel for float32 with a mask does: (B, T, H, D) in memory. A second prefill."""
+    attention = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **more: attention(
+        *args, **more).transpose(1, 2).contiguous().transpose(1, 2))
+    checked = Checked(*twins(), rows=2, pages=14)
+    sequences = [checked.start(), checked.start()]
+    for lengths in ((5, 40), (7, 2)):
+        checked.prefill(sequences, texts_of(random.Random(0), lengths))
 
 
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
@@ -438,7 +452,7 @@ def on_gpu(dtype, attention="auto", layers=2):
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
         bos_token_id=None, eos_token_id=None)
     stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.load_state_dict(stock.state_dict())
     try:
         return equip(model.cuda().eval(), attention), stock.cuda().eval()
@@ -584,8 +598,8 @@ class TestOnGpu:
 @pytest.mark.slow
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_splits_of_lone_queries_give_what_one_split_gives():
-    """engine.py asks varlen for one split, as its own choice gave NaN in 1% of the steps
-    (torchtitan issue 3235). If 2,000 steps of 32 rows agree here, lone queries could be split."""
+    """engine.py lets varlen choose for lone queries. Others had NaN in 1% of such steps (torchtitan
+    issue 3235); on an H100 these 2,000 of 32 rows agree."""
     torch.manual_seed(0)
     B, width, H, KH, D, S = 32, 16, 16, 2, 128, 256
     q = torch.randn(B, H, D, device="cuda", dtype=torch.bfloat16)
