@@ -12,9 +12,8 @@ step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, thre
 decode     Engine.decode; the limit: the products with the weights, by the measured bandwidth of a
            copy or by the rate of a bfloat16 matrix product, whichever takes longer, and after them
            the keys and values read
-undone     what was left undone, and what it could give a step: drawing tokens (limit: the logits
-           read once), 11 small kernels a layer (SiLU, sums, rotary positions; fused they would be
-           4), and with varlen a lone query's attention in one split (limit: as above)
+pieces     of a decode step, each alone: drawing tokens (limit: the logits read once), 11 small
+           kernels a layer (SiLU, sums, rotary positions; fused they would be 4), attention
 prefill    Engine.prefill of 8k tokens; the limit: 2 FLOP a weight and token, causal attention, and
            the head for last tokens, over the measured rate of a bfloat16 matrix product
 update     action_logprobs and backward, 8k tokens, half of them trained; 3 times the forward's FLOP
@@ -182,29 +181,37 @@ def bench_decode(name, model, limits, B, context):
         torch.cuda.empty_cache()
 
 
-def bench_undone(name, model, limits, B, context):
-    def row(what, function, least):
-        seconds = seconds_of(function, 20)
-        return row_of(what, name, model, B, context, B, seconds, least / seconds)
-    config = model.config
+def bench_pieces(name, model, limits, B, context):
+    config, layers = model.config, model.config.num_hidden_layers
+
+    def row(piece, work, least):
+        seconds = seconds_of(work, 20)
+        return row_of(f"piece: {piece}", name, model, B, context, B, seconds, least / seconds)
     logits, uniforms = torch.randn(B, config.vocab_size, device=model.device), torch.rand(B)
-    yield row("undone: drawing", lambda: sample(logits, uniforms.to(model.device), 1.0),
+    yield row("drawing", lambda: sample(logits, uniforms.to(model.device), 1.0),
               logits.nbytes / limits["bandwidth"])
     x = torch.randn(B, config.hidden_size, device=model.device, dtype=torch.bfloat16)
-    graph, layers = torch.cuda.CUDAGraph(), config.num_hidden_layers
-    with torch.cuda.graph(graph):
-        for _ in range(11 * layers):
-            x.mul_(1.0)
-    yield row("undone: 11 small kernels a layer", graph.replay, 0)
-    engine, sequences = decoding(model, B, context) if model.kernel == "varlen" else (None, [])
-    if engine is not None:
+    yield row("11 small kernels a layer", replay_of(
+        lambda: [x.mul_(1.0) for _ in range(11 * layers)]), 0)
+    engine, sequences = decoding(model, B, context)
+    if engine is not None and model.kernel != "torch":
         table, starts = engine._cached(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
                         dtype=torch.bfloat16)
-        yield row("undone: attention in one split", lambda: [layout.attend(
-            (-1, -1), layer, q, None, None, None) for layer in range(layers)],
+        yield row("attention", replay_of(lambda: [layout.attend(
+            (-1, -1), layer, q, None, None, None) for layer in range(layers)]),
             decode_seconds(model, B, context, limits)[1])
+
+
+@torch.no_grad()
+def replay_of(work):
+    """work() as a CUDA graph: what launches all its kernels at once."""
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def bench_prefill(name, model, limits, B, context):
@@ -236,7 +243,7 @@ def bench_update(name, model, limits, B, context):
                  flop / limits["matmul"] / seconds)
 
 
-PARTS = dict(decode=bench_decode, undone=bench_undone, prefill=bench_prefill, update=bench_update)
+PARTS = dict(decode=bench_decode, pieces=bench_pieces, prefill=bench_prefill, update=bench_update)
 
 
 # ---- a whole step, and the tests ----------------------------------------------------------------
@@ -310,11 +317,18 @@ def report(device, versions, limits, tests, rows, left_out):
         f"Left out, as the minutes were over: {', '.join(left_out)}." if left_out else ""))) + "\n"
 
 
+def version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
 def works(args):
     """(model, kernel, part, batch, context), in the order in which they are measured."""
     for name, kernel, part, context in itertools.product(args.models, args.attention, args.parts,
                                                          args.contexts):
-        for B in args.batches if part in ("decode", "undone") else (0,):     # 0: as TOKENS has
+        for B in args.batches if part in ("decode", "pieces") else (0,):     # 0: as TOKENS has
             yield name, kernel, part, B, context
 
 
@@ -370,9 +384,7 @@ def main(argv=None):
     args.parts = [part for part in args.parts if part in PARTS]
     limits = dict(zip(("matmul", "bandwidth"), machine_rates(torch.device("cuda"), torch.bfloat16)))
     more, left_out = measured(args, limits, deadline)
-    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    versions = [f"{name} {installed.get(name, 'absent')}" for name in (
-        "torch", "transformers", "flash-attn")]
+    versions = [f"{name} {version_of(name)}" for name in ("torch", "transformers", "flash-attn")]
     text = report(torch.cuda.get_device_name(), versions, limits, tests, rows + more, left_out)
     print(text)
     if args.out:
