@@ -17,11 +17,11 @@ as in the original: a statement that SQLite refuses ("no such column: wings") is
 text that is no statement leaves the try. An answer is cut at 100 characters. SQL may come bare, as
 AgentGym's client sends it. Other than there, decimals count up to the sixth place.
 
-Databases and questions are synthetic (_bird.py), so a score here is no score on BIRD. There are 20
-databases, 34 shapes of a query, 3,400 tasks in TRAIN and 408 in TEST, with 3,742 different
-questions. No query of TEST is one of TRAIN, and half of TEST, every other round of the shapes, asks
-about four databases that TRAIN never does. On TEST the random player, who reads a table, solves
-0.2% and the expert, who knows the reference, all.
+Databases and questions are synthetic (parts/databases.py), so a score here is no score on BIRD.
+There are 20 databases, 34 shapes of a query, 3,400 tasks in TRAIN and 408 in TEST, with 3,742
+different questions. No query of TEST is one of TRAIN, and half of TEST, every other round of the
+shapes, asks about four databases that TRAIN never does. On TEST the random player, who reads a
+table, solves 0.2% and the expert, who knows the reference, all.
 
 With `--data FOLDER` TEST is BIRD's dev.json, TRAIN its train.json or, without it, our own; AgentGym
 numbers both files in a row, so that its ids are ours only with both.
@@ -77,7 +77,7 @@ You are shown what it gives. You have {'one try' if TRIES == 1 else f'{TRIES} tr
 # ---- The tasks ----
 
 class Task(NamedTuple):
-    database: str       # a world of _bird.py, or the path of an SQLite file
+    database: str       # a world of parts/databases.py, or the path of an SQLite file
     question: str
     sql: str            # the reference
     thought: str

@@ -23,9 +23,9 @@ page. Of two actions in a text none is done. Reward at Buy Now, which ends the e
 
     (attributes met + options met + (price <= limit)) / (attributes + options + 1) * type factor
 
-Its terms are in _webshop.py. Success is a reward of 1; RAGEN pays nothing else, in 9 turns.
+Its terms are in parts/shop_rules.py. Success is a reward of 1; RAGEN pays nothing else, in 9 turns.
 
-The products are synthetic, so no score here can be compared with WebShop's: _products.py makes
+The products are synthetic, so no score here can be compared with WebShop's: parts/products.py makes
 1,000 of them and the goals, 6,410 for TRAIN and 500 for TEST. Search is BM25 (SQLite's FTS5) over
 the texts that WebShop indexes, its best 50. Ratings and reviews are absent, as in the data that
 AgentGym has. `--data FOLDER` of the scripts plays with WebShop's own files and with the task ids of

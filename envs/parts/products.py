@@ -1,4 +1,4 @@
-"""The goods of webshop.py and what its shoppers want. (A user's files instead: _webshop.py.)
+"""The goods of webshop.py and what its shoppers want. (A user's files instead: shop_rules.py.)
 
     shop = make_shop()                          1,000 products, 6,910 goals, always the same ones
     shop.goals[7].instruction                   "i am looking for polo shirts, button down ..."
