@@ -387,7 +387,7 @@ class Config(Machine, Speaks, Plays, Worlds):
 
     # how long an episode may be: ScalingInter-RL
     horizons: tuple = (6, 10)     # turns; rises through these
-    switch_every: tuple = (20,)   # steps per horizon, or the steps of the switches
+    switch_every: Count = 20      # steps per horizon; one that stands twice, 6,6,20, holds for two
 
     # the learning rule: set by --algo, each also by its own flag
     advantage: ADVANTAGES = "grpo"     # how it is estimated

@@ -86,7 +86,7 @@ def recorded_main(url, model, *more, **flags):
     """train.main with these flags, at a temperature and clip limit of which a test would notice
     the absence."""
     flags = dict(
-        steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, lr_end=LR_END,
+        steps=STEPS, horizons=(2, 3), switch_every=3, lr=RATE, lr_end=LR_END,
         max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
         record = Record(patch)
@@ -110,7 +110,7 @@ def both(url, model):
     """A recorded run of GRPO on two environments, whose gradients are not clipped: of 8 tasks a
     step 4 of each, 5 and 4 of 9 held-out ones."""
     return recorded_main(url, model, env="toy,sums", tasks_per_step=8, steps=4,
-                         eval_tasks=9, eval_every=2, switch_every=(2,),
+                         eval_tasks=9, eval_every=2, switch_every=2,
                          filter="none", name="both", max_grad_norm=1e9)
 
 
