@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 import algos
 import metrics
 import parallel
-from chat import FORMATS, Agent, make_tokenizer
+from chat import FORMATS, Agent, Speaks, make_tokenizer
 from client import connected
 from curriculum import choose_tasks, families_of, sample_tasks
 from engine import check_model, from_pretrained, make_policy
@@ -33,8 +33,8 @@ from envs import demonstrations, load_env, open_envs
 from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, full_weights, last_checkpoint, model_settings, new_folder,
+from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
+                 both_splits, full_weights, last_checkpoint, model_settings, new_folder,
                  one_sentence, open_folder, open_worlds, parse_flags, part_of, restore, save,
                  settings_for, tiny_settings, write_json, written_whole)
 

@@ -25,6 +25,7 @@ import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
 import report
+from chat import Speaks
 from client import EnvError, ServersGone, connected
 from curriculum import choose_tasks, families_of
 from envs import open_envs
@@ -34,8 +35,8 @@ from lora import load_policy
 from metrics import with_nulls
 from parallel import device_of
 from rollout import collect, progress
-from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, model_settings,
-                 one_sentence, open_folder, open_worlds, parse_flags, part_of, write_json)
+from run import (Count, Natural, NonNegative, Plays, Worlds, begun, model_settings, one_sentence,
+                 open_folder, open_worlds, parse_flags, part_of, write_json)
 
 
 @dataclass

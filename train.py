@@ -35,7 +35,7 @@ import algos
 import metrics
 import parallel
 from agentevol import clone_flags, cloned, continue_cloning
-from chat import FORMATS
+from chat import FORMATS, Speaks
 from client import connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from engine import check_model
@@ -43,9 +43,9 @@ from envs import load_env, open_envs
 from lora import base_of, without_adapters
 from parallel import logprobs_under
 from rollout import progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
-                 parse_flags, part_of, restore, save, settings_for)
+from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
+                 both_splits, last_checkpoint, one_sentence, open_folder, open_worlds, parse_flags,
+                 part_of, restore, save, settings_for)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
