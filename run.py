@@ -392,12 +392,6 @@ def save(run):
             shutil.rmtree(old / "trainer", ignore_errors=True)
 
 
-def last_checkpoint(folder):
-    """The newest checkpoint in a run's folder; "" if there is none."""
-    found = checkpoints(folder)
-    return str(found[-1]) if found else ""
-
-
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
