@@ -531,7 +531,7 @@ def horizon_at(step, horizons, switch_every):
     if not horizons or min(horizons) < 1 or not rises:
         raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
                          "6,13,20, each 1 or more and none below the one before it")
-    begin = 0
+    found, begin = horizons[0], 0
     for horizon in horizons:
         if step >= begin:
             found = horizon
