@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 import algos
 import metrics
 import parallel
-from chat import FORMATS, Agent, make_tokenizer
+from chat import FORMATS, Agent, Speaks, make_tokenizer
 from client import connected
 from curriculum import choose_tasks, families_of, sample_tasks
 from engine import check_model, from_pretrained, make_policy
@@ -33,10 +33,10 @@ from envs import demonstrations, load_env, open_envs
 from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, full_weights, last_checkpoint, model_settings, new_folder,
-                 one_sentence, open_folder, open_worlds, parse_flags, part_of, restore, save,
-                 settings_for, tiny_settings, write_json, written_whole)
+from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
+                 both_splits, checkpoints, full_weights, model_settings, new_folder, one_sentence,
+                 open_folder, open_worlds, parse_flags, part_of, restore, save, settings_for,
+                 tiny_settings, write_json, written_whole)
 
 
 @dataclass
@@ -324,7 +324,8 @@ def setup(cfg, modules, clients, began):
     device = parallel.start(cfg.device, cfg.compute)
     demos = parallel.by_first(lesson, cfg)
     folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
-    base, last = cloned(cfg, folder, device, demos), last_checkpoint(folder)
+    base = cloned(cfg, folder, device, demos)
+    *_, last = None, *checkpoints(folder)
     base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)

@@ -198,12 +198,9 @@ def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size):
     BIASED when episodes differ in their number of turns: the mean of r_k is subtracted only from
     those that reached turn k: going on looks worse than stopping. Then prefer gigpo_advantages."""
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
-    rewards = sum_turns(token_rewards, response_mask, turn_ids, turn_count)
     tokens = sum_turns(torch.ones_like(token_rewards), response_mask, turn_ids, turn_count)
     peers = torch.where(tokens > 0, torch.arange(turn_count, device=tokens.device), -1)
-    episode = grpo_advantages(rewards.sum(1), group_size)
-    turn = among_peers(rewards, peers, group_size)
-    return per_token(episode[:, None] + turn, response_mask, turn_ids)
+    return gigpo_advantages(token_rewards, response_mask, turn_ids, peers, group_size, gamma=0.0)
 
 
 def sum_turns(x, response_mask, turn_ids, turn_count):

@@ -280,25 +280,26 @@ FORMATS = {
     "tool": Format("Act by calling a tool; make one call in each reply."),    # see Agent.read
     "agentgym": Format("", write="Thought:\n{thought}\n\nAction:\n{action}"),     # see Agent.manner
 }
-FormatName = Literal[tuple(FORMATS)]
-ContextMode = Literal["full", "window", "memory"]      # all turns; the last ones; a note instead
-Thinking = Literal["", "on", "off"]
-History = Literal["keep", "template"]  # earlier turns as they were sampled; or every turn anew
+
+
+@dataclass(kw_only=True)
+class Speaks:
+    # how the agent speaks
+    format: FORMATS = "act"       # form of a reply; chat models: react
+    context: Literal["full", "window", "memory"] = "full"   # in view: all turns, the last, a note
+    history: Literal["keep", "template"] = "keep"   # earlier turns: as sampled, or rendered anew
+    thinking: Literal["", "on", "off"] = ""     # the template's switch; empty: as it has it
+    max_turn_tokens: int = 24     # a longer reply is cut; chat models: 512
+    max_context: int = 512        # tokens in view, else the episode is truncated; chat models: 8192
 
 
 @dataclass
-class Agent:
+class Agent(Speaks):
     """How the policy speaks: its chat template, the form of its replies, what it keeps in view."""
     tokenizer: object               # None: the policy is an API's and takes messages
     prompt: str = ""                # the environment's rules, as the system message
-    format: FormatName = "act"
-    context: ContextMode = "full"
     window: int = 3                 # turns in view in the mode "window"
-    max_turn_tokens: int = 32       # a longer reply is cut
-    max_context: int = 1024         # tokens in view; an episode that might exceed it is truncated
     temperature: float = 1.0
-    history: History = "keep"       # what becomes of earlier turns
-    thinking: Thinking = ""         # the template's own switch; "": as the template has it
     module: object = None           # envs/<name>.py, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 

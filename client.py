@@ -1,7 +1,7 @@
 """client: the environment client: many episodes, on one or several of our servers.
 
     client = EnvClient("http://127.0.0.1:8000", "textcraft")
-    (reply,) = client.answer([(None, "reset", 7)])               # Reply: session, observation, ...
+    (reply,) = client.answer([(None, "reset", (7, None))])       # Reply: session, observation, ...
     (reply,) = client.answer([(reply.session, "step", "inventory")])
     client.close()
 
@@ -62,13 +62,16 @@ class EnvClient:
         self.pool = ThreadPoolExecutor(2 * len(self.urls))      # servers answer side by side
 
     def answer(self, items):
-        """[(session or None, "reset", task_id) | (session, "step", action)] -> one Reply or
-        EnvError each, in order; ValueError when a server refuses one as wrong (no such task). None
-        opens a session. A task may be (task_id, stream), a number that seeds the episode's luck."""
+        """[(session or None, "reset", (task id, stream)) | (session, "step", action)] -> one Reply
+        or EnvError each, in order; ValueError when a server refuses one as wrong (no such task). A
+        session of None opens one. stream: a number that seeds the episode's luck, or None."""
         bodies, replies = defaultdict(list), {}     # (URL, verb) -> [(place in items, body)]
         for place, (session, verb, argument) in enumerate(items):
             url = session[0] if session else self.live_url()
-            bodies[url, verb].append((place, body_of(session, verb, argument)))
+            body = {"id": session[1]} if session else {}
+            body |= dict(zip(("task", "stream"), argument)) if verb == "reset" else \
+                {"action": argument}
+            bodies[url, verb].append((place, body))
         calls = [(*key, mine[i:i + MAX_ITEMS]) for key, mine in bodies.items()
                  for i in range(0, len(mine), MAX_ITEMS)]
         run = map if len(self.urls) == 1 else self.pool.map         # one server: in their order
@@ -124,15 +127,6 @@ class EnvClient:
                 with suppress(EnvError):
                     self.post(url, "closes", {"ids": ids})
         self.open.clear()
-
-
-def body_of(session, verb, argument):
-    """An item of EnvClient.answer in the words of the wire."""
-    body = {"id": session[1]} if session else {}
-    if verb == "step":
-        return body | {"action": argument}
-    task, stream = argument if isinstance(argument, tuple) else (argument, None)
-    return body | {"task": task} | ({} if stream is None else {"stream": stream})
 
 
 def reply_of(url, verb, body, item):

@@ -5,7 +5,7 @@ the horizons and tasks that an unbroken run would have got. Steps and stages cou
 
     tasks = choose_tasks(maze, "train", 0)               # all of the training split
     for step in range(start, steps):
-        horizon = horizon_at(step, (6, 13, 20), (100,))  # 6 turns; 13 from step 100; 20 from 200
+        horizon = horizon_at(step, (6, 13, 20), 100)     # 6 turns; 13 from step 100; 20 from 200
         played = sample_tasks(tasks, 32, step, seed)     # 32 task ids
 """
 import random
@@ -15,22 +15,14 @@ def horizon_at(step, horizons, switch_every):
     """The number of turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
 
     Short episodes come first: they teach the policy to act well with what it knows. Longer ones
-    then leave it room to explore. horizons: (h_0, h_1, ...), 1 or more turns each, never falling.
-    switch_every: (steps per stage,), so that h_k holds from k times as many on; or the step at
-    which h_1 begins, the step at which h_2 begins, ... The last horizon holds to the end.
-    ValueError: no horizons, one below 1 or falling; steps below 1, or switches that do not rise.
+    then leave it room to explore. horizons: (h_0, h_1, ...), 1 or more turns each, never falling:
+    h_k holds from step k * switch_every on, the last one to the end. A horizon that stands twice,
+    6,6,20, holds for two stages. ValueError: no horizons, one below 1 or falling.
     """
-    stages = len(horizons)
-    if stages == 0 or min(horizons) < 1 or list(horizons) != sorted(horizons):
+    if not horizons or min(horizons) < 1 or list(horizons) != sorted(horizons):
         raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
                          "6,13,20, each 1 or more and none below the one before it")
-    switches = switch_every
-    if len(switches) == 1:
-        switches = [switch_every[0] * stage for stage in range(1, stages)]
-    if len(switches) != stages - 1 or [0, *switches] != sorted({0, *switches}):
-        raise ValueError(f"switch_every {switch_every}: expected one number of steps, 1 or more, "
-                         f"or {stages - 1} switch steps for {stages} horizons, rising from above 0")
-    return horizons[sum(step >= switch for switch in switches)]
+    return horizons[min(step // switch_every, len(horizons) - 1)]
 
 
 def choose_tasks(module, split, n, families=""):

@@ -25,7 +25,8 @@ import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
 import torch
 
 import report
-from client import EnvError, ServersGone, connected
+from chat import Speaks
+from client import EnvError, connected
 from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
@@ -34,8 +35,8 @@ from lora import load_policy
 from metrics import with_nulls
 from parallel import device_of
 from rollout import collect, progress
-from run import (Count, Natural, NonNegative, Plays, Speaks, Worlds, begun, model_settings,
-                 one_sentence, open_folder, open_worlds, parse_flags, part_of, write_json)
+from run import (Count, Natural, NonNegative, Plays, Worlds, begun, model_settings, one_sentence,
+                 open_folder, open_worlds, parse_flags, part_of, write_json)
 
 
 @dataclass
@@ -89,12 +90,10 @@ def load(cfg):
 
 def play(cfg, policy, tasks, groups, path):
     """Play the tasks [(World, id)] that `groups` lacks. As soon as a task's k plays are there, they
-    are added to `groups` and, as a line, to the file at `path`. EnvError: no task could be played,
-    or the servers are gone; a failure of some tasks leaves these out."""
+    are added to `groups` and, as a line, to the file at `path`; a task that could not be played is
+    left out. EnvError: the policy could play none, or the servers are gone."""
     done = {(group[0]["env"], group[0]["task_id"]) for group in groups}
     left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in done]
-    if not left:
-        return
     random.Random(cfg.seed).shuffle(left)       # all environments are played at once
     mine = [tasks[i] for i in left]
 
@@ -103,18 +102,14 @@ def play(cfg, policy, tasks, groups, path):
         with open(path, "a") as file:
             file.write(json.dumps(group) + "\n")
 
-    def finished(episodes):
-        keep([play_of(episode) for episode in episodes])
-
-    try:
-        if cfg.policy:
-            play_by_itself(cfg, mine, keep)
-        else:           # horizon: a World has its own most_turns
-            collect(policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
-                    max_concurrent=cfg.max_concurrent, finished=finished)
-    except EnvError as error:
-        if isinstance(error, ServersGone) or not groups:
-            raise
+    if cfg.policy:
+        return play_by_itself(cfg, mine, keep)
+    _, stats = collect(         # horizon: a World has its own most_turns
+        policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
+        max_concurrent=cfg.max_concurrent,
+        finished=lambda episodes: keep([*map(play_of, episodes)]))
+    if not groups:
+        raise EnvError(f"no task could be played: {stats.failures[-1]}")
 
 
 def play_by_itself(cfg, tasks, keep):

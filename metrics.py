@@ -20,9 +20,8 @@ import report
 from envs import load_env
 from envs.parts.players import mean_and_error, player_rate
 from rollout import to_batch
-from run import last_checkpoint, write_json
+from run import checkpoints, write_json
 
-MOST_PARTS = 6                # families or environments that are told one by one
 EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
 
 
@@ -90,16 +89,10 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")     # evaluations: 10%
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
-            run.warnings.append((run.step, signal, f"{sentence} {way_back(run)}"))
+            *_, last = run.start_model, *checkpoints(run.folder)
+            run.warnings.append((run.step, signal, f"{sentence} Go on at a third of the rate: "
+                                 f"--lr {run.cfg.lr / 3:.2g} --model {last}"))
             parallel.say("WARNING at step {0}: {2}".format(*run.warnings[-1]))
-
-
-def way_back(run):
-    """Where a run that collapses may begin anew, more slowly: its last checkpoint."""
-    cfg, policy = run.cfg, last_checkpoint(run.folder) or run.cfg.model
-    return (f"Go on at a third of the rate: python train.py --algo {cfg.algo} --env {cfg.env} --lr "
-            f"{cfg.lr / 3:.2g}" + f" --lora {cfg.lora}" * (cfg.lora > 0)
-            + f" --model {policy}" * bool(policy))
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -256,10 +249,6 @@ def final_table(run):
                          ("control: more cloning instead", run.control)):
         if rates:
             lines.append(row(title, rates["greedy"], rates["sampled"]))
-            parts = rates["greedy"]["parts"]
-            if 1 < len(parts) <= MOST_PARTS:
-                lines.append("    greedy: " + ", ".join(
-                    f"{part} {share:.0%}" for part, share in parts.items()))
     lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
     parallel.say("\n".join([*lines, f"{run.folder}: report.html, step_{run.step}/"]))
 

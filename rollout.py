@@ -313,8 +313,8 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
     0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
     step (i by default), so that a rank draws the numbers that one process would.
-    finished(the group's Episodes) is called as soon as a group is played. EnvError when no group
-    could be played, ServersGone when no server has answered for the client's patience."""
+    finished(the group's Episodes) is called as soon as a group is played. ServersGone when no
+    server has answered for the client's patience."""
     if not tasks:
         return [], Stats()
     rows = min(len(tasks) * group_size, max_concurrent)
@@ -423,11 +423,9 @@ class Slots(dict):
         self.bar.close()
 
     def played(self):
-        """-> (trajectories of all groups but the lost ones, Stats). EnvError if there is none."""
+        """-> (trajectories of all groups but the lost ones, Stats)."""
         self.stats.dropped = len(self.lost)
         kept = [s.episode.trajectory for s in self.everyone if s.group not in self.lost]
-        if not kept:
-            raise EnvError(f"no episode could be played: {self.stats.failures[-1]}")
         return kept, self.stats
 
 

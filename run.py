@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoTokenizer
 
 import parallel
-from chat import Agent, ContextMode, FormatName, History, Thinking
+from chat import Agent, Speaks
 from client import EnvError
 from curriculum import choose_tasks, families_of, shares_of
 from engine import from_pretrained, longest_text
@@ -62,7 +62,7 @@ NonNegative = number(float, "0 or more", lambda x: x >= 0)
 Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
 
 
-# The lines of these classes are the text of --help.
+# The lines of these classes, and of chat.Speaks, are the text of --help.
 
 @dataclass
 class Worlds:
@@ -77,17 +77,6 @@ class Plays:
     # by which servers
     env_url: str = ""             # servers, comma-separated; empty: a local one is started
     max_concurrent: Count = 256   # episodes in play at a time
-
-
-@dataclass
-class Speaks:
-    # how the agent speaks
-    format: FormatName = "act"    # form of a reply; chat models: react
-    context: ContextMode = "full"      # what stays in view
-    history: History = "keep"     # earlier turns: as sampled, or rendered anew by the template
-    thinking: Thinking = ""       # on, off: the template's switch; empty: as it has it
-    max_turn_tokens: Count = 24   # a longer reply is cut; chat models: 512
-    max_context: Count = 512      # tokens in view, else the episode is truncated; chat models: 8192
 
 
 @dataclass
@@ -401,12 +390,6 @@ def save(run):
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
-
-
-def last_checkpoint(folder):
-    """The newest checkpoint in a run's folder; "" if there is none."""
-    found = checkpoints(folder)
-    return str(found[-1]) if found else ""
 
 
 def restore(run, folder):

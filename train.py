@@ -35,7 +35,7 @@ import algos
 import metrics
 import parallel
 from agentevol import clone_flags, cloned, continue_cloning
-from chat import FORMATS
+from chat import FORMATS, Speaks
 from client import connected
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from engine import check_model
@@ -43,9 +43,9 @@ from envs import load_env, open_envs
 from lora import base_of, without_adapters
 from parallel import logprobs_under
 from rollout import progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Speaks, Worlds,
-                 begun, both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
-                 parse_flags, part_of, restore, save, settings_for)
+from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
+                 both_splits, checkpoints, one_sentence, open_folder, open_worlds, parse_flags,
+                 part_of, restore, save, settings_for)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def setup(cfg, modules, clients, began):
     the process began."""
     device = parallel.start(cfg.device, cfg.compute)
     folder = open_folder(cfg.path, cfg)
-    last = last_checkpoint(folder)
+    *_, last = None, *checkpoints(folder)
     start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
@@ -387,7 +387,7 @@ class Config(Machine, Speaks, Plays, Worlds):
 
     # how long an episode may be: ScalingInter-RL
     horizons: tuple = (6, 10)     # turns; rises through these
-    switch_every: tuple = (20,)   # steps per horizon, or the steps of the switches
+    switch_every: Count = 20      # steps per horizon; one that stands twice, 6,6,20, holds for two
 
     # the learning rule: set by --algo, each also by its own flag
     advantage: ADVANTAGES = "grpo"     # how it is estimated

@@ -159,8 +159,8 @@ def test_lesson_of_other_goals_never_sets_out_for_the_tasks_own(capsys):
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_imitated_masks_exactly_the_replies(demos, style, context):
     tokenizer, lost = tokenizer_of(demos, SMALL), [demo for demo in demos if not demo["success"]]
-    agent = Agent(tokenizer, "", style, context, window=2, max_turn_tokens=1, max_context=10**9,
-                  module=textcraft)
+    agent = Agent(tokenizer, format=style, context=context, window=2, max_turn_tokens=1,
+                  max_context=10**9, module=textcraft)
     for demo in [*demos[:4], lost[0]]:
         trajectory = imitated(agent, demo)
         replies, expected = trained(trajectory, tokenizer), []

@@ -26,7 +26,7 @@ def begun(world, task_id, **settings):
         env = world.Env()
     except RuntimeError as missing:
         pytest.skip(str(missing))
-    agent = Agent(None, world.PROMPT, "agentgym", module=world, **settings)
+    agent = Agent(None, world.PROMPT, format="agentgym", module=world, **settings)
     episode = Episode(agent, task_id, (0,), 5)
     episode.observe(env.reset(task_id))
     return episode, env
@@ -173,7 +173,7 @@ def test_episode_of_wordle_begins_with_the_words_of_its_game():
     answer = exchange(episode, env, "Thought:\nt\n\nAction:\ns h i r e")["content"]
     assert answer == f"{wordle.feedback('shire', wordle.WORDS[44])}\n"   # the client keeps its end
     prompt = wordle.PROMPT.replace(", ".join(wordle.LISTED), "adieu, s t o n e")
-    agent = Agent(None, prompt, "agentgym", module=wordle)
+    agent = Agent(None, prompt, format="agentgym", module=wordle)
     assert listed_in(agent.first("Let's start Wordle!")) == ["adieu", "s t o n e"]
 
 

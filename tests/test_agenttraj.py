@@ -284,8 +284,8 @@ def test_trajectories_of_measures_each_context_by_itself():
 
 def played(module, task_id, replies, tokenizer):
     """An episode of `--format agentgym` in which the policy gives these replies -> Episode."""
-    agent = Agent(tokenizer, module.PROMPT, "agentgym", max_turn_tokens=1, max_context=10**9,
-                  module=module)
+    agent = Agent(tokenizer, module.PROMPT, format="agentgym", max_turn_tokens=1,
+                  max_context=10**9, module=module)
     episode, env = Episode(agent, task_id, (0,), len(replies)), module.Env()
     episode.observe(env.reset(task_id))
     for reply in replies:

@@ -329,7 +329,7 @@ def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tm
     with pytest.raises(ValueError, match="tasks are 0..2"):
         env.reset(3)
     with local_server("searchqa") as url:
-        reply, = EnvClient(url, "searchqa").answer([(None, "reset", 2)])
+        reply, = EnvClient(url, "searchqa").answer([(None, "reset", (2, None))])
         assert reply.observation == "Question: who was an engineer?"
 
 

@@ -383,7 +383,8 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_pat
     assert trained < {*map(env.world.goal, module.TEST)} == {*env.world.recipes}
     assert all(module.unseen_goal(i) == (env.world.goal(i) not in trained) for i in tasks)
     with local_server("textcraft") as url:
-        replies = EnvClient(url, "textcraft").answer([(None, "reset", i) for i in module.TEST])
+        replies = EnvClient(url, "textcraft").answer([
+            (None, "reset", (i, None)) for i in module.TEST])
         assert [reply.observation for reply in replies] == [*map(env.reset, module.TEST)]
     assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
 

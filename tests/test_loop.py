@@ -86,7 +86,7 @@ def recorded_main(url, model, *more, **flags):
     """train.main with these flags, at a temperature and clip limit of which a test would notice
     the absence."""
     flags = dict(
-        steps=STEPS, horizons=(2, 3), switch_every=(3,), lr=RATE, lr_end=LR_END,
+        steps=STEPS, horizons=(2, 3), switch_every=3, lr=RATE, lr_end=LR_END,
         max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
     with pytest.MonkeyPatch.context() as patch:
         record = Record(patch)
@@ -110,7 +110,7 @@ def both(url, model):
     """A recorded run of GRPO on two environments, whose gradients are not clipped: of 8 tasks a
     step 4 of each, 5 and 4 of 9 held-out ones."""
     return recorded_main(url, model, env="toy,sums", tasks_per_step=8, steps=4,
-                         eval_tasks=9, eval_every=2, switch_every=(2,),
+                         eval_tasks=9, eval_every=2, switch_every=2,
                          filter="none", name="both", max_grad_norm=1e9)
 
 
@@ -553,19 +553,6 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     assert metrics.of_batch(None) == dict(trained=0, masked=0.0)
 
 
-def test_way_back_names_the_last_checkpoint_or_where_the_run_began(tmp_path):
-    cfg = SimpleNamespace(env="maze", model="", algo="gspo", lr=6e-4, lora=0)
-    run = SimpleNamespace(cfg=cfg, folder=tmp_path)
-    assert metrics.way_back(run).endswith("train.py --algo gspo --env maze --lr 0.0002")
-    run.cfg.model = "runs/clone"
-    assert metrics.way_back(run).endswith("--lr 0.0002 --model runs/clone")
-    for step in (5, 20):
-        (tmp_path / f"step_{step}").mkdir()
-    assert metrics.way_back(run).endswith(f"--lr 0.0002 --model {tmp_path}/step_20")
-    cfg.lora = 8
-    assert metrics.way_back(run).endswith(f"--lr 0.0002 --lora 8 --model {tmp_path}/step_20")
-
-
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
@@ -580,6 +567,7 @@ def test_record_names_a_warning_once(url, model, monkeypatch):
     monkeypatch.setattr(metrics, "collapse_warnings", lambda history, *_: (
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
-    run = trained(url, config(model, steps=3, name="warned"))
-    assert [(step, signal) for step, signal, _ in run.warnings] == [
-        (1, "entropy"), (2, "valid")]
+    run = trained(url, config(model, steps=3, save_every=2, lr=6e-4, name="warned"))
+    advice = "it fell Go on at a third of the rate: --lr 0.0002 --model "
+    assert run.warnings == [(1, "entropy", f"{advice}{model}"),
+                            (2, "valid", f"{advice}runs/warned/step_2")]

@@ -276,7 +276,8 @@ def play_thirty_episodes():
         client, sessions = EnvClient(url, "openenv"), [None] * 10
         for round_ in range(3):
             seeds = range(10 * round_, 10 * round_ + 10)
-            replies = client.answer([(s, "reset", seed) for s, seed in zip(sessions, seeds)])
+            replies = client.answer([
+                (s, "reset", (seed, None)) for s, seed in zip(sessions, seeds)])
             assert [r.observation for r in replies] == [f"seed {seed}" for seed in seeds]
             sessions = [r.session for r in replies]
             for turn, reward in ((1, 0.1), (2, 0.1), (3, 0.8)):
@@ -346,7 +347,7 @@ def test_an_outage_behind_our_server_is_an_error_of_its_episode_alone():
         return "{" if messages[-1]["data"].get("guess") == "crash" else game(messages)
     with playing(answer), serving(HttpServer(["openenv"])) as url:
         client = EnvClient(url, "openenv")
-        one, two = client.answer([(None, "reset", 1), (None, "reset", 2)])
+        one, two = client.answer([(None, "reset", (1, None)), (None, "reset", (2, None))])
         one, two = client.answer([(one.session, "step", "crash"), (two.session, "step", "2")])
         assert isinstance(one, EnvError) and two.reward == 0.1
         client.close()

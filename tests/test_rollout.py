@@ -522,8 +522,8 @@ def test_what_failed_does_not_keep_the_engine():
     engine = make_engine(policy(), agent(), rows=4)
     failing = Failing(lambda task, _: task == 2)
     _, stats = collect(policy(), agent(), failing, [2, 1], 2, 2, engine=engine)
-    with pytest.raises(EnvError, match="no episode could be played: task 2 is down"):
-        collect(policy(), agent(), failing, [2], 2, 2, engine=engine)
+    none, _ = collect(policy(), agent(), failing, [2], 2, 2, engine=engine)
+    assert none == []
     kept = weakref.ref(engine)
     del engine
     gc.collect()

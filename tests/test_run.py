@@ -148,11 +148,11 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_by_its_name(url, model):
     assert same(weights_of("whole"), weights_of("runs/x/step_2"))
 
 
-def test_last_checkpoint_is_the_newest_whole_one(tmp_path):
-    assert runs.last_checkpoint(str(tmp_path)) == ""
+def test_checkpoints_are_the_whole_ones_the_newest_last(tmp_path):
+    assert runs.checkpoints(str(tmp_path)) == []
     for name in ("step_9", "step_20", "step_100.part", "step_x", "clone"):
         (tmp_path / name).mkdir()
-    assert runs.last_checkpoint(str(tmp_path)) == str(tmp_path / "step_20")
+    assert runs.checkpoints(tmp_path) == [tmp_path / "step_9", tmp_path / "step_20"]
 
 
 def test_save_keeps_what_resume_needs_of_the_last_two(url, model):
@@ -178,7 +178,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(owner, name, url
             pytest.raises((OSError, CheckpointException), match="No space left on device"):
         patch.setattr(owner, name, fails)
         runs.save(run)
-    assert runs.last_checkpoint("runs/x") == "runs/x/step_0"
+    assert str(runs.checkpoints("runs/x")[-1]) == "runs/x/step_0"
     runs.save(run)                                  # what was left beside it is in nobody's way
     assert sorted(os.listdir("runs/x")) == ["config.json", "step_0", "step_1"]
 
@@ -226,7 +226,7 @@ def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, monke
             train.main(command(model=model, env_url=url, name="x", steps=4))
     assert end.value.code == 128 + signal.SIGTERM
     assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
-    assert runs.last_checkpoint("runs/x") == "runs/x/step_2"
+    assert str(runs.checkpoints("runs/x")[-1]) == "runs/x/step_2"
     train.main(["--resume", "--name=x"])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL       # the control ends at once
     assert same(weights_of("runs/x/step_4"), weights_of("runs/whole/step_4"))
@@ -352,7 +352,7 @@ def test_five_kills_at_random_moments_change_nothing(model):
         broken.wait()
         if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
             resume = ["--resume"]
-            reached.append(runs.last_checkpoint("runs/broken"))
+            reached.append(runs.checkpoints("runs/broken")[-1])
     assert len({*reached}) > 2                      # it went on, some steps at a time
     again = script("broken", model, "--resume", **flags)
     out = again.stdout.read()
@@ -382,4 +382,4 @@ def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
     out += process.stdout.read()
     assert process.wait() != 0 and not living(family)
     (step,) = re.findall(r"SIGTERM: saved at step (\d+), --resume goes on from there", out)
-    assert runs.last_checkpoint("runs/x") == f"runs/x/step_{step}"
+    assert str(runs.checkpoints("runs/x")[-1]) == f"runs/x/step_{step}"

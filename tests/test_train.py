@@ -211,7 +211,7 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
 
 # ---- resuming -----------------------------------------------------------------------------------
 
-STAGED = dict(horizons=(1, 2, 3), switch_every=(3,), steps=6, save_every=3, eval_every=2)
+STAGED = dict(horizons=(1, 2, 3), switch_every=3, steps=6, save_every=3, eval_every=2)
 RUNS = {
     "grpo in two environments, a stage ends where it was saved": dict(
         STAGED, kl_coef=0.05, env="toy,sums"),
@@ -500,7 +500,7 @@ MISTAKES = [
     ("--env __init__", "unknown environment '__init__'; there are: academia, alfworld"),
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
-    ("--switch-every=0,9 --horizons 5,6,7", r"switch_every \(0, 9\): .* rising from above 0"),
+    ("--horizons 5,7,6", r"horizons \(5, 7, 6\): .* none below the one before it"),
     ("--model ./absent", "./absent: no folder or hub id"),
     ("--model EMPTY", "no folder or hub id that transformers can load"),
     ("--env maze,maze", "env='maze,maze': expected each environment once"),

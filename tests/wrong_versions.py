@@ -107,7 +107,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         (" if world.module.NAME not in names}", "}", "test_unexplored_environments_are_left_out"),
     ],
     "curriculum.py": [
-        ("step >= switch for", "step > switch for",
+        ("step // switch_every,", "(step - 1) // switch_every,",
          "test_horizon_at_moves_on_with_the_steps_then_stays"),
         ('"train": module.TRAIN, "test": module.TEST',
          '"train": module.TRAIN, "test": module.TRAIN',

@@ -531,21 +531,11 @@ def horizon_at(step, horizons, switch_every):
     if not horizons or min(horizons) < 1 or not rises:
         raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
                          "6,13,20, each 1 or more and none below the one before it")
-    begins = [0]
-    for stage in range(1, len(horizons)):
-        if len(switch_every) == 1:
-            begins.append(begins[-1] + switch_every[0])
-        elif stage <= len(switch_every):
-            begins.append(switch_every[stage - 1])
-    wrong = len(switch_every) not in (1, len(horizons) - 1)
-    if wrong or len(begins) != len(horizons) or any(a >= b for a, b in zip(begins, begins[1:])):
-        raise ValueError(f"switch_every {switch_every}: expected one number of steps, 1 or more, "
-                         f"or {len(horizons) - 1} switch steps for {len(horizons)} horizons, "
-                         "rising from above 0")
-    found = horizons[0]
-    for begin, horizon in zip(begins, horizons):
+    found, begin = horizons[0], 0
+    for horizon in horizons:
         if step >= begin:
             found = horizon
+        begin += switch_every
     return found
 
 

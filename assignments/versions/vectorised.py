@@ -366,12 +366,7 @@ def horizon_at(step, horizons, switch_every):
     if not horizons or min(horizons) < 1 or tuple(sorted(horizons)) != tuple(horizons):
         raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
                          "6,13,20, each 1 or more and none below the one before it")
-    stages = len(horizons)
-    begins = list(switch_every) if len(switch_every) != 1 else \
-        list(range(switch_every[0], stages * switch_every[0], switch_every[0] or 1))
-    if len(begins) != stages - 1 or any(b <= a for a, b in zip([0, *begins], begins)):
-        raise ValueError(f"switch_every {switch_every}: expected one number of steps, 1 or more, "
-                         f"or {stages - 1} switch steps for {stages} horizons, rising from above 0")
+    begins = range(switch_every, len(horizons) * switch_every, switch_every)
     return dict(enumerate(horizons))[len([b for b in begins if b <= step])]
 
 

@@ -70,7 +70,7 @@ def answered(client, items):
 
 def open_sessions(client, episodes):
     """-> [(session, actions)], reset and ready."""
-    replies = answered(client, [(None, "reset", task) for task, _ in episodes])
+    replies = answered(client, [(None, "reset", (task, None)) for task, _ in episodes])
     return [(reply.session, actions) for reply, (_, actions) in zip(replies, episodes)]
 
 

@@ -66,7 +66,7 @@ def claims(env="textcraft_small"):
     tables = dict(
         horizons={          # as many turns as 60 steps of 10 turns have, GRPO's row of `rules`
             "4 turns": rl + "--horizons 4,10 --switch-every 9999 --steps 118",
-            "4, 7, 10 turns": rl + "--horizons 4,7,10 --switch-every 40,65 --steps 87",
+            "4, 7, 10 turns": rl + f"--horizons {'4,' * 8}{'7,' * 5}10 --switch-every 5 --steps 87",
             "drawn from 4, 7, 10 turns": rl.replace("train.py", "recipes/random_horizons.py")
             + "--horizons 4,7,10 --steps 76"},
         starpo={
