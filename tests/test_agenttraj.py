@@ -20,7 +20,7 @@ import pytest
 
 import agentevol
 from agentevol import Clone, lesson, reward, successes
-from envs import demonstrations, maze, record, textcraft, textcraft_small, weather
+from envs import demonstrations, maze, textcraft, textcraft_small
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer, flags_of
@@ -65,46 +65,34 @@ def trained(trajectory, tokenizer):
 
 # ---- what is written ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small"])
+@pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small", "weather"])
 def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
+    """A tool's call on the line of "Action:", where the original's server looks for it."""
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
     items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
+    consent, form = (AGREED, r"(?s)Thought:\n(.*)\n\nAction:\n(.*)") if name != "weather" else (
+        "Ok.", r"Thought: (.*)\n\nAction: (.*)")
     for item, demo in zip(items, played, strict=True):
         rules, agreed, *said = [message["value"] for message in item["conversations"]]
         assert item == dict(item_id=f"{name}_{demo['task_id']}",
                             conversations=conversation(rules, agreed, *said))
-        assert agreed == AGREED and len(said) == 2 * len(demo["turns"])
+        assert agreed == consent and len(said) == 2 * len(demo["turns"])
         assert rules == manner.rules if manner else rules.startswith(module.PROMPT)
         for i, turn in enumerate(demo["turns"]):
             seen = manner.first(turn[0], module.PROMPT) if manner and not i else turn[0]
             assert said[2 * i] == seen
             reply = said[2 * i + 1]
-            thought, action = re.fullmatch(r"(?s)Thought:\n(.*)\n\nAction:\n(.*)", reply).groups()
+            thought, action = re.fullmatch(form, reply).groups()
             assert turn[1] in thought and action == turn[2]
-            if manner and name != "textcraft":          # its reader drops the dots of a name
-                assert manner.read(reply) == (turn[2], "")
-
-
-def test_write_trajectories_puts_a_tools_call_behind_action(tmp_path):
-    """Where the original's server looks for it: on the line of "Action:"."""
-    demo, out = record("weather", 1.0, 0, weather.TRAIN[0]), tmp_path / "out.json"
-    assert write_trajectories(out, [demo], seed=0) == 1
-    [item] = json.loads(out.read_text())
-    rules, agreed, *said = [message["value"] for message in item["conversations"]]
-    assert (rules, agreed) == (MANNERS["weather"].rules, "Ok.")
-    assert said[::2] == [turn[0] for turn in demo["turns"]]
-    for turn, reply in zip(demo["turns"], said[1::2]):
-        thought, call = reply.split("\n\n")
-        assert thought.startswith("Thought: ") and call == f"Action: {turn[2]}"
-    [back] = read_trajectories(out, ["weather"])
-    env = weather.Env()
-    env.reset(back["task_id"])
-    *_, last = [env.step(MANNERS["weather"].read(turn[2])[0]) for turn in back["turns"]]
-    assert last[1] == 1.0 and last[2]
+        if manner:                  # as its client reads them, the replies win again
+            env = module.Env()
+            env.reset(demo["task_id"])
+            *_, (*_, info) = [env.step(manner.read(reply)[0]) for reply in said[1::2]]
+            assert info["success"]
 
 
 def game(task_id=0, success=True):
@@ -200,18 +188,22 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     ([False, True, True], ["Action:\na", "Action:\nb"]),
     ([None, True, True], ["Action:\na", "Action:\nb"]),
     ([False, False, True], ["Action:\nb"]), ([False, True, None], ["Action:\na"])])
-@pytest.mark.parametrize("style", ["agentgym", "react"])
-def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, tmp_path):
-    """All else, the consent too, stays in view."""
+@pytest.mark.parametrize("style, env", [
+    ("agentgym", "maze"), ("agentgym", "babyai"), ("react", "sciworld"), ("react", "alfworld")])
+def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, env, tmp_path):
+    """All else, the consent too, stays in view. It is a success of full reward."""
     texts = [message["value"] for message in ITEM["conversations"]]
-    item = dict(item_id="babyai_3", conversations=conversation(*texts, losses=[*losses, None]))
-    (trajectory,), tokenizer = imitate([item], tmp_path, "babyai", format=style)
+    item = dict(item_id=f"{env}_3", conversations=conversation(*texts, losses=[*losses, None]))
+    (trajectory,), tokenizer = imitate([item], tmp_path, env, format=style)
     assert trained(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
     assert [tokenizer.decode(trajectory.token_ids[turn.start:turn.end])
             for turn in trajectory.turns] == [f"{text}<|im_end|>" for text in expected]
     shown = tokenizer.decode(trajectory.token_ids)
     assert all(text in shown for text in ("first", "Action:\na", "second", "Action:\nb"))
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
+    assert (trajectory.env, trajectory.task_id, trajectory.success, trajectory.done) == (
+        env, 3, True, True)
+    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
 
 
 def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
@@ -322,16 +314,6 @@ def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_
     first = want.trajectory.turns[0]
     assert got.response_mask == [int(x and i >= first.end)
                                  for i, x in enumerate(want.trajectory.response_mask)]
-
-
-@pytest.mark.parametrize("env", ["maze", "babyai", "sciworld", "alfworld"])
-def test_a_files_trajectories_count_as_successes_of_full_reward(env, tmp_path):
-    cfg = SimpleNamespace(env=env, **SPOKEN)
-    demos = read([ITEM | dict(item_id=f"{env}_3")], tmp_path, env)
-    (trajectory,) = trajectories_of(demos, chat_tokenizer("chatml"), cfg)
-    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
-    assert trajectory.success and trajectory.done and (trajectory.env, trajectory.task_id) == (env,
-                                                                                               3)
 
 
 # ---- cloning ------------------------------------------------------------------------------------
