@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from agentevol import Clone, lesson, tokenizer_of
 from envs import textcraft, webarena, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
@@ -184,13 +183,6 @@ def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
         ["user", "assistant", "user"]
     last = episode.messages[-1]["content"]
     assert "Your note: try 7" in last and last.endswith("You are not carrying anything.")
-
-
-def test_tokenizer_of_demonstrations_knows_the_rules_and_the_first_observation():
-    cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
-    tokenizer = tokenizer_of(lesson(cfg), cfg)
-    assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
-    assert len(tokenizer.encode(agentgym.MAZE)) < 1024 < len(agentgym.MAZE)
 
 
 # ---- what AgentGym has not ----

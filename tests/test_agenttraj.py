@@ -19,12 +19,11 @@ from types import SimpleNamespace
 import pytest
 
 import agentevol
-from agentevol import Clone, lesson, reward, successes
 from envs import demonstrations, maze, textcraft, textcraft_small
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer, flags_of
-from agentevol import agents_of, imitated, tokenizer_of, trajectories_of
+from agentevol import Clone, lesson, reward, successes, tokenizer_of, trajectories_of
 from chat import ASK_REACT, Agent
 from recipes import demos as recipe
 from rollout import Episode
@@ -318,18 +317,16 @@ def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_
 
 # ---- cloning ------------------------------------------------------------------------------------
 
-def test_tokenizer_of_a_file_knows_the_files_words(tmp_path):
+def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     item = ITEM | dict(conversations=conversation(
         "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
-    cfg = Clone(env="maze", format="agentgym", vocabulary=400)
-    demos = read([item], tmp_path)
-    tokenizer = tokenizer_of(demos, cfg)
+    cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
+    of_file, of_experts = (tokenizer_of(d, cfg) for d in (read([item], tmp_path), lesson(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
-        assert len(tokenizer.encode(word)) == 1
-    assert len(tokenizer.encode(MANNERS["maze"].rules)) > 20            # which the file has not
-    agent = agents_of(cfg, tokenizer)["maze"]
-    assert imitated(agent, demos[0]).token_ids == \
-        trajectories_of(demos, tokenizer, cfg)[0].token_ids
+        assert len(of_file.encode(word)) == 1
+    assert len(of_file.encode(MANNERS["maze"].rules)) > 20              # which the file has not
+    assert len(of_experts.encode(MANNERS["maze"].rules)) < 10           # words, not bytes
+    assert len(of_experts.encode(agentgym.MAZE)) < 1024 < len(agentgym.MAZE)
 
 
 @pytest.mark.parametrize("style, env", [("agentgym", "maze"), ("react", "textcraft_small")])

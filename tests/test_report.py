@@ -54,8 +54,14 @@ def samples_in(folder, **wanted):
 def test_samples_are_whole_groups_of_each_step_and_held_out_tasks(runs):
     """Of the two groups of 4 that each step trains on, and of the 8 held-out tasks, all."""
     for step in (0, 1):
-        tasks = [s["task_id"] for s in samples_in(runs / "seed0", step=step, split="train")]
+        samples = samples_in(runs / "seed0", step=step, split="train")
+        tasks = [s["task_id"] for s in samples]
         assert tasks == [task for task in tasks[::4] for _ in range(4)] and len(set(tasks)) == 2
+        for group in samples[:4], samples[4:]:      # GRPO's advantages
+            returns = torch.tensor([s["reward"] for s in group])
+            for s, advantage in zip(group, (returns - returns.mean()) / (returns.std() + 1e-6)):
+                (shared,) = {a for a, mask in zip(s["advantages"], s["response_mask"]) if mask}
+                assert shared == pytest.approx(advantage.item(), abs=6e-4)
     for step in (0, 1, 2):
         held = samples_in(runs / "seed0", step=step, split="test")
         assert len({s["task_id"] for s in held}) == len(held) == 8
@@ -82,15 +88,6 @@ def test_samples_hold_what_the_policy_gave_each_token(runs):
                                          entropies=entropies).items():
                 torch.testing.assert_close(torch.tensor(s[column])[sampled], expected, atol=6e-4,
                                            rtol=0)
-
-
-def test_samples_advantages_are_those_of_the_group(runs):
-    """GRPO's: a return's distance from the group's mean, in standard deviations."""
-    group = samples_in(runs / "seed0", step=0, split="train")[:4]
-    returns = torch.tensor([s["reward"] for s in group])
-    for s, advantage in zip(group, (returns - returns.mean()) / (returns.std() + 1e-6)):
-        (shared,) = {a for a, mask in zip(s["advantages"], s["response_mask"]) if mask}
-        assert shared == pytest.approx(advantage.item(), abs=6e-4)
 
 
 def test_sample_of_gives_a_character_in_pieces_to_its_last_token():
