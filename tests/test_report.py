@@ -3,10 +3,8 @@
 Expected numbers come from stock transformers on a run's checkpoints and from samples.jsonl itself.
 Where Chromium or playwright is missing, the tests of the pages are skipped.
 """
-import itertools
 import json
 import os
-import random
 import re
 import shutil
 import sys
@@ -301,32 +299,6 @@ def test_page_of_an_evaluation(runs, chromium, model, url, tmp_path):
             assert cells(page) == 10 and page.locator("tr").count() >= 4
             page.locator("#list button.cell").first.click()
             assert "Task " in page.inner_text(".episode .dim.text >> nth=0")
-
-
-@pytest.mark.slow
-def test_page_of_200_groups_is_small_and_quick(chromium, tmp_path):
-    """200 groups of 8 tries of 20 turns of 40 tokens read and 12 sampled, as frequent as words are
-    (1 / rank)."""
-    rng, mask = random.Random(0), ([0] * 40 + [1] * 12) * 20
-    frequent = list(itertools.accumulate(1 / (rank + 1) for rank in range(5000)))
-    turns = [dict(start=52 * n + 40, end=52 * n + 52, reward=0.0, valid=True) for n in range(20)]
-
-    def column(draw, *arguments):
-        return [round(draw(*arguments), 3) if sampled else 0.0 for sampled in mask]
-    (tmp_path / "config.json").write_text("{}")
-    with open(tmp_path / "samples.jsonl", "w") as file:
-        for group, _ in itertools.product(range(200), range(8)):
-            ids = rng.choices(range(5000), cum_weights=frequent, k=len(mask))
-            file.write(json.dumps(dict(
-                step=group, split="train", env="e", task_id=group, family="f", contexts=[0],
-                token_ids=ids, texts=[f" word{i}" for i in ids], response_mask=mask, turns=turns,
-                done=True, truncated="", score=1.0, reward=1.0, success=True,
-                old_logprobs=column(rng.gauss, -0.3, 0.3), entropies=column(rng.expovariate, 3),
-                ratios=column(rng.gauss, 1, 0.05), advantages=column(float, group / 100))) + "\n")
-    report.main([str(tmp_path)])
-    assert (tmp_path / "report.html").stat().st_size < 15e6
-    with opened(chromium, tmp_path / "report.html") as page:
-        assert cells(page) == 1600
 
 
 # ---- trackers -----------------------------------------------------------------------------------
