@@ -242,31 +242,6 @@ def test_page_of_two_runs_lays_seeds_and_tasks_side_by_side(runs, chromium, caps
         assert len({title.split("task ")[1] for title in titles}) == 1
 
 
-CONTRAST = """() => {
-  const linear = x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4
-  const light = c => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(c[i] / 255), 0)
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true })
-  const painted = colors => {
-    for (const c of colors) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1) }
-    return light(canvas.getImageData(0, 0, 1, 1).data)
-  }
-  const behind = x => x ? [...behind(x.parentElement), getComputedStyle(x).backgroundColor] : []
-  const words = x => [...x.childNodes].some(node => node.nodeType === 3 && node.data.trim())
-  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
-  return Math.min(...[...document.querySelectorAll("main *, #status")]
-    .filter(x => x.checkVisibility() && words(x) && !x.closest("svg"))
-    .map(x => ratio(painted(behind(x)), painted([...behind(x), getComputedStyle(x).color])))) }"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_has_contrast_in_every_colouring(runs, chromium, scheme):
-    with opened(chromium, runs / "seed0" / "report.html", color_scheme=scheme) as page:
-        page.click("#list button.task >> nth=-1")
-        for mode in "123456":
-            page.keyboard.press(mode)
-            assert page.evaluate(CONTRAST) >= 4.5, mode
-
-
 def test_page_shows_hostile_text_as_text(runs, chromium, tmp_path):
     """In what was read and written, the task's family, a flag and the command."""
     sample = samples_in(runs / "seed0")[0]
