@@ -309,33 +309,14 @@ def without_seconds(folder):
     return results
 
 
-def test_the_same_seed_gives_the_same_table_in_any_order(url, model, tmp_path, monkeypatch,
-                                                         capsys):
-    """Two environments at once: a few episodes at a time, and backwards; another seed differs."""
-    cfg = Config(env="textcraft_small,maze", model=model, n=8, k=2, horizon=4, env_url=url,
-                 max_turn_tokens=4, out=f"{tmp_path}/0")
-    run(cfg)
-    text = capsys.readouterr().out.partition("textcraft_small,maze, test")[2]
-    first = without_seconds(tmp_path / "0")
-    assert first["rows"][0]["env"] == "maze" and first["rows"][-1]["n"] == 2
-    run(replace(cfg, out=f"{tmp_path}/1", max_concurrent=5))
-    assert capsys.readouterr().out.partition("textcraft_small,maze, test")[2] == text
-    monkeypatch.setattr(evaluation, "random", types.SimpleNamespace(
-        Random=lambda seed: types.SimpleNamespace(shuffle=list.reverse)))
-    run(replace(cfg, out=f"{tmp_path}/2"))
-    assert [without_seconds(tmp_path / name) for name in "12"] == [first] * 2
-    run(replace(cfg, out=f"{tmp_path}/3", seed=1))
-    assert without_seconds(tmp_path / "3")["rows"] != first["rows"]
-    first, *others = [kept_in(tmp_path / name) for name in "012"]
-    assert others == [first] * 2 and [len(group) for group in first] == [2] * 16
-
-
 def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypatch):
     """With five of twelve tasks on the disk, the last of them whole, torn or but begun; what is
-    whole is not played again."""
+    whole is not played again. What is left is played in another order and a few at a time: neither
+    changes the table."""
     cfg = Config(env="textcraft_small,maze", model=model, n=6, k=2, horizon=3, env_url=url,
                  max_turn_tokens=4, out=f"{tmp_path}/whole")
-    run(cfg)
+    rows = run(cfg)["rows"]
+    assert rows[0]["env"] == "maze" and (rows[-1]["env"], rows[-1]["n"]) == ("mean", 2)
     folder, calls = tmp_path / "killed", itertools.count()
     path, cfg = folder / "trajectories.jsonl", replace(cfg, out=str(folder))
 
