@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from urllib.request import urlopen
 
 import pytest
@@ -252,12 +252,6 @@ def end(address):
             urlopen(f"{address}/health").close()        # until its port is free
 
 
-@contextmanager
-def two_servers():
-    with local_server("maze") as one, local_server("maze") as other:
-        yield [one, other]
-
-
 def restarted(address):
     """A context: a new server where another was."""
     return serving(HttpServer(["maze"], port=int(address.rpartition(":")[2])))
@@ -301,14 +295,14 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again(post
 
 
 def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back():
-    with two_servers() as urls:
-        client = disturbed(EnvClient(",".join(urls), "maze"),
-                           lambda number: number == 3 and end(urls[0]))
+    with local_server("maze") as one, local_server("maze") as other:
+        client = disturbed(EnvClient(f"{one},{other}", "maze"),
+                           lambda number: number == 3 and end(one))
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
         ((url, (since, again)),) = client.silent.items()
-        assert url == f"{urls[0]}/maze" and again >= since + 1      # left alone for a second
-        with restarted(urls[0]):
+        assert url == f"{one}/maze" and again >= since + 1      # left alone for a second
+        with restarted(one):
             time.sleep(1.1)
             got, stats = played(client)             # where it is asked again, and answers
             assert undisturbed_by(got) and stats.failures == [] and client.silent == {}
@@ -325,15 +319,15 @@ def test_collect_outlives_the_absence_of_the_only_server():
 
 
 def test_collect_raises_when_all_servers_are_gone():
-    with two_servers() as urls:
-        client = disturbed(EnvClient(",".join(urls), "maze", patience=0.5),
-                           lambda number: number == 3 and [end(url) for url in urls])
+    with local_server("maze") as one, local_server("maze") as other:
+        client = disturbed(EnvClient(f"{one},{other}", "maze", patience=0.5),
+                           lambda number: number == 3 and [end(one), end(other)])
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
         with pytest.raises(ServersGone, match="no server has answered for 0.5 s") as error:
             played(client, engine=engine)
         assert time.perf_counter() - began < 10
-        assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)
+        assert f"{one}/maze, {other}/maze: no" in str(error.value) and "\n" not in str(error.value)
         assert engine.pages.in_use == 0 and client.open == set()
 
 
