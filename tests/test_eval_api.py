@@ -4,6 +4,7 @@ import itertools
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -481,3 +482,13 @@ def test_ctrl_c_waits_for_no_answer(world):
         assert all(t.daemon for t in {*threading.enumerate()} - before)
         stop.set()
     signal.signal(signal.SIGINT, handler)
+
+
+def test_an_api_speaks_as_a_chat_model(monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluation, "run", seen.append)
+    monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", "--api-base", "http://x/v1"])
+    evaluation.main(kind=Config)
+    assert seen == [Config(api_base="http://x/v1", model="m", format="react", max_turn_tokens=512,
+                           max_context=8192, max_concurrent=16)]
+    assert Config.api_base == "https://api.openai.com/v1"
