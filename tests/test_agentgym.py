@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from agentevol import Clone, lesson, tokenizer_of, trajectories_of
 from envs import textcraft, webarena, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
 from envs.parts.tools import arguments_of
-from chat import FORMATS, Agent
+from chat import Agent
 from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
@@ -112,7 +111,8 @@ def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, f
     ("bird", "```sql\nSELECT 1\n``` or rather ```sql\nSELECT 2\n``` I think", "SELECT 2"),
     ("bird", "Action: SELECT 1", "Action: SELECT 1"), ("bird", "SELECT 1", "SELECT 1"),
     ("bird", "```\nSELECT 1\n```", ""), ("bird", "", ""),
-    ("webarena", "The next action I will perform is ```click [5]```", "```click [5]```"),
+    ("webarena", MANNERS["webarena"].write.format(thought="I buy.", action="```click [5]```"),
+     "```click [5]```"),
     ("webarena", "```click [5]``` or ```stop [7]```", "```click [5]```"),   # as its server does
     ("webarena", "```\ngoto [x]\n```", "```\ngoto [x]\n```"),
     ("webarena", "click [5]", ""), ("webarena", "```click [5]", ""),
@@ -122,19 +122,6 @@ def test_manner_read_takes_the_action_that_the_client_takes(reply, line, last, f
 def test_manner_reads_birds_last_block_webarenas_first_and_of_tools_all(name, reply, action):
     complaint = webarena.UNPARSED if name == "webarena" and not action else ""
     assert MANNERS[name].read(reply) == (action, complaint)
-
-
-def test_format_compose_is_read_back_to_the_same_action():
-    reply = FORMATS["agentgym"].compose("I need 2 wax.", "get 2 wax", turn=0)
-    assert reply == "Thought:\nI need 2 wax.\n\nAction:\nget 2 wax"
-    for name, manner in MANNERS.items():
-        if name not in ("searchqa", "bird", "webarena"):    # the server looks for it; a block
-            whole = "Thought:\nI need 2 wax.\n\nAction: get 2 wax"
-            assert manner.read(reply) == (whole if name in TOOLS else "get 2 wax", "")
-    reply = FORMATS["agentgym"].compose("I count.", "```sql\nSELECT COUNT(*) FROM b\n```", turn=0)
-    assert MANNERS["bird"].read(reply) == ("SELECT COUNT(*) FROM b", "")
-    reply = MANNERS["webarena"].write.format(thought="I need it.", action="```click [5]```")
-    assert MANNERS["webarena"].read(reply) == ("```click [5]```", "")
 
 
 # ---- a conversation ----
@@ -196,22 +183,6 @@ def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
         ["user", "assistant", "user"]
     last = episode.messages[-1]["content"]
     assert "Your note: try 7" in last and last.endswith("You are not carrying anything.")
-
-
-def test_clone_reads_the_rules_and_the_first_observation():
-    cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600,
-                max_turn_tokens=40, max_context=1024)
-    demos = lesson(cfg)
-    tokenizer = tokenizer_of(demos, cfg)
-    assert len(tokenizer.encode(MANNERS["maze"].rules)) < 10        # words, not bytes
-    for demo, trajectory in zip(demos, trajectories_of(demos, tokenizer, cfg)):
-        text = tokenizer.decode(trajectory.token_ids)
-        observation, thought, action = demo["turns"][0][:3]
-        assert text.startswith(f"<|user|>You are an expert maze solver.<|end|><|assistant|>{AGREED}"
-                               f"<|end|><|user|>{agentgym.MAZE}{observation}<|end|><|assistant|>"
-                               f"Thought:\n{thought}\n\nAction:\n{action}<|end|>")
-        start = trajectory.turns[0].start
-        assert sum(trajectory.response_mask[:start]) == 0 and start < 1024
 
 
 # ---- what AgentGym has not ----

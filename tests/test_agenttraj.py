@@ -19,12 +19,11 @@ from types import SimpleNamespace
 import pytest
 
 import agentevol
-from agentevol import Clone, lesson, reward, successes
-from envs import demonstrations, maze, record, textcraft, textcraft_small, weather
+from envs import demonstrations, maze, textcraft, textcraft_small
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
 from fakes import chat_tokenizer, flags_of
-from agentevol import agents_of, imitated, tokenizer_of, trajectories_of
+from agentevol import Clone, lesson, reward, successes, tokenizer_of, trajectories_of
 from chat import ASK_REACT, Agent
 from recipes import demos as recipe
 from rollout import Episode
@@ -65,46 +64,34 @@ def trained(trajectory, tokenizer):
 
 # ---- what is written ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small"])
+@pytest.mark.parametrize("name", ["maze", "textcraft", "wordle", "textcraft_small", "weather"])
 def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
+    """A tool's call on the line of "Action:", where the original's server looks for it."""
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
     items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = MANNERS.get(name)
+    consent, form = (AGREED, r"(?s)Thought:\n(.*)\n\nAction:\n(.*)") if name != "weather" else (
+        "Ok.", r"Thought: (.*)\n\nAction: (.*)")
     for item, demo in zip(items, played, strict=True):
         rules, agreed, *said = [message["value"] for message in item["conversations"]]
         assert item == dict(item_id=f"{name}_{demo['task_id']}",
                             conversations=conversation(rules, agreed, *said))
-        assert agreed == AGREED and len(said) == 2 * len(demo["turns"])
+        assert agreed == consent and len(said) == 2 * len(demo["turns"])
         assert rules == manner.rules if manner else rules.startswith(module.PROMPT)
         for i, turn in enumerate(demo["turns"]):
             seen = manner.first(turn[0], module.PROMPT) if manner and not i else turn[0]
             assert said[2 * i] == seen
             reply = said[2 * i + 1]
-            thought, action = re.fullmatch(r"(?s)Thought:\n(.*)\n\nAction:\n(.*)", reply).groups()
+            thought, action = re.fullmatch(form, reply).groups()
             assert turn[1] in thought and action == turn[2]
-            if manner and name != "textcraft":          # its reader drops the dots of a name
-                assert manner.read(reply) == (turn[2], "")
-
-
-def test_write_trajectories_puts_a_tools_call_behind_action(tmp_path):
-    """Where the original's server looks for it: on the line of "Action:"."""
-    demo, out = record("weather", 1.0, 0, weather.TRAIN[0]), tmp_path / "out.json"
-    assert write_trajectories(out, [demo], seed=0) == 1
-    [item] = json.loads(out.read_text())
-    rules, agreed, *said = [message["value"] for message in item["conversations"]]
-    assert (rules, agreed) == (MANNERS["weather"].rules, "Ok.")
-    assert said[::2] == [turn[0] for turn in demo["turns"]]
-    for turn, reply in zip(demo["turns"], said[1::2]):
-        thought, call = reply.split("\n\n")
-        assert thought.startswith("Thought: ") and call == f"Action: {turn[2]}"
-    [back] = read_trajectories(out, ["weather"])
-    env = weather.Env()
-    env.reset(back["task_id"])
-    *_, last = [env.step(MANNERS["weather"].read(turn[2])[0]) for turn in back["turns"]]
-    assert last[1] == 1.0 and last[2]
+        if manner:                  # as its client reads them, the replies win again
+            env = module.Env()
+            env.reset(demo["task_id"])
+            *_, (*_, info) = [env.step(manner.read(reply)[0]) for reply in said[1::2]]
+            assert info["success"]
 
 
 def game(task_id=0, success=True):
@@ -200,18 +187,22 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     ([False, True, True], ["Action:\na", "Action:\nb"]),
     ([None, True, True], ["Action:\na", "Action:\nb"]),
     ([False, False, True], ["Action:\nb"]), ([False, True, None], ["Action:\na"])])
-@pytest.mark.parametrize("style", ["agentgym", "react"])
-def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, tmp_path):
-    """All else, the consent too, stays in view."""
+@pytest.mark.parametrize("style, env", [
+    ("agentgym", "maze"), ("agentgym", "babyai"), ("react", "sciworld"), ("react", "alfworld")])
+def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, env, tmp_path):
+    """All else, the consent too, stays in view. It is a success of full reward."""
     texts = [message["value"] for message in ITEM["conversations"]]
-    item = dict(item_id="babyai_3", conversations=conversation(*texts, losses=[*losses, None]))
-    (trajectory,), tokenizer = imitate([item], tmp_path, "babyai", format=style)
+    item = dict(item_id=f"{env}_3", conversations=conversation(*texts, losses=[*losses, None]))
+    (trajectory,), tokenizer = imitate([item], tmp_path, env, format=style)
     assert trained(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
     assert [tokenizer.decode(trajectory.token_ids[turn.start:turn.end])
             for turn in trajectory.turns] == [f"{text}<|im_end|>" for text in expected]
     shown = tokenizer.decode(trajectory.token_ids)
     assert all(text in shown for text in ("first", "Action:\na", "second", "Action:\nb"))
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
+    assert (trajectory.env, trajectory.task_id, trajectory.success, trajectory.done) == (
+        env, 3, True, True)
+    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
 
 
 def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
@@ -324,30 +315,18 @@ def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_
                                  for i, x in enumerate(want.trajectory.response_mask)]
 
 
-@pytest.mark.parametrize("env", ["maze", "babyai", "sciworld", "alfworld"])
-def test_a_files_trajectories_count_as_successes_of_full_reward(env, tmp_path):
-    cfg = SimpleNamespace(env=env, **SPOKEN)
-    demos = read([ITEM | dict(item_id=f"{env}_3")], tmp_path, env)
-    (trajectory,) = trajectories_of(demos, chat_tokenizer("chatml"), cfg)
-    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
-    assert trajectory.success and trajectory.done and (trajectory.env, trajectory.task_id) == (env,
-                                                                                               3)
-
-
 # ---- cloning ------------------------------------------------------------------------------------
 
-def test_tokenizer_of_a_file_knows_the_files_words(tmp_path):
+def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     item = ITEM | dict(conversations=conversation(
         "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
-    cfg = Clone(env="maze", format="agentgym", vocabulary=400)
-    demos = read([item], tmp_path)
-    tokenizer = tokenizer_of(demos, cfg)
+    cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
+    of_file, of_experts = (tokenizer_of(d, cfg) for d in (read([item], tmp_path), lesson(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
-        assert len(tokenizer.encode(word)) == 1
-    assert len(tokenizer.encode(MANNERS["maze"].rules)) > 20            # which the file has not
-    agent = agents_of(cfg, tokenizer)["maze"]
-    assert imitated(agent, demos[0]).token_ids == \
-        trajectories_of(demos, tokenizer, cfg)[0].token_ids
+        assert len(of_file.encode(word)) == 1
+    assert len(of_file.encode(MANNERS["maze"].rules)) > 20              # which the file has not
+    assert len(of_experts.encode(MANNERS["maze"].rules)) < 10           # words, not bytes
+    assert len(of_experts.encode(agentgym.MAZE)) < 1024 < len(agentgym.MAZE)
 
 
 @pytest.mark.parametrize("style, env", [("agentgym", "maze"), ("react", "textcraft_small")])

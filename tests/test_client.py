@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from urllib.request import urlopen
 
 import pytest
@@ -253,12 +253,6 @@ def end(address):
             urlopen(f"{address}/health").close()        # until its port is free
 
 
-@contextmanager
-def two_servers():
-    with local_server("maze") as one, local_server("maze") as other:
-        yield [one, other]
-
-
 def restarted(address):
     """A context: a new server where another was."""
     return serving(HttpServer(["maze"], port=int(address.rpartition(":")[2])))
@@ -301,32 +295,18 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again(post
     assert posts[:4] == ["/maze/resets", "/maze/steps", "/maze/steps", "/maze/resets"]
 
 
-def test_collect_loses_nothing_when_one_of_two_servers_is_killed():
-    with two_servers() as urls:
-        client = disturbed(EnvClient(",".join(urls), "maze"),
-                           lambda number: number == 3 and end(urls[0]))
+def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back():
+    with local_server("maze") as one, local_server("maze") as other:
+        client = disturbed(EnvClient(f"{one},{other}", "maze"),
+                           lambda number: number == 3 and end(one))
         got, stats = played(client, retries=0)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        assert [*client.silent] == [f"{urls[0]}/maze"]
-        got, stats = played(client, retries=0)
-        assert undisturbed_by(got) and stats.dropped == 0
-
-
-def test_a_server_that_is_back_is_used_again():
-    with two_servers() as urls:
-        client = EnvClient(",".join(urls), "maze")
-        end(urls[1])
-        replies = client.answer([(None, "reset", (task, None)) for task in range(4)])
-        assert [isinstance(reply, EnvError) and reply.away for reply in replies] == [
-            False, True, False, True]
-        replies = opened(client, range(4))          # it is left alone for a second
-        assert {reply.session[0] for reply in replies} == {f"{urls[0]}/maze"}
-        with restarted(urls[1]):
+        ((url, (since, again)),) = client.silent.items()
+        assert url == f"{one}/maze" and again >= since + 1      # left alone for a second
+        with restarted(one):
             time.sleep(1.1)
-            replies = opened(client, range(4))
-            assert {reply.session[0] for reply in replies} == {f"{url}/maze" for url in urls}
-            assert [reply.observation for reply in replies] == STARTS[:4]
-            client.close()
+            got, stats = played(client)             # where it is asked again, and answers
+            assert undisturbed_by(got) and stats.failures == [] and client.silent == {}
 
 
 def test_collect_outlives_the_absence_of_the_only_server():
@@ -340,15 +320,15 @@ def test_collect_outlives_the_absence_of_the_only_server():
 
 
 def test_collect_raises_when_all_servers_are_gone():
-    with two_servers() as urls:
-        client = disturbed(EnvClient(",".join(urls), "maze", patience=0.5),
-                           lambda number: number == 3 and [end(url) for url in urls])
+    with local_server("maze") as one, local_server("maze") as other:
+        client = disturbed(EnvClient(f"{one},{other}", "maze", patience=0.5),
+                           lambda number: number == 3 and [end(one), end(other)])
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
         with pytest.raises(ServersGone, match="no server has answered for 0.5 s") as error:
             played(client, engine=engine)
         assert time.perf_counter() - began < 10
-        assert all(url in str(error.value) for url in urls) and "\n" not in str(error.value)
+        assert f"{one}/maze, {other}/maze: no" in str(error.value) and "\n" not in str(error.value)
         assert engine.pages.in_use == 0 and client.open == set()
 
 

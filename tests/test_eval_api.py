@@ -16,7 +16,6 @@ import pytest
 import urllib3
 
 import chat
-import client
 import eval as evaluation
 import fakes
 import rollout
@@ -483,24 +482,6 @@ def test_ctrl_c_waits_for_no_answer(world):
         assert all(t.daemon for t in {*threading.enumerate()} - before)
         stop.set()
     signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.parametrize("times, n", [(2, 6), (3, 5)])
-def test_a_task_whose_environment_fails_is_left_out(times, n, world, undisturbed, monkeypatch,
-                                                    capsys):
-    """The first reset is answered by an error, so many times."""
-    first, errors, real = {}, iter([EnvError("broken")] * times), client.EnvClient.answer
-
-    def breaking(self, items):
-        [(_, *asked)], answers = items, real(self, items)
-        failing = first.setdefault("asked", asked) == asked
-        return [next(errors, *answers)] if failing else answers
-    monkeypatch.setattr(client.EnvClient, "answer", breaking)
-    with served_api(counting) as server:
-        rows = run(config(world, server))["rows"]
-    assert next(errors, None) is None and rows[0]["n"] == n
-    assert ("1 tasks could not be played" in capsys.readouterr().out) == (n == 5)
-    assert n == 5 or rows == undisturbed
 
 
 def test_an_api_speaks_as_a_chat_model(monkeypatch):

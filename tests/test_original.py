@@ -14,7 +14,6 @@ import pytest
 
 import env_server
 from client import EnvClient, EnvError
-from curriculum import choose_tasks
 from env_server import HttpServer
 from envs import maze, open_env, wordle
 from envs.parts import original
@@ -157,33 +156,11 @@ def as_before(*modules):
             os.environ.pop(f"NANO_{module.NAME.upper()}_SERVER", None)
 
 
-@pytest.fixture
-def used():
-    """original.use, undone after the test."""
-    with as_before(maze, wordle):
-        yield original.use
-
-
-def test_use_takes_an_original_wordles_own_words(used):
-    with serving(lmrl_gym(["adieu", "stone"])) as address:
-        before = wordle.PROMPT
-        used(wordle, address)
-    assert "the vocabulary is: adieu, stone." in wordle.PROMPT and "abbey" not in wordle.PROMPT
-    assert wordle.PROMPT.partition("vocabulary is")[0] == before.partition("vocabulary is")[0]
-
-
 @pytest.mark.parametrize("words", [{"error": "The id 0 is not valid."}, [["adieu"], 3]])
-def test_use_says_when_an_original_names_no_words(used, words):
-    with serving(lmrl_gym(words)) as address:
+def test_use_says_when_an_original_names_no_words(words):
+    with as_before(wordle), serving(lmrl_gym(words)) as address:
         with pytest.raises(ValueError, match="not valid|words is .*expected list"):
-            used(wordle, address)
-
-
-def test_use_leaves_out_the_tasks_that_are_not_there(used):
-    held_out = choose_tasks(maze, "test", 0)
-    with serving(lmrl_gym()) as address:
-        used(maze, address)
-    assert choose_tasks(maze, "test", 0) == [t for t in held_out if t in maze.ORIGINAL] != held_out
+            original.use(wordle, address)
 
 
 @pytest.mark.parametrize("page", ["<html>It works!</html>", "null", "", '{"server": "nginx"}'])
@@ -195,11 +172,10 @@ def test_an_address_where_no_original_answers_is_refused(page):
         open_env("maze", address)           # nobody is there any more
 
 
-def test_a_whole_episode_goes_through_our_server(used):
+def test_a_whole_episode_goes_through_our_server():
     """And a server that is started as a process of its own plays there, too."""
-    gym = lmrl_gym()
-    with serving(gym) as address:
-        used(maze, address)
+    with as_before(maze), serving(lmrl_gym()) as address:
+        original.use(maze, address)
         with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
             for url in (ours, other):
                 client = EnvClient(url, "maze")

@@ -239,7 +239,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("turns, (cfg.seed, 0))", "turns, cfg.seed)",
          "test_the_random_players_row_is_what_the_random_player_gets"),
         ('MAY_CHANGE = {"out", ', 'MAY_CHANGE = {"out", "seed", ',
-         "test_resume_refuses_other_settings"),
+         "test_an_evaluation_that_was_killed_is_resumed"),
         ("split(os.sep)[-2:])", "split(os.sep)[-1:])",
          "test_the_folder_names_what_is_played_and_the_player"),
     ],
