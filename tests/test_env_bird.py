@@ -17,7 +17,7 @@ from envs import open_env
 from envs import bird
 from envs.parts import databases
 from envs.parts.databases import TABLES, Condition, Query, is_good, sql_of, words_of
-from players import ROOT, printed, wire
+from players import ROOT, printed
 
 
 def block(sql):
@@ -102,15 +102,19 @@ def answer_by_loops(world, query):
     }[query.what]()
 
 
+def good(query, world="hospital"):
+    with closing(databases.opened(world)) as connection:
+        return is_good(world, connection, query)
+
+
 def draw_queries(shape, count, rng):
     """Queries of a shape that are good enough to ask: (world, query)."""
     while count:
         world = rng.choice([*TABLES])
         query = databases.draw_query(world, rng, shape)
-        with closing(databases.opened(world)) as connection:
-            if query and is_good(world, connection, query):
-                yield world, query
-                count -= 1
+        if query and good(query, world):
+            yield world, query
+            count -= 1
 
 
 @pytest.mark.parametrize("shape", databases.SHAPES, ids=lambda shape: ":".join(shape[1:]))
@@ -170,11 +174,6 @@ def test_conditions_words_say_the_side(is_, said):
              for i in range(40)}
     assert len(words) == len(databases.CONDITIONS[is_][1])
     assert all(re.search(rf"\b({said})\b", text) for text in words)
-
-
-def good(query, world="hospital"):
-    with closing(databases.opened(world)) as connection:
-        return is_good(world, connection, query)
 
 
 def test_is_good_refuses_questions_that_ask_for_nothing():
@@ -362,18 +361,6 @@ def test_runner_stays_within_its_memory():
     assert runner.ask("hospital", "SELECT 1", "SELECT 1")[2]
     runner.process.kill()
     runner.process.wait()
-
-
-def test_sessions_of_one_batch_are_answered_beside_a_loop():
-    ask = wire("bird")
-    items = [{"task": task_id} for task_id in bird.TEST[:8]]
-    replies = ask("/resets", {"items": items})["items"]
-    steps = [{"id": reply["id"], "action": bird.task_of(item["task"]).sql}
-             for reply, item in zip(replies, items)]
-    steps[0]["action"] = ILL["loop"][0]
-    replies = ask("/steps", {"items": steps})["items"]
-    assert replies[0]["observation"] == "interrupted"
-    assert [reply["reward"] for reply in replies] == [0.0] + [1.0] * 7
 
 
 def test_runner_tells_a_broken_reference_from_a_wrong_answer():
