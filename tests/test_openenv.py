@@ -188,10 +188,10 @@ def game(messages):
 
 
 @contextmanager
-def playing(answer, action=ACTION, query="", first=None, use=True):
+def playing(answer, action=ACTION, query="", use=True):
     """The address of a server that sends `answer(messages of the session, the last one new)`: None,
-    nothing; "", it closes. first: what it sends unasked before it closes. server.log: messages
-    that came; .most: sessions that were open at a time."""
+    nothing; "", it closes. server.log: messages that came; .most: sessions that were open at a
+    time."""
     log, open_now, most = [], set(), [0]
 
     def serve_one(session):
@@ -199,7 +199,7 @@ def playing(answer, action=ACTION, query="", first=None, use=True):
         open_now.add(session)
         most[0] = max(most[0], len(open_now))
         with suppress(ConnectionClosed, OSError):
-            while first is None:
+            while True:
                 messages.append(json.loads(session.recv()))
                 log.append(messages[-1])
                 if messages[-1]["type"] == "close":
@@ -209,8 +209,6 @@ def playing(answer, action=ACTION, query="", first=None, use=True):
                     session.socket.shutdown(2)
                 if text:
                     session.send(text)
-            if first:
-                session.send(first)
         open_now.discard(session)
 
     def page(connection, request):
@@ -334,7 +332,8 @@ def test_an_outage_is_no_reward_and_the_next_episode_is_played(name, kind, monke
 
 
 def test_a_full_server_is_an_outage_that_tells_its_reason():
-    with playing(game, first=error("CAPACITY_REACHED", active_sessions=1, max_sessions=1)):
+    full = serve(lambda session: session.send(error("CAPACITY_REACHED")), "127.0.0.1", 0)
+    with listening(full) as openenv.URL:            # which says so unasked, and closes
         with pytest.raises(EnvError, match="CAPACITY_REACHED"):
             openenv.Env().reset(1)
     with pytest.raises(EnvError, match="refused"):          # and now nobody is there
