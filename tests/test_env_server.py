@@ -468,23 +468,6 @@ def test_http_closes_a_connection_that_falls_silent(monkeypatch, sent):
             assert session.get(url, timeout=5).status_code == 200
 
 
-def test_http_drops_a_client_that_never_reads(monkeypatch):
-    monkeypatch.setattr(env_server.HttpRequest, "timeout", 0.1)
-    body = json.dumps({"id": 0, "action": "x" * 1_000_000}).encode()
-    request = (b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-               b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-    with served() as server:
-        exchange(connect(server), "/resets", b'{"items": [{"task": 7}]}')
-        with socket.socket() as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            raw.settimeout(5)
-            raw.connect(server.server_address)
-            with pytest.raises(OSError):        # what is sent to a closed connection is answered so
-                for _ in range(100):
-                    raw.sendall(request)
-        assert exchange(connect(server), "/create")[0] == 200
-
-
 def test_http_survives_clients_that_hang_up_and_noise(capfd):
     with served() as server:
         for sent in (b"", b"\x00\xff\r\n\r\n",
@@ -570,14 +553,6 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
         out, errors = process.communicate(timeout=5)
     assert (process.returncode, out) == (0, "")
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
-
-
-def test_main_refuses_a_port_in_use_in_one_sentence(toy_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with running("env_server.py", "toy", f"--port={taken.getsockname()[1]}") as process:
-            out, errors = process.communicate(timeout=5)
-    assert process.returncode == 1 and out == ""
-    assert "in use" in errors and errors.count("\n") == 1
 
 
 def test_server_ends_when_its_parent_is_killed():
