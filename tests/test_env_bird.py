@@ -7,7 +7,6 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from unittest.mock import Mock
 
@@ -349,18 +348,6 @@ def test_step_ends_a_single_operation_that_takes_minutes():
     needle = "instr(hex(zeroblob(499990)), hex(zeroblob(240000)) || '1')"
     assert env.step(f"SELECT SUM({needle} + v.id) FROM visit v")[0] == "interrupted"
     assert asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_runner_stays_within_its_memory():
-    runner = bird.Runner()
-    assert runner.ask("hospital", "SELECT 1", "SELECT 1") == ["[(1,)]", "rows", True]
-    assert runner.ask("hospital", ILL["memory"][0], "SELECT 1")[0] == "out of memory"
-    status = Path(f"/proc/{runner.process.pid}/status").read_text()
-    assert int(re.search(r"VmPeak:\s+(\d+) kB", status)[1]) * 1024 <= bird.MEMORY
-    assert runner.ask("hospital", "SELECT 1", "SELECT 1")[2]
-    runner.process.kill()
-    runner.process.wait()
 
 
 def test_runner_tells_a_broken_reference_from_a_wrong_answer():
