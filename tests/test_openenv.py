@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -125,16 +126,14 @@ def test_an_error_has_its_code_and_leaves_the_session_alive(message, code):
 
 
 def test_an_environment_that_breaks_is_an_error_and_never_a_reward(monkeypatch):
-    def broken(self, action):
-        raise OSError("the disk is full")
+    message = {"type": "step", "data": {"text": "move up"}}
     with listening(serve_openenv.server(maze)) as address:
         client = Client(address)
         client.reset(index=3)
         with monkeypatch.context() as patch:
-            patch.setattr(maze.Env, "act", broken)
-            assert client.ask({"type": "step", "data": {"text": "move up"}})["data"]["code"] \
-                == "EXECUTION_ERROR"
-        assert client.ask({"type": "step", "data": {"text": "move up"}})["type"] == "error"
+            patch.setattr(maze.Env, "act", Mock(side_effect=OSError("the disk is full")))
+            assert client.ask(message)["data"]["code"] == "EXECUTION_ERROR"
+        assert client.ask(message)["type"] == "error"
         client.reset(index=3)
         assert client.step("move up")["reward"] == 0
 
