@@ -6,11 +6,9 @@ openenv==0.10.0. The others have servers that the test writes, in the shapes of 
 import importlib.util
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from unittest.mock import Mock
@@ -412,7 +410,7 @@ def test_an_address_where_nobody_or_another_answers_is_refused():
 # ---- the genuine package ------------------------------------------------------------------------
 
 ADDER = '''
-import sys
+import socket
 import uvicorn
 from pydantic import Field
 from openenv.core import Action, Environment, Observation, State, create_fastapi_app
@@ -441,25 +439,19 @@ class Adder(Environment):
                     metadata={"hit": hit})
 
 app = create_fastapi_app(Adder, Guess, Seen, max_concurrent_envs=10)
-uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 '''
 
 
 @pytest.fixture
 def adder():
     """The address of the same game on the genuine server, which lets ten sessions play."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-c", ADDER, str(port)]) as process:
-        try:
-            for _ in range(1800):       # it imports much
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.1)
-            yield f"ws://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+    with subprocess.Popen([sys.executable, "-c", ADDER], text=True,
+                          stdout=subprocess.PIPE) as process:
+        yield f"ws://127.0.0.1:{process.stdout.readline().strip()}"
+        process.terminate()
 
 
 @genuine
