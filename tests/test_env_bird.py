@@ -7,7 +7,6 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from unittest.mock import Mock
 
@@ -17,7 +16,7 @@ from envs import open_env
 from envs import bird
 from envs.parts import databases
 from envs.parts.databases import TABLES, Condition, Query, is_good, sql_of, words_of
-from players import ROOT, printed, wire
+from players import ROOT, printed
 
 
 def block(sql):
@@ -102,15 +101,19 @@ def answer_by_loops(world, query):
     }[query.what]()
 
 
+def good(query, world="hospital"):
+    with closing(databases.opened(world)) as connection:
+        return is_good(world, connection, query)
+
+
 def draw_queries(shape, count, rng):
     """Queries of a shape that are good enough to ask: (world, query)."""
     while count:
         world = rng.choice([*TABLES])
         query = databases.draw_query(world, rng, shape)
-        with closing(databases.opened(world)) as connection:
-            if query and is_good(world, connection, query):
-                yield world, query
-                count -= 1
+        if query and good(query, world):
+            yield world, query
+            count -= 1
 
 
 @pytest.mark.parametrize("shape", databases.SHAPES, ids=lambda shape: ":".join(shape[1:]))
@@ -170,11 +173,6 @@ def test_conditions_words_say_the_side(is_, said):
              for i in range(40)}
     assert len(words) == len(databases.CONDITIONS[is_][1])
     assert all(re.search(rf"\b({said})\b", text) for text in words)
-
-
-def good(query, world="hospital"):
-    with closing(databases.opened(world)) as connection:
-        return is_good(world, connection, query)
 
 
 def test_is_good_refuses_questions_that_ask_for_nothing():
@@ -264,11 +262,6 @@ def test_step_rewards_the_set_of_rows(reference, sql, right):
         dict(success=right, valid=True, score=float(right)))
 
 
-def test_step_answers_a_wrong_name_in_sqlites_words_and_ends():
-    assert asked("hospital", TOWNS).step("SELECT wings FROM ward") == (
-        "no such column: wings", 0.0, True, dict(success=False, valid=False, score=0.0))
-
-
 @pytest.mark.parametrize("text", ["north", "", "-- only a comment", "SELECT 1; SELECT 2",
                                   block("SELECT 1") + "\n" + block("SELECT 1"), "SELECT (",
                                   "SELECT 'a", "SELECT '\x00'",
@@ -285,10 +278,10 @@ def test_step_gives_as_many_tries_as_are_set(monkeypatch):
     monkeypatch.setattr(bird, "TRIES", 3)
     env = bird.Env()
     env.reset(bird.TEST[0])
-    observation, reward, done, _ = env.step("SELECT wings")
-    assert observation == "no such column: wings\nThat is not what was asked for. Tries left: 2."
-    assert (reward, done) == (0.0, False)
-    assert env.step("what?")[2:] == (False, dict(success=False, valid=False, score=0.0))
+    wrong = dict(success=False, valid=False, score=0.0)
+    assert env.step("SELECT wings") == (
+        "no such column: wings\nThat is not what was asked for. Tries left: 2.", 0.0, False, wrong)
+    assert env.step("what?")[2:] == (False, wrong)
     assert env.step("SELECT 'no'")[0] == "[('no',)]\nThat is not what was asked for. Tries left: 1."
     observation, reward, done, _ = env.step(env.expert()[1])
     assert (reward, done) == (1.0, True) and "asked for" not in observation
@@ -350,30 +343,6 @@ def test_step_ends_a_single_operation_that_takes_minutes():
     needle = "instr(hex(zeroblob(499990)), hex(zeroblob(240000)) || '1')"
     assert env.step(f"SELECT SUM({needle} + v.id) FROM visit v")[0] == "interrupted"
     assert asked("hospital", "SELECT 1").step("SELECT 1")[1] == 1.0
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_runner_stays_within_its_memory():
-    runner = bird.Runner()
-    assert runner.ask("hospital", "SELECT 1", "SELECT 1") == ["[(1,)]", "rows", True]
-    assert runner.ask("hospital", ILL["memory"][0], "SELECT 1")[0] == "out of memory"
-    status = Path(f"/proc/{runner.process.pid}/status").read_text()
-    assert int(re.search(r"VmPeak:\s+(\d+) kB", status)[1]) * 1024 <= bird.MEMORY
-    assert runner.ask("hospital", "SELECT 1", "SELECT 1")[2]
-    runner.process.kill()
-    runner.process.wait()
-
-
-def test_sessions_of_one_batch_are_answered_beside_a_loop():
-    ask = wire("bird")
-    items = [{"task": task_id} for task_id in bird.TEST[:8]]
-    replies = ask("/resets", {"items": items})["items"]
-    steps = [{"id": reply["id"], "action": bird.task_of(item["task"]).sql}
-             for reply, item in zip(replies, items)]
-    steps[0]["action"] = ILL["loop"][0]
-    replies = ask("/steps", {"items": steps})["items"]
-    assert replies[0]["observation"] == "interrupted"
-    assert [reply["reward"] for reply in replies] == [0.0] + [1.0] * 7
 
 
 def test_runner_tells_a_broken_reference_from_a_wrong_answer():

@@ -274,7 +274,6 @@ def test_expert_thinks_and_says_only_what_it_has_read(name):
         assert bool(result) == (name == "bamboogle") or len(draw(task).chains) == 2
 
 
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_expert_succeeds_after_detours_and_wrong_answers(name):
     env, rng = searchqa.Env(retry=True), random.Random(name)

@@ -6,13 +6,12 @@ openenv==0.10.0. The others have servers that the test writes, in the shapes of 
 import importlib.util
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -125,16 +124,14 @@ def test_an_error_has_its_code_and_leaves_the_session_alive(message, code):
 
 
 def test_an_environment_that_breaks_is_an_error_and_never_a_reward(monkeypatch):
-    def broken(self, action):
-        raise OSError("the disk is full")
+    message = {"type": "step", "data": {"text": "move up"}}
     with listening(serve_openenv.server(maze)) as address:
         client = Client(address)
         client.reset(index=3)
         with monkeypatch.context() as patch:
-            patch.setattr(maze.Env, "act", broken)
-            assert client.ask({"type": "step", "data": {"text": "move up"}})["data"]["code"] \
-                == "EXECUTION_ERROR"
-        assert client.ask({"type": "step", "data": {"text": "move up"}})["type"] == "error"
+            patch.setattr(maze.Env, "act", Mock(side_effect=OSError("the disk is full")))
+            assert client.ask(message)["data"]["code"] == "EXECUTION_ERROR"
+        assert client.ask(message)["type"] == "error"
         client.reset(index=3)
         assert client.step("move up")["reward"] == 0
 
@@ -188,10 +185,10 @@ def game(messages):
 
 
 @contextmanager
-def playing(answer, action=ACTION, query="", first=None, use=True):
+def playing(answer, action=ACTION, query="", use=True):
     """The address of a server that sends `answer(messages of the session, the last one new)`: None,
-    nothing; "", it closes. first: what it sends unasked before it closes. server.log: messages
-    that came; .most: sessions that were open at a time."""
+    nothing; "", it closes. server.log: messages that came; .most: sessions that were open at a
+    time."""
     log, open_now, most = [], set(), [0]
 
     def serve_one(session):
@@ -199,7 +196,7 @@ def playing(answer, action=ACTION, query="", first=None, use=True):
         open_now.add(session)
         most[0] = max(most[0], len(open_now))
         with suppress(ConnectionClosed, OSError):
-            while first is None:
+            while True:
                 messages.append(json.loads(session.recv()))
                 log.append(messages[-1])
                 if messages[-1]["type"] == "close":
@@ -209,8 +206,6 @@ def playing(answer, action=ACTION, query="", first=None, use=True):
                     session.socket.shutdown(2)
                 if text:
                     session.send(text)
-            if first:
-                session.send(first)
         open_now.discard(session)
 
     def page(connection, request):
@@ -335,7 +330,8 @@ def test_an_outage_is_no_reward_and_the_next_episode_is_played(name, kind, monke
 
 
 def test_a_full_server_is_an_outage_that_tells_its_reason():
-    with playing(game, first=error("CAPACITY_REACHED", active_sessions=1, max_sessions=1)):
+    full = serve(lambda session: session.send(error("CAPACITY_REACHED")), "127.0.0.1", 0)
+    with listening(full) as openenv.URL:            # which says so unasked, and closes
         with pytest.raises(EnvError, match="CAPACITY_REACHED"):
             openenv.Env().reset(1)
     with pytest.raises(EnvError, match="refused"):          # and now nobody is there
@@ -415,7 +411,7 @@ def test_an_address_where_nobody_or_another_answers_is_refused():
 # ---- the genuine package ------------------------------------------------------------------------
 
 ADDER = '''
-import sys
+import socket
 import uvicorn
 from pydantic import Field
 from openenv.core import Action, Environment, Observation, State, create_fastapi_app
@@ -444,25 +440,19 @@ class Adder(Environment):
                     metadata={"hit": hit})
 
 app = create_fastapi_app(Adder, Guess, Seen, max_concurrent_envs=10)
-uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 '''
 
 
 @pytest.fixture
 def adder():
     """The address of the same game on the genuine server, which lets ten sessions play."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-c", ADDER, str(port)]) as process:
-        try:
-            for _ in range(1800):       # it imports much
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.1)
-            yield f"ws://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+    with subprocess.Popen([sys.executable, "-c", ADDER], text=True,
+                          stdout=subprocess.PIPE) as process:
+        yield f"ws://127.0.0.1:{process.stdout.readline().strip()}"
+        process.terminate()
 
 
 @genuine
