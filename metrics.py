@@ -22,6 +22,7 @@ from envs.parts.players import mean_and_error, player_rate
 from rollout import to_batch
 from run import checkpoints, write_json
 
+MOST_PARTS = 6                # families or environments that are told one by one
 EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
 
 
@@ -249,6 +250,10 @@ def final_table(run):
                          ("control: more cloning instead", run.control)):
         if rates:
             lines.append(row(title, rates["greedy"], rates["sampled"]))
+            parts = rates["greedy"]["parts"]
+            if 1 < len(parts) <= MOST_PARTS:
+                lines.append("    greedy: " + ", ".join(
+                    f"{part} {share:.0%}" for part, share in parts.items()))
     lines += [row(f"{who} player{local}", rate) for who, rate in players(run).items()]
     parallel.say("\n".join([*lines, f"{run.folder}: report.html, step_{run.step}/"]))
 
