@@ -304,6 +304,8 @@ class Agent(Speaks):
     stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):
+        if self.max_turn_tokens < 1:
+            raise ValueError(f"max_turn_tokens={self.max_turn_tokens}: expected 1 or more")
         self.tools = tools_of(self.module) if self.format == "tool" else {}
         self.manner = self.format == "agentgym" and manner_of(self.module.NAME)
         self.chat = self.tokenizer and Chat(
