@@ -124,11 +124,10 @@ class Checked:
         assert differ(logits, self.stock, [self.texts[s] for s in sequences]) < 1e-5
 
 
-@pytest.mark.parametrize("kind, tied", EVERY_MODEL)
-def test_engine_logprobs_equal_stock_transformers(kind, tied):
-    rng = random.Random(f"{kind} {tied}")
-    checked = Checked(*twins(kind, tied, layers=3), rows=12, pages=60, page_size=8,
-                      prefill_tokens=64)
+def check_sampling(model, stock, seed):
+    """What the engine samples with, in every kind of pass and pages of 8, is transformers'."""
+    rng = random.Random(seed)
+    checked = Checked(model, stock, rows=12, pages=60, page_size=8, prefill_tokens=64)
     sequences = [checked.start() for _ in range(6)]
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 7, 8, 9, 23, 40)])
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 9, 8, 3, 1, 17)])
@@ -143,6 +142,11 @@ def test_engine_logprobs_equal_stock_transformers(kind, tied):
             active.remove(sequences[2])
         checked.decode(active, tokens_of(rng, len(active)))
     checked.prefill([sequences[2]], [tokens_of(rng, 4)])    # read on where decoding stopped
+
+
+@pytest.mark.parametrize("kind, tied", EVERY_MODEL)
+def test_engine_logprobs_equal_stock_transformers(kind, tied):
+    check_sampling(*twins(kind, tied, layers=3), seed=f"{kind} {tied}")
 
 
 @pytest.mark.parametrize("keep, pages", [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (10, 2)])
@@ -437,22 +441,8 @@ def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():
     assert sorted(pages.free) == [3, 4]
 
 
-def test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place():
-    engine = Engine(Mean(), rows=4, pages=12, page_size=2)
-    sequences = [engine.start() for _ in range(3)]
-    engine.prefill(sequences, [[1] * 7, [2] * 2, [3] * 4])
-    assert [pages_of(engine, s) for s in sequences] == [[0, 1, 2, 3], [4], [5, 6]]
-    first, second, third = sequences
-    (chosen, readers, written), = runs_of(engine, [second])         # 1 of 5 pages is wanted
-    assert chosen.tolist() == [4] and readers.tolist() == [[0]] and written.tolist() == [2]
-    (chosen, readers, written), = runs_of(engine, [second, first])  # 5 of 5
-    assert chosen == slice(0, 5) and readers[:, 0].tolist() == [1, 1, 1, 1, 0]
-    assert written.tolist() == [2, 2, 2, 1, 2]
-    (chosen, readers, written), = runs_of(engine, [first, third])   # 6 of 7; page 4 is not read
-    assert chosen == slice(0, 7) and readers[:, 0].tolist() == [0, 0, 0, 0, 2, 1, 1]
-
-
 def test_page_runs_read_a_shared_page_once_for_all_its_readers():
+    """A dense memory is walked in place, a sparse one by choice."""
     engine = Engine(Mean(), rows=5, pages=20, page_size=2)
     parent, other = engine.start(), engine.start()
     engine.prefill([parent, other], [[1] * 5, [2] * 3])             # pages 0, 1, 2 and 3, 4
@@ -465,6 +455,8 @@ def test_page_runs_read_a_shared_page_once_for_all_its_readers():
     assert full.tolist() == [2, 2]
     (alone, one, _), = runs_of(engine, [other, children[0]])        # one reader is left: no group
     assert alone == slice(0, 6) and one[:, 0].tolist() == [1, 1, 2, 0, 0, 1]
+    (chosen, one, written), = runs_of(engine, [other])              # wants 2 of the first 5 pages
+    assert chosen.tolist() == [3, 4] and one.tolist() == [[0], [0]] and written.tolist() == [2, 1]
 
 
 def test_prefill_parts_keep_kinds_apart_and_bound_the_padding():
@@ -590,14 +582,6 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
 
 # ---- 16 bit -------------------------------------------------------------------------------------
 
-def in_16_bit(kind="qwen2", **more):
-    """A model of bfloat16 weights whose logits are large, under our engine."""
-    model = twins(kind, **more)[1].bfloat16()
-    with torch.no_grad():
-        model.lm_head.weight *= 8
-    return equip(model)
-
-
 def exact_logprobs(model, hidden, targets):
     """(T, width) bfloat16 -> (T,): log softmax of the head's products, in float64."""
     logits = hidden.double() @ model.lm_head.weight.double().T
@@ -609,7 +593,8 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     """bfloat16 keeps 8 bits: of logits from 16 on it keeps eighths. Log-probabilities of sampler
     and trainer are those of the hidden states' exact products, so they differ by the hidden states
     alone; in a first prefill, which the trainer's forward repeats, by nothing."""
-    model, text, seen = in_16_bit(tied=tied), tokens_of(random.Random(3), 40), []
+    model, text, seen = twins("qwen2", tied)[1].bfloat16(), tokens_of(random.Random(3), 40), []
+    equip(model).lm_head.weight.data *= 8                           # so that logits are large
     model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
     ids = torch.tensor([text])
     trained = token_logprobs(model, ids, torch.arange(40)[None] == 39, torch.arange(40)[None])

@@ -340,7 +340,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("column] = heapq.heappop(self.free)", "column] = self.free.pop()",
          "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
         ("-(-length // self.page_size)):", "length // self.page_size + 1):",
-         "test_page_runs_walk_a_sparse_memory_by_choice_and_a_dense_one_in_place"),
+         "test_no_page_is_lost_in_1000_random_schedules"),
         ("for page in pages[~np.isin(pages, self.table)].tolist()", "for page in pages.tolist()",
          "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
         ("+ (position % S)[:, None]", "+ ((position + 1) % S)[:, None]",
