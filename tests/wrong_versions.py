@@ -805,7 +805,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         (r're.search(r"</think>\s*<answer>', 're.search(r"<answer>',
          "test_format_read_gives_the_action_or_a_complaint"),
         ("self.write if turn else self.first + self.write", "self.first + self.write",
-         "test_compose_writes_the_plan_in_the_first_reply_only"),
+         "tests/test_rollout.py::test_format_compose_is_read_back_to_the_same_action"),
     ],
     "envs/parts/tool_calls.py": [
         ("form)} != {*arguments}", "form)} - {*arguments}",
