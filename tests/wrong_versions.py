@@ -166,7 +166,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("        if real:\n            row,", "        if True:\n            row,",
          "test_ranks_take_the_steps_of_one_process"),
         ("run.cfg.micro_tokens, run.cfg.temperature)", "run.cfg.micro_tokens, 1.0)",
-         "test_the_trainers_logprobs_are_the_samplers_at_any_temperature"),
+         "test_update_of_rows_with_many_contexts_keeps_to_its_tokens"),
         ("    gc.collect()  ", "    pass  ", "test_load_lets_go_of_a_model_that_was_dropped"),
         ("@functools.cache  ", "# ", "test_load_gives_every_rank_its_rows"),
         (' or compute == "bfloat16":', ":",
