@@ -24,7 +24,7 @@ import parallel
 import train
 from envs.parts import players
 from fakes import command, config, started, trained
-from chat import FORMATS, Agent
+from chat import Agent
 from rollout import Stats, Trajectory, Turn, World
 from test_train import batch_of, fakes
 
@@ -355,14 +355,15 @@ def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
                for name, other in mine.items() if name != advantage)
 
 
-@pytest.mark.parametrize("weights, first, last", [      # rows of two tokens and of one
-    ("token", 1 / 3, 1 / 3), ("sequence", 1 / 4, 1 / 2), ("sequence_sum", 1 / 2, 1 / 2),
-    ("constant", 1 / 24, 1 / 24)])                      # 12 tokens at most
-def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
-    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+@pytest.mark.parametrize("weights, form, first, last", [        # rows of two tokens and of one
+    ("token", "act", 1 / 3, 1 / 3), ("sequence", "act", 1 / 4, 1 / 2),
+    ("sequence_sum", "act", 1 / 2, 1 / 2),
+    ("constant", "act", 1 / 24, 1 / 24),                # 12 tokens at most: 3 turns of 4
+    ("constant", "reflect", 1 / 56, 1 / 56)])           # 28: two tries and a lesson of 4
+def test_loss_weights_are_those_of_the_rule(weights, form, first, last, model):
+    mask, cfg = torch.tensor([[0, 1, 1], [1, 0, 0]]), config(model, weights=weights, format=form)
     expected = torch.tensor([[0, first, first], [last, 0, 0]])
-    weigh = train.WEIGHTS[weights]
-    torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
+    torch.testing.assert_close(train.WEIGHTS[weights](mask, cfg), expected)
 
 
 def test_presets_are_what_the_documentation_says():
@@ -395,14 +396,6 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
         patch.setattr(parallel, "on_all_rows", lambda *_: 0 * ones)
         train.credit(run, batch)
     torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
-
-
-def test_longest_episode_counts_the_tries_of_reflect_and_the_lessons_between(model):
-    """Two tries of 3 turns and a lesson, of 4 tokens each: 28."""
-    assert FORMATS["reflect"].tries == 2
-    cfg = config(model, horizons=(2, 3), max_turn_tokens=4)
-    assert train.longest_episode(cfg) == 12
-    assert train.longest_episode(replace(cfg, format="reflect")) == 28
 
 
 def test_figures_are_means_over_tokens_and_over_updates():
@@ -547,12 +540,10 @@ def test_way_back_names_the_last_checkpoint_or_where_the_run_began(tmp_path):
     cfg = SimpleNamespace(env="maze", model="", algo="gspo", lr=6e-4, lora=0)
     run = SimpleNamespace(cfg=cfg, folder=tmp_path)
     assert metrics.way_back(run).endswith("train.py --algo gspo --env maze --lr 0.0002")
-    run.cfg.model = "runs/clone"
-    assert metrics.way_back(run).endswith("--lr 0.0002 --model runs/clone")
+    cfg.model, cfg.lora = "runs/clone", 8
+    assert metrics.way_back(run).endswith("--lr 0.0002 --lora 8 --model runs/clone")
     for step in (5, 20):
         (tmp_path / f"step_{step}").mkdir()
-    assert metrics.way_back(run).endswith(f"--lr 0.0002 --model {tmp_path}/step_20")
-    cfg.lora = 8
     assert metrics.way_back(run).endswith(f"--lr 0.0002 --lora 8 --model {tmp_path}/step_20")
 
 

@@ -226,7 +226,6 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
     assert runs.model_settings("merged") == runs.model_settings(folder) and \
         runs.model_settings("merged")["max_turn_tokens"] == 5
-    assert all(p.requires_grad for p in merged.parameters())
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
         merge_lora.main()
 

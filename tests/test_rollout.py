@@ -166,9 +166,6 @@ COMPLAIN_THINK = "no <think>"
     ("think", "<think>up <answer>up</answer></think>", "", COMPLAIN_THINK),     # only thought of it
     ("think", "<think>x</think><answer>up", "", COMPLAIN_THINK),                # cut off
     ("think", "<think>x</think><answer>up</answer><answer>down</answer>", "up", ""),
-    ("plan", "Plan: bone, soap\nThought: first bone\nAction: get 2 bone", "get 2 bone", ""),
-    ("plan", "Plan: get 2 bone", "", COMPLAIN_REACT),
-    ("reflect", "I was wrong.", "", COMPLAIN_REACT),
 ])
 def test_format_read_gives_the_action_or_a_complaint(name, reply, action, complaint):
     got, complained = FORMATS[name].read(reply)
@@ -721,7 +718,6 @@ def test_make_engine_has_room_for_what_it_is_asked():
     x 4 bytes = 16 KiB."""
     engine = make_engine(policy(), agent(), rows=10)
     assert engine.rows == 10 and engine.pages.count == 160 and engine.pages.page_size == 32
-    assert make_engine(policy(), agent(), 3).pages.count == 48
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
     assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
