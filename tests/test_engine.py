@@ -45,8 +45,6 @@ def test_load_policy_says_what_is_missing(tmp_path):
     for path in (tmp_path, "./nowhere", "no/such/folder"):
         with pytest.raises(ValueError, match=f"^{path}: no folder or hub id that "):
             load_policy(path)
-    with pytest.raises(ValueError, match="attention=flash2, but cpu, torch.float32: use auto"):
-        equip(twins()[0], "flash2")
     stock = twins("qwen2")[1]
     weights = stock.state_dict()
     del weights["model.layers.1.self_attn.q_proj.weight"]
@@ -525,14 +523,11 @@ def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, en
     weights, more = torch.randn(ids.shape), torch.randn(ids.shape)
     got, got_entropy = model.action_logprobs(ids, mask, positions, 0.8, entropy)
     want, want_entropy = one_by_one(stock, ids, mask, positions, 0.8)
-    assert torch.allclose(got, want[mask], atol=1e-5)
+    assert got.dtype == torch.float32 and torch.allclose(got, want[mask], atol=1e-5)
     assert torch.allclose(got_entropy, want_entropy[mask], atol=1e-5)
     (got * weights[mask] + got_entropy * more[mask]).sum().backward()
     (want * weights + (entropy is True) * want_entropy * more).sum().backward()
     assert_same_gradients(gradients(model), gradients(stock))
-    got = token_logprobs(model, ids, mask, positions, 0.8)
-    assert got.dtype == torch.float32 and (got[~mask] == 0).all()
-    assert torch.allclose(got, want, atol=1e-5)
 
 
 def test_token_values_equal_the_stock_hidden_states():

@@ -318,7 +318,6 @@ def test_defaults_follow_the_model(model, tmp_path):
         == ("think", "window", 99, 700, 6e-4, (3, 4))
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True)))
     assert flags_chosen(f"--model {tmp_path} --lora 8").lr == 6e-4      # as without a folder
-    assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
     # a tiny one that was cloned in two environments is trained in one of them, as this one asks
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
     own = flags_chosen(f"--model {tmp_path} --env frozenlake")
