@@ -1,7 +1,6 @@
 """What several tests use: tiny random models and the same models under transformers' own attention,
 tokenizers with two kinds of template, a toy environment, a client without a network; at the end
 two other toys, with a server and a policy, in which whole runs are made."""
-import contextlib
 import copy
 import functools
 import hashlib
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 import types
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -54,17 +53,8 @@ def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
 def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):
     """The trainer's log-probabilities, aligned with token_ids: (B, T), 0 where none was sampled."""
     found = model.action_logprobs(token_ids, response_mask, position_ids, temperature)
-    return in_place(found, response_mask)
-
-
-def token_values(model, token_ids, response_mask, position_ids):
-    """The critic's values likewise."""
-    return in_place(model.action_values(token_ids, response_mask, position_ids), response_mask)
-
-
-def in_place(x, mask):
-    """x (A,) where the mask is not 0: (B, T), else 0."""
-    return torch.zeros(mask.shape, device=x.device).masked_scatter(mask.bool(), x)
+    zeros = torch.zeros(response_mask.shape, device=found.device)
+    return zeros.masked_scatter(response_mask.bool(), found)
 
 
 # ---- tokenizers ---------------------------------------------------------------------------------
@@ -160,7 +150,7 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
 def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
     """rollout.play of a single environment, token by token -> Trajectory."""
     episode = rollout.Episode(agent, task_id, key, horizon)
-    with contextlib.closing(client):
+    with closing(client):
         rollout.play(functools.partial(rollout.speak, policy), episode, client)
     return episode.trajectory
 
@@ -231,15 +221,11 @@ def sums():
         family=lambda task: ("zero", "one", "two")[task % 3])
 
 
-def make_known():
-    """Let both be found as files of envs/ are."""
-    sys.modules.update({"envs.toy": toy(), "envs.sums": sums()})
-
-
-@contextlib.contextmanager
+@contextmanager
 def served():
-    """The address of a server of both, which runs in this process."""
-    make_known()
+    """The address of a server of both, which runs in this process; they are found as files of envs/
+    are."""
+    sys.modules.update({"envs.toy": toy(), "envs.sums": sums()})
     with serving(HttpServer(["toy", "sums"])) as url:
         yield url
     del sys.modules["envs.toy"], sys.modules["envs.sums"]

@@ -296,15 +296,13 @@ def test_nan_on_a_sampled_token_is_not_hidden():
                  algos.gspo_surrogate(ones, dirty, ones, rows, 0.2, 0.2),
                  algos.clipped_value_loss(ones, ones, dirty, 0.2)):
         assert loss.sum().isnan()
-    rho = dirty[None], ones[None], ones[None]
-    assert icepop.truncated_weights(*rho, 0.0, 2.0).sum().isnan()
-    assert icepop.masked_weights(*rho, 0.0, 2.0).sum().isnan()
-    assert icepop.sequence_masked_weights(*rho, 0.0, 2.0).sum().isnan()
 
 
 # ---- weights ------------------------------------------------------------------------------------
 
 RAGGED = tensor([1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0])   # 3 + 1 tokens in 2 rows, one empty
+WEIGHERS = (algos.token_weights, algos.sequence_weights, algos.sequence_sum_weights,
+            lambda mask: algos.constant_weights(mask, 9))
 
 
 def test_token_weights_by_hand():
@@ -333,11 +331,8 @@ def test_over_weights_by_hand():
 
 
 def test_weights_of_an_empty_mask_are_zero():
-    zeros = torch.zeros(1, 2)
-    got = dict(token=algos.token_weights(zeros), sequence=algos.sequence_weights(zeros),
-               sequence_sum=algos.sequence_sum_weights(zeros),
-               constant=algos.constant_weights(zeros, 5))
-    assert {name: weights.tolist() for name, weights in got.items()} == dict.fromkeys(got, [[0, 0]])
+    for weigh in WEIGHERS:
+        same(weigh(torch.zeros(1, 2)), [[0, 0]])
 
 
 def test_gradient_does_not_depend_on_the_split():
@@ -348,9 +343,7 @@ def test_gradient_does_not_depend_on_the_split():
     all_rows = torch.arange(8)[:, None].expand(8, 6)
     surrogates = (lambda *inputs: algos.clipped_surrogate(*inputs[:3], 0.2, 0.28),
                   lambda *inputs: algos.gspo_surrogate(*inputs, 0.2, 0.28))
-    weighers = (algos.token_weights, algos.sequence_weights, algos.sequence_sum_weights,
-                lambda mask: algos.constant_weights(mask, 9))
-    for weigh, surrogate in itertools.product(weighers, surrogates):
+    for weigh, surrogate in itertools.product(WEIGHERS, surrogates):
         weights, gradients = weigh(mask), []
         for sizes in ([8], [4, 4], [2] * 4, [1] * 8, [3, 4, 1]):
             theta = torch.ones(5).requires_grad_()
@@ -440,6 +433,7 @@ def test_importance_corrections_see_sampled_tokens_alone(weights):
     assert not clean.requires_grad
     for junk in (NAN, math.inf, 0.0):
         assert torch.equal(corrected(weights, *bounds, junk=junk), clean)
+    assert weights(NAN * mask, logprobs, mask, *bounds).isnan().all()       # and is not hidden
     with pytest.raises(ValueError, match="do not align"):
         weights(logprobs, logprobs[:1], mask, *bounds)
 

@@ -24,7 +24,7 @@ import parallel
 import train
 from envs.parts import players
 from fakes import command, config, started, trained
-from chat import FORMATS, Agent
+from chat import Agent
 from rollout import Stats, Trajectory, Turn, World
 from test_train import batch_of, fakes
 
@@ -121,14 +121,12 @@ def temperature_of(play):
 
 # ---- what is played and measured ----------------------------------------------------------------
 
-def test_train_plays_at_its_temperature_and_the_horizon_of_its_stage(ppo):
-    assert {temperature_of(play) for play in ppo.training()} == {HEAT}
-    assert [play.horizon for play in ppo.training()] == [2, 2, 2, 3, 3, 3, 3]
-    assert [line["horizon"] for line in ppo.run.history] == [2, 2, 2, 3, 3, 3, 3]
-
-
 def test_evaluations_are_as_many_as_were_asked_for_at_the_last_horizon(ppo, both):
-    """Before RL, after every 2nd step and after the last, greedy and at T=1."""
+    """Before RL, after every 2nd step and after the last, greedy and at T=1; steps are played at
+    the temperature asked for and the horizon of their stage."""
+    assert [(temperature_of(play), play.horizon) for play in ppo.training()] == [
+        (HEAT, horizon) for horizon in (2, 2, 2, 3, 3, 3, 3)]
+    assert [line["horizon"] for line in ppo.run.history] == [2, 2, 2, 3, 3, 3, 3]
     for run, steps in ((ppo, (0, 2, 4, 6, STEPS)), (both, (0, 2, 4))):
         assert [(play.step, temperature_of(play), play.horizon) for play in run.evaluations()] == [
             (step, temperature, 3) for step in steps for temperature in (0.0, 1.0)]
@@ -283,31 +281,14 @@ def test_every_gradient_is_clipped_and_its_norm_reported_as_it_was_before(ppo, b
         assert line["grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-5)
 
 
-def with_weights(run, batch):
-    batch = batch.rows(torch.arange(len(batch.rewards)))
-    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
-    batch.value_weights = algos.token_weights(batch.response_mask)
-    return batch
-
-
-def test_the_trainers_logprobs_are_the_samplers_at_any_temperature(url, model):
-    run = started(url, config(model, filter="none", temperature=HEAT))
-    batch = with_weights(run, batch_of(run, 3))
-    mask = batch.response_mask
-    torch.testing.assert_close(train.logprobs_under(run, run.policy, batch)[mask],
-                               batch.old_logprobs[mask], atol=1e-4, rtol=0)
-    _, sums = train.part_loss(run, batch)
-    assert sums["kl"].item() == pytest.approx(0, abs=1e-6)  # ratios of 1: nothing has moved yet
-
-
 @pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", train.VALUE_COEF)])
 def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared_and_clips_how_far_values_move(
         critic, factor, url, model):
     run = started(url, config(model, "ppo", critic=critic))
-    batch = with_weights(run, batch_of(run, 3))
-    batch.advantages = torch.zeros_like(batch.advantages)   # so the policy's own loss is 0
-    loss, sums = train.part_loss(run, batch)
-    mask = batch.response_mask
+    batch = batch_of(run, 3)
+    mask, batch.advantages = batch.response_mask, torch.zeros_like(batch.advantages)
+    batch.value_weights = algos.token_weights(mask)
+    loss, sums = train.part_loss(run, batch)                # the policy's own loss is 0
     half_squares = (batch.values - batch.returns)[mask].square() / 2    # values have not moved yet
     assert half_squares.mean() > 1e-3
     assert sums["value_loss"].item() == pytest.approx(half_squares.mean().item(), rel=1e-4)
@@ -367,14 +348,15 @@ def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
                for name, other in mine.items() if name != advantage)
 
 
-@pytest.mark.parametrize("weights, first, last", [      # rows of two tokens and of one
-    ("token", 1 / 3, 1 / 3), ("sequence", 1 / 4, 1 / 2), ("sequence_sum", 1 / 2, 1 / 2),
-    ("constant", 1 / 24, 1 / 24)])                      # 12 tokens at most
-def test_loss_weights_are_those_of_the_rule(weights, first, last, model):
-    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+@pytest.mark.parametrize("weights, form, first, last", [        # rows of two tokens and of one
+    ("token", "act", 1 / 3, 1 / 3), ("sequence", "act", 1 / 4, 1 / 2),
+    ("sequence_sum", "act", 1 / 2, 1 / 2),
+    ("constant", "act", 1 / 24, 1 / 24),                # 12 tokens at most: 3 turns of 4
+    ("constant", "reflect", 1 / 56, 1 / 56)])           # 28: two tries and a lesson of 4
+def test_loss_weights_are_those_of_the_rule(weights, form, first, last, model):
+    mask, cfg = torch.tensor([[0, 1, 1], [1, 0, 0]]), config(model, weights=weights, format=form)
     expected = torch.tensor([[0, first, first], [last, 0, 0]])
-    weigh = train.WEIGHTS[weights]
-    torch.testing.assert_close(weigh(mask, config(model, weights=weights)), expected)
+    torch.testing.assert_close(train.WEIGHTS[weights](mask, cfg), expected)
 
 
 def test_presets_are_what_the_documentation_says():
@@ -407,14 +389,6 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
         patch.setattr(parallel, "on_all_rows", lambda *_: 0 * ones)
         train.credit(run, batch)
     torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
-
-
-def test_longest_episode_counts_the_tries_of_reflect_and_the_lessons_between(model):
-    """Two tries of 3 turns and a lesson, of 4 tokens each: 28."""
-    assert FORMATS["reflect"].tries == 2
-    cfg = config(model, horizons=(2, 3), max_turn_tokens=4)
-    assert train.longest_episode(cfg) == 12
-    assert train.longest_episode(replace(cfg, format="reflect")) == 28
 
 
 def test_figures_are_means_over_tokens_and_over_updates():
@@ -467,9 +441,11 @@ def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
 
 @pytest.mark.parametrize("surrogate", ["token", "sequence"])
 def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, model, monkeypatch):
-    """A row of --context memory holds every context; GSPO's ratio is of all its tokens together."""
-    run = started(url, config(model, surrogate=surrogate, filter="none", context="memory",
-                              horizons=(3, 3), max_turn_tokens=8, mini_batches=1, micro_tokens=40))
+    """A row of --context memory holds every context; GSPO's ratio is of all its tokens together.
+    Before the first step, at any temperature, the trainer's probabilities are the sampler's."""
+    run = started(url, config(
+        model, surrogate=surrogate, filter="none", context="memory", horizons=(3, 3),
+        max_turn_tokens=8, mini_batches=1, micro_tokens=40, temperature=HEAT))
     batch = batch_of(run, 3)
     sizes, part_loss = [], train.part_loss
     whole = train.logprobs_under(run, run.policy, batch)
@@ -481,7 +457,7 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
     assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
     assert sum(sizes) == int((batch.token_ids >= 0).sum())
     torch.testing.assert_close(whole, batch.old_logprobs, atol=1e-5, rtol=0)
-    assert cut["clipped"] == 0
+    assert cut["clipped"] == 0 and cut["kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model, monkeypatch):
@@ -556,11 +532,10 @@ def test_of_batch_reads_the_sampled_tokens_alone():
 @pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
-    batch, asked, method = with_weights(run, batch_of(run, 3)), [], run.policy.action_logprobs
+    batch, asked, method = batch_of(run, 3), [], run.policy.action_logprobs
     run.policy.action_logprobs = lambda *a, **more: asked.append(more) or method(*a, **more)
-    loss, sums = train.part_loss(run, batch)
-    assert asked == [dict(entropy=wanted)] and sums["entropy"] > 0
-    loss.backward()
+    assert train.update(run, batch)["entropy"] > 0
+    assert {more["entropy"] for more in asked} == {wanted}
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):

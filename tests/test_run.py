@@ -319,11 +319,11 @@ FROZENLAKE = dict(env="frozenlake", steps=6, tasks_per_step=4, group_size=4, hor
                   save_every=2, lr=3e-4, device="cpu", seed=3, filter="none")
 
 
-def script(name, model, *more, **flags):
+def script(name, model, *more, launcher=(), **flags):
     """train.py as a process, with servers of its own. It hears Ctrl-C, also if these tests, in a
     shell's background, do not."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"),
+        [sys.executable, *launcher, str(ROOT / "train.py"),
          *flags_of(**FROZENLAKE | flags, model=model, name=name), *more],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -372,12 +372,8 @@ def test_five_kills_at_random_moments_change_nothing(model):
 
 @pytest.mark.slow
 def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
-    Path("whole.py").write_text("import sys, train\ntrain.main(sys.argv[1:])\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         "whole.py", *flags_of(**FROZENLAKE | dict(steps=1000), model=model, name="x")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)})
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
+    process = script("x", model, launcher=torchrun, steps=1000)
     out = until(process, "step    2 |")
     family = children(process.pid)
     assert len(family) == 4                         # two ranks, a server for each

@@ -28,7 +28,7 @@ import train
 from agentevol import Clone, Evolve
 from engine import load_policy
 from envs import load_env
-from fakes import command, config, started, trained
+from fakes import command, config, started, trained, trainer_of
 from rollout import Stats, Trajectory
 from train import ALGOS, Config
 
@@ -53,6 +53,12 @@ def same(one, other):
 
 def weights_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def policy_of(folder):
+    """{name: tensor} of the one file that holds the policy's weights, or its adapters."""
+    (file,) = Path(folder).glob("*model.safetensors")
+    return load_file(file)
 
 
 def lines_of_all(folder):
@@ -217,6 +223,8 @@ RUNS = {
         STAGED, kl_coef=0.05, env="toy,sums"),
     "ppo with a critic of its own": dict(STAGED, algo="ppo"),
     "starpo_s on a shared trunk": dict(STAGED, algo="starpo_s", critic="shared", keep=0.5),
+    "adapters of policy and critic": dict(STAGED, algo="ppo", kl_coef=0.05, lora=4),
+    "adapters of a shared trunk": dict(STAGED, algo="ppo", critic="shared", lora=4),
 }
 
 
@@ -224,7 +232,8 @@ RUNS = {
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeypatch):
     """It ended in the middle of step 4, as if by Ctrl-C; the disk was full in the middle of step
     3's metrics. The samples of step 4, written after the checkpoint, stand there once."""
-    whole, credit = trained(url, config(model, name="whole", **flags)), train.credit
+    trained(url, config(model, name="whole", **flags))
+    credit = train.credit
 
     def interrupt(run, batch):
         if run.step == 4:
@@ -237,18 +246,17 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
     resumed = started(url, config(model, name="broken", resume=True, **flags))
     assert resumed.step == 3 and len(resumed.history) == 3
     train.train(resumed)
-    assert same(weights_of("runs/whole/step_6"), weights_of("runs/broken/step_6"))
-    assert not whole.critic or same(whole.critic.state_dict(), resumed.critic.state_dict())
+    for stored in policy_of, trainer_of:
+        assert same(stored("runs/whole/step_6"), stored("runs/broken/step_6"))
     samples, again = (Path(f"runs/{x}/samples.jsonl").read_text() for x in ("whole", "broken"))
     assert samples == again and '"step": 4' in samples
     assert lines_of("runs/whole") == lines_of("runs/broken")
     assert [m["step"] for m in lines_of("runs/whole")] == list(range(6))
     assert [m["horizon"] for m in resumed.history] == [1, 1, 1, 2, 2, 2]
     assert any(m["grad_norm"] for m in resumed.history[3:])
-    assert not same(weights_of("runs/whole/step_6"), weights_of(model))
+    assert not same(policy_of("runs/whole/step_6"), policy_of(model))
     folders = "runs/whole/step_6", model            # each an ordinary one, without a value head
-    assert {*load_file(f"{folders[0]}/model.safetensors")} == {
-        *load_file(f"{model}/model.safetensors")}
+    assert resumed.cfg.lora or policy_of(folders[0]).keys() == policy_of(model).keys()
     one, other = (AutoTokenizer.from_pretrained(folder).encode("Task 3") for folder in folders)
     assert one == other
 
@@ -310,7 +318,6 @@ def test_defaults_follow_the_model(model, tmp_path):
         == ("think", "window", 99, 700, 6e-4, (3, 4))
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True)))
     assert flags_chosen(f"--model {tmp_path} --lora 8").lr == 6e-4      # as without a folder
-    assert flags_chosen(f"--model {tmp_path} --max-context 800").max_context == 800
     # a tiny one that was cloned in two environments is trained in one of them, as this one asks
     (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
     own = flags_chosen(f"--model {tmp_path} --env frozenlake")
@@ -423,9 +430,6 @@ def test_the_panel_is_complete(url, model):
     for line in lines:
         assert PANEL <= line.keys()
         assert 0 <= line["mismatch"] < 1e-9 < line["kl"] and line["masked"] == 0
-    assert "kl_start" not in lines[1]
-    with_reference = trained(url, config(model, kl_coef=0.01, name="kl")).history[1]
-    assert with_reference["kl_start"] > 1e-6
 
 
 def test_measure_on_a_hand_made_step(url, model):
@@ -471,10 +475,8 @@ def test_main_clones_trains_and_reports(url, capsys):
     train.main(["--control", *command(eval_every=1, name="all", env_url=url)])
     result = json.load(open("runs/all/result.json"))
     assert (result["env"], result["algo"], result["seed"], result["steps"]) == ("toy", "grpo", 0, 2)
-    for rates in (*(rates for _, rates in result["evaluations"]), result["control"]):
-        for how in ("greedy", "sampled"):
-            assert rates[how].keys() == {"success", "stderr", "n", "parts"}
-            assert 0 <= rates[how]["success"] <= 1 and rates[how]["n"] == 8
+    for how in ("greedy", "sampled"):
+        assert result["control"][how].keys() == {"success", "stderr", "n", "parts"}
     players = {who: rate["success"] for who, rate in result["players"].items()}
     assert players["expert"] == 1 and 0 < players["random"] <= 1
     assert sorted(os.listdir("runs/all")) == [
@@ -501,26 +503,20 @@ MISTAKES = [
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
     ("--horizons 5,7,6", r"horizons \(5, 7, 6\): .* none below the one before it"),
-    ("--model ./absent", "./absent: no folder or hub id"),
-    ("--model EMPTY", "no folder or hub id that transformers can load"),
+    ("--model ./absent", "./absent: no folder or hub id that transformers can load"),
     ("--env maze,maze", "env='maze,maze': expected each environment once"),
     ("--families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
+    ("--control --model MODEL", "--control goes on with the cloning .* leave it out"),
 ]
 
 
 @pytest.mark.parametrize("flags, sentence", MISTAKES, ids=[flags for flags, _ in MISTAKES])
-def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, tmp_path, monkeypatch):
+def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, model, monkeypatch):
     monkeypatch.setattr(parallel, "load", None)
     monkeypatch.setattr(train, "connected", None)
-    (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
-        train.main(flags.replace("EMPTY", "./empty").split())
-    assert os.listdir(tmp_path) == ["empty"]
-
-
-def test_a_control_needs_a_policy_that_was_cloned(url, model):
-    with pytest.raises(SystemExit, match="--control goes on with the cloning .* leave it out"):
-        train.main(["--env", "toy", "--control", "--model", model])
+        train.main(flags.replace("MODEL", model).split())
+    assert not os.listdir()
 
 
 @pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone, Evolve],
