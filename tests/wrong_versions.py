@@ -484,9 +484,9 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ('or "Action Input:" in before or "\\n" in arguments', 'or "\\n" in arguments',
          "test_parse_reads_the_last_line"),
         (" or not LITERAL.fullmatch(text):", ":",
-         "test_read_arguments_refuses_all_else_and_runs_nothing"),
+         "test_hostile_arguments_are_answered_run_nothing_and_change_nothing"),
         ("not -LARGEST <= value <= LARGEST", "abs(value) > LARGEST",
-         "test_read_arguments_refuses_all_else_and_runs_nothing"),
+         "test_hostile_arguments_are_answered_run_nothing_and_change_nothing"),
         ("abs(found - wanted) <= 0.01", "abs(found - wanted) <= 0.1", "test_same_compares_answers"),
     ],
     "envs/parts/tool_rules.py": [
@@ -505,7 +505,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("key=likely.count", "key=len", "test_search_takes_the_nearest_name"),
         ("[0][:10]]}", "[0]]}", "test_a_person_is_told_in_the_originals_shapes"),
         ("t.film.revenue > t.film.budget", "t.film.revenue < t.film.budget",
-         "test_answers_and_scripts_agree"),
+         "tests/test_env_movie.py::test_goals_ask_in_words_for_what_is_answered"),
     ],
     "envs/academia.py": [
         ("self.loaded = set()\n        return",
