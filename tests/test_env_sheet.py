@@ -2,6 +2,7 @@
 in the shapes of AgentGym's client, what they refuse, the reward, the expert, your own tables."""
 import copy
 import json
+import os
 import re
 import zipfile
 from statistics import fmean
@@ -283,17 +284,6 @@ def test_gain_is_the_reward_on_request(monkeypatch):
     assert play(env, 0)[-1][2:] == (1.0, True, dict(success=True, valid=True, score=1.0, gain=1.0))
 
 
-def test_notes_are_there_to_be_read():
-    """The expert's plan was made on another sheet; the agent has only this one."""
-    env = Env()
-    env.reset(next(i for i in sheet.TEST if sheet.family(i) == "notes"))
-    env.step(env.expert()[1])
-    assert len(env.task.notes) > 1
-    for where, text in env.task.notes.items():
-        cell = f"A{where[0] + 1}"
-        assert where[1] == 0 and ask(env, "get_note", position=cell) == text
-
-
 def worked_out(what, figures):
     return {"sum": sum, "total": sum, "average": fmean, "mean": fmean, "maximum": max,
             "highest value": max, "minimum": min, "lowest value": min}[what](figures)
@@ -383,26 +373,19 @@ STOCK, NEW = 'Item,Price\n"ink, red",4\nglue,1\n', 'Item,Price\nglue,1\n"ink, re
 
 
 def test_use_replaces_the_tasks_here_and_in_processes_to_come(tmp_path):
-    """The expert puts your own tables right, in a process that says `use` and in one that inherits
-    its variable. Of two tasks one is TEST. What is wanted may be written as a formula."""
+    """The expert puts your own tables right, in a process that inherits the variable of `use`. Of
+    two tasks one is TEST. What is wanted may be written as a formula."""
     folder_of(tmp_path, [LINE] * 2, Stock='Item,Price\n"ink, red",4\nglue,=B2/8\nall,1\n,,x\n',
               new='Item,Price\nglue,0.5\n"ink, red",4\nall,=SUM(B2:B3)\n')
     program = """
-import os
-from envs import sheet
-print(len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), os.environ["NANO_SHEET_DATA"])
-env, done = sheet.Env(), False
-print(env.reset(sheet.TEST[0]))
-while not done:
-    observation, reward, done, info = env.step(env.expert()[1])
-print(observation, reward)
+from envs import record, sheet
+game = record("sheet", 1.0, 0, sheet.TEST[0])
+print(len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), game["turns"][0][0], game["last"])
+print(game["success"])
 """
-    use = f"from envs import sheet; sheet.use({str(tmp_path)!r})"
-    for first, variables in ((use, {}), ("", {"NANO_SHEET_DATA": str(tmp_path)})):
-        answer = printed(first + program, **variables)
-        assert answer.startswith(f"1 1 own {tmp_path}\n")
-        assert 'goal: In "Stock", sort by Price.\n' in answer
-        assert "['ink, red', '4'], ['all', '4.5']]" in answer and answer.endswith(" 1.0\n")
+    answer = printed(program, NANO_SHEET_DATA=str(tmp_path))
+    assert answer.startswith("1 1 own ") and 'goal: In "Stock", sort by Price.\n' in answer
+    assert "['ink, red', '4'], ['all', '4.5']]" in answer and answer.endswith("\nTrue\n")
 
 
 @pytest.mark.parametrize("wanted", [
@@ -474,12 +457,15 @@ def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, monkeypatch):
         monkeypatch.setattr(sheet, name, getattr(sheet, name))
     monkeypatch.setenv("NANO_SHEET_DATA", "")
     sheet.use(tmp_path)
+    assert os.environ["NANO_SHEET_DATA"] == str(tmp_path)       # for processes to come
     assert (len(sheet.TRAIN), sheet.TEST, sheet.ORIGINAL) == (2000, range(2), range(2))
     assert sheet.FAMILIES[:2] == ("agentgym", "statistic")
     env = Env()
-    for task_id, kind, frozen in ((0, "agentgym", 1), (1, "agentgym", 1), (200, "update", 0)):
-        assert solved(env, task_id, sheet.HORIZON) and env.grid.frozen == frozen
-        assert sheet.family(task_id) == kind
+    for task_id, kind, notes in ((0, "agentgym", 1), (1, "agentgym", 1), (227, "notes", 2)):
+        env.reset(task_id)
+        assert (sheet.family(task_id), env.grid.frozen) == (kind, kind == "agentgym")
+        assert len(env.grid.notes) == notes and env.grid.notes == env.task.notes
+        assert solved(env, most=sheet.HORIZON)
 
 
 @pytest.mark.parametrize("broken, told", [

@@ -540,7 +540,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("bottom = 0                                  #", "pass                #",
          "test_expert_succeeds_after_any_detour[sheet]"),
         ("= sheet_of(self.task), False", "= Grid(self.task.rows), False",
-         "test_notes_are_there_to_be_read"),
+         "test_agentgyms_own_tasks_are_test_and_train_is_ours"),
         ("in [] if self.task in OWN else self.plan:", "in self.plan:",
          "test_expert_makes_any_sheet_of_your_own"),
         ('reward = info["gain"] if GAIN', 'reward = reward if GAIN',
