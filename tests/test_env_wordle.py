@@ -78,10 +78,8 @@ def test_vocabulary_asked_for_before_any_reset_is_that_of_every_task():
         hidden = wordle.WORDS[task_id]
         assert hidden in told and env.filtered_vocab() == told
         assert not env.step("zzzzz")[3]["valid"]
-        for guess in random.Random(task_id).sample(told, 3):
-            assert env.step(guess)[0] == counted_feedback(guess, hidden) + "\n"
-            if guess == hidden:
-                break
+        guess = random.Random(task_id).choice(told)
+        assert env.step(guess)[0] == counted_feedback(guess, hidden) + "\n"
     words = list(wordle.LISTED)         # whoever asks afterwards is told what this task has
     assert started(0).filtered_vocab() == words
 
