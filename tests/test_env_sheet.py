@@ -28,10 +28,10 @@ def shows(formula, rows=TABLE):
 # ---- the grid ----
 
 @pytest.mark.parametrize("formula, value", [
-    ("=(1+2)*3", "9"), ("=1+2*3", "7"), ("=2-3-4", "-5"), ("=-B2*2", "-5"), ("=12/3/2", "2"),
-    ("=--3", "3"), ("=.5+1", "#ERROR!"), ("=0.1+0.2", "0.3"), ("1+1", "1+1"),
-    ("=b2", "2.5"), ("=$B$3/B2", "1.6"), ("=D9+1", "1"), ("=SUM(B4:B2)", "7.75"),
-    ("=SUM(B2,C2,10)", "16.5"), ("=sum(B2:B4)*2+1", "16.5"), ("=SUM(B2*2,SUM(B3:B4))", "10.25"),
+    ("=(1+2)*3", "9"), ("=1+2*3", "7"), ("=2-3-4", "-5"), ("=12/3/2", "2"), ("=---B2*2", "-5"),
+    ("=.5+1", "#ERROR!"), ("=0.1+0.2", "0.3"), ("1+1", "1+1"), ("=b2", "2.5"),
+    ("=$B$3/B2", "1.6"), ("=D9+1", "1"), ("=SUM(B4:B2)", "7.75"),
+    ("=sum(B2:B4)*2+1", "16.5"), ("=SUM(B2*2,SUM(B3:B4),10)", "20.25"),
     ("=AVERAGE(B2:B3)", "3.25"), ("=COUNT(A1:C4)", "5"), ("=MAX(B2:B4)", "4"),
     ("=MIN(B2:B4)", "1.25"), ("=MINUS(B3,B2)", "1.5"), ("=PRODUCT(B2:C2)", "10"),
     ("=PRODUCT(A1:A4)", "0"), ("=AVERAGE(A1:A4)", "#DIV/0!"), ("=B2/D2", "#DIV/0!"),
@@ -218,7 +218,6 @@ def test_changing_tools(env):
 
 @pytest.mark.parametrize("tool, arguments, refusal", [
     ("update_cell", dict(position="A0", value=1), "IncorrectCellLabel('A0')"),
-    ("update_cell", dict(position="A1:B2", value=1), "IncorrectCellLabel('A1:B2')"),
     ("update_cell", dict(position="A201", value=1), "exceeds grid limits"),
     ("update_cell", dict(position="A1", value={"a": 1}), "a cell holds a text or a number"),
     ("update_range", dict(start_position="A1", end_position="C4", values_list=[[1]]),
