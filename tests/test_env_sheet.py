@@ -63,45 +63,37 @@ def test_formulas_never_become_infinite(formula, value):
     assert Grid([huge, [formula]]).values() == [huge, [value, "", "", ""]]
 
 
-def test_notes_follow_their_cells():
-    grid = Grid(TABLE, {(1, 0): "ink", (2, 2): "ten", (0, 1): "price"})
-    grid.insert(0, [["new"], ["newer"]], 1)
-    assert grid.notes == {(3, 0): "ink", (4, 2): "ten", (0, 1): "price"}
-    grid.insert(1, [["new"]], 1)
-    assert grid.notes == {(3, 0): "ink", (4, 3): "ten", (0, 2): "price"}
-    grid.delete(1, {0})
-    assert grid.notes == {(4, 2): "ten", (0, 1): "price"}
-    grid.delete(0, {0, 1})
-    assert grid.notes == {(2, 2): "ten"}
-
-
 def test_formulas_that_refer_to_themselves_show_ref():
     assert shows("=E1") == shows("=E1+1") == shows("=SUM(A1:E4)") == "#REF!"
     grid = Grid([["=B1", "=C1+1", "=A1*2", "=SUM(A1:C1)", 3, "=E1*2"]])
     assert grid.values() == [["#REF!", "#REF!", "#REF!", "#REF!", "3", "6"]]
 
 
-def test_formulas_follow_rows_and_columns():
+def test_formulas_and_notes_follow_their_cells():
     """The sums of each row and of a column, while rows and columns come, go and are sorted."""
     grid = Grid([["n", 1, 10, "=SUM(B1:C1)"], ["m", 2, 20, "=B2+C2"], ["k", 3, 30, "=B3+C3"],
-                 ["", "=SUM(B1:B3)", "=C1", "=MAX(D1:D3)"]])
+                 ["", "=SUM(B1:B3)", "=C1", "=MAX(D1:D3)"]], {(0, 1): "one", (2, 2): "thirty"})
 
     def column(letter):
         return [row[ord(letter) - 65] for row in grid.values()]
     assert column("D") == ["11", "22", "33", "33"]
     grid.insert(0, [["x", 5, 5, "=B2*C2"]], 1)
     assert column("D") == ["11", "25", "22", "33", "33"] and column("B")[-1] == "11"
+    assert grid.notes == {(0, 1): "one", (3, 2): "thirty"}
     grid.insert(1, [["new"]], 0)
     assert column("E") == ["11", "25", "22", "33", "33"] and column("C")[-1] == "11"
+    assert grid.notes == {(0, 2): "one", (3, 3): "thirty"}
     grid.delete(0, {0})
     assert column("E") == ["25", "22", "33", "33"] and column("C")[-1] == "10"
     assert column("D")[-1] == "#REF!"           # what it was is gone
+    assert grid.notes == {(2, 3): "thirty"}
     grid.frozen = 0
     grid.delete(0, {3})
     grid.sort(4, True)
     assert column("E") == ["33", "25", "22"] and column("B") == ["k", "x", "m"]
     grid.delete(1, {2})
     assert column("D") == ["#REF!", "#REF!", "#REF!"]
+    assert grid.notes == {(0, 2): "thirty"}     # it was sorted to the top
 
 
 def test_sort_puts_numbers_before_texts_and_empty_cells_last():
@@ -257,29 +249,26 @@ def test_a_change_that_asks_too_much_is_taken_back(env, held, line, told):
 
 # ---- tasks, reward, expert ----
 
-def test_the_reward_is_the_share_and_no_gain_is_told():
-    """A sheet made worse has no gain either, and none lost."""
-    env = Env()
+@pytest.mark.parametrize("gain", [False, True])
+def test_the_reward_is_the_share_or_on_request_the_gain(gain, monkeypatch):
+    """The share of what was to be done: 0 of a sheet left as it was or made worse, 1 at the end."""
+    monkeypatch.setattr(sheet, "GAIN", gain)
+    env, gains = Env(), set()
     for task_id in range(11):
         env.reset(task_id)
-        env.step(env.expert()[1])
+        for _ in range(1 + task_id % 4):
+            env.step(env.expert()[1])
         if task_id % 2:
             ask(env, "merge_cells", start_position="A1", end_position="E9")
         left = share(env.grid.values(), env.task.answer)
         untouched = share(Grid(env.task.rows).values(), env.task.answer)
+        done_of_it = max(0.0, left - untouched) / (1 - untouched)
         _, reward, done, info = env.step("finish with Action Input: {}")
-        assert (reward, done) == (left, True) and 0 <= left <= untouched < 1
-        assert info == {"success": False, "valid": True, "score": left, "gain": 0.0}
-
-
-def test_gain_is_the_reward_on_request(monkeypatch):
-    """Nothing done: 0 instead of the share that was right before. All done: 1 as ever."""
-    env = Env()
-    monkeypatch.setattr(sheet, "GAIN", True)
-    env.reset(0)
-    env.step(env.expert()[1])
-    _, reward, _, info = env.step("finish with Action Input: {}")
-    assert reward == info["gain"] == 0 < info["score"] < 1
+        assert (reward, done) == (info["gain"] if gain else left, True)
+        assert info == {"success": left == 1, "valid": True, "score": left,
+                        "gain": pytest.approx(done_of_it)}
+        gains.add(done_of_it)
+    assert 0 in gains and any(0 < each < 1 for each in gains)
     assert play(env, 0)[-1][2:] == (1.0, True, dict(success=True, valid=True, score=1.0, gain=1.0))
 
 

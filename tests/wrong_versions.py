@@ -530,7 +530,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
          "test_formulas_that_refer_to_themselves_show_ref"),
         ("if not re.fullmatch(\"[0-9.]+\", token) or", "if", "test_formulas_run_no_python"),
         ("if is_formula(held) else held for held in kept[n]]",
-         "if False else held for held in kept[n]]", "test_formulas_follow_rows_and_columns"),
+         "if False else held for held in kept[n]]", "test_formulas_and_notes_follow_their_cells"),
         ("corners[axis + 2] = left[0], left[-1]", "corners[axis + 2] = left[0], left[0]",
          "test_merged_cells_show_the_first_whatever_happens_to_it"),
     ],
@@ -544,7 +544,7 @@ FAULTS = {      # file -> [(a piece of its text, the wrong form, a test that mus
         ("in [] if self.task in OWN else self.plan:", "in self.plan:",
          "test_expert_makes_any_sheet_of_your_own"),
         ('reward = info["gain"] if GAIN', 'reward = reward if GAIN',
-         "test_gain_is_the_reward_on_request"),
+         "test_the_reward_is_the_share_or_on_request_the_gain"),
     ],
     "envs/parts/toolusage.py": [
         ('if cell.get("t") == "s" else value', "if False else value",
