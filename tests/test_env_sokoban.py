@@ -112,24 +112,16 @@ def test_expert_plays_the_shortest_solution_from_wherever_it_is():
         env.player, *boxes = rng.sample(sorted(env.floor), len(env.targets) + 1)
         env.boxes = frozenset(boxes)
         needed = moves_by_search(env.size, env.floor, env.targets, (env.player, env.boxes))
-        thought, _ = env.expert()
+        thought, action = env.expert()
         if needed is None:
             assert thought.startswith("A box is stuck for good")
+            assert env.step(action)[3]["valid"] and env.boxes == frozenset(boxes)   # no harm done
             lost += 1
         elif needed:
             assert thought.startswith(f"Moves still needed: {needed}.")
             env.actions_left = needed
             assert solved(env), task_id
     assert 10 < lost < 70
-
-
-def test_expert_does_no_harm_in_a_dead_room(monkeypatch):
-    env, _ = play_in(monkeypatch, ["######", "#PX_X#", "#OO__#", *["######"] * 3])
-    boxes = env.boxes
-    for _ in range(10):
-        _, _, done, info = env.step(env.expert()[1])
-        assert info["valid"] and env.boxes == boxes
-    assert done
 
 
 def test_exact_success_of_a_corridor(monkeypatch):
