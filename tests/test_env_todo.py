@@ -21,9 +21,9 @@ def env():
     return env
 
 
-def task_of(kind, ids=todo.TEST):
+def task_of(kind):
     """The first task of a family."""
-    return next(i for i in ids if todo.family(i) == kind)
+    return next(i for i in todo.TEST if todo.family(i) == kind)
 
 
 def ends(env, task_id=None):
@@ -104,7 +104,6 @@ def test_refusals_change_nothing(env, tool, arguments, refusal):
 def test_judge_wants_the_answer_and_the_state(kind):
     env = Env()
     for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
-        assert ends(env, task_id)[0] == 1.0
         env.reset(task_id)                      # the answer alone
         assert env.step('finish with Action Input: {"answer": "done"}')[1:3] == (0.0, True)
         env.reset(task_id)                      # the state alone
