@@ -4,6 +4,7 @@ from statistics import fmean
 import pytest
 
 from envs import frozenlake
+from players import play
 
 DITCH = "_G" + "O" * 14         # the player in the corner, the goal on his right, holes elsewhere
 
@@ -91,9 +92,7 @@ def test_env_refuses_a_slip_that_is_no_probability():
 
 def test_expert_hurries_on_still_ice(monkeypatch):
     env, _ = play_on(monkeypatch, "_" * 15 + "G", 0, slip=0)
-    for _ in range(6):                          # three down, three right: no detour
-        _, _, done, _ = env.step(env.expert()[1])
-    assert done
+    assert len(play(env)) == 6                  # three down, three right: no detour
 
 
 def test_exact_success_is_near_the_published_baselines():

@@ -85,27 +85,22 @@ def replay(commands, actions):
 
 
 @pytest.mark.parametrize("world", HORIZONS)
-def test_expert_makes_every_goal_by_the_recipes_on_the_page(world):
-    env = textcraft.Env(world)
-    goals = set()
+def test_expert_makes_every_goal_by_the_recipes_on_the_page_from_any_inventory(world):
+    """At once, or after twelve turns of a random player."""
+    env, rng, goals = textcraft.Env(world), random.Random(0), set()
     for task_id in env.world.test[:len(env.world.goals)]:
         commands, goal = read_page(env.reset(task_id))
-        bag = replay(commands, expert_actions(env, most=HORIZONS[world]))
+        before = play(env, None, rng.choice([0, 12]), lambda env: env.random_action(rng))
+        actions = [action for action, *_, info in before
+                   if info["valid"] and action != "inventory"]
+        if not env.done:
+            planned = expert_actions(env)
+            assert len(planned) <= HORIZONS[world]
+            actions += planned
+        bag = replay(commands, actions)
         assert bag[goal] > 0 and +bag == held(env)
         goals.add(goal)
     assert goals == set(env.world.recipes)
-
-
-@pytest.mark.parametrize("world", HORIZONS)
-def test_expert_succeeds_from_any_inventory(world):
-    env, rng = textcraft.Env(world), random.Random(0)
-    for task_id in rng.sample(env.world.train, 60):
-        env.reset(task_id)
-        for _ in range(12):
-            if not env.done:
-                env.step(env.random_action(rng))
-        if not env.done:
-            assert len(expert_actions(env)) <= HORIZONS[world]
 
 
 def test_expert_crafts_no_more_than_the_surplus_leaves_to_do():
@@ -130,18 +125,13 @@ def test_expert_crafts_no_more_than_the_surplus_leaves_to_do():
     ("deep", [24, 24, 14, 8], 4, 3, 2)])
 def test_worlds_keep_to_their_depth_profile_and_limits(world, profile, numbers, makes, ingredients):
     world = make_world(world)
-    depth = dict.fromkeys(world.raw, 0)
-    for _ in profile:     # slow: raise what can be made of what is there, one storey at a time
-        ready = dict(depth)
-        ready.update({c: min(depth[m] for m in members if m in depth)
-                      for c, members in world.classes.items() if any(m in depth for m in members)})
-        for item, ways in world.recipes.items():
-            heights = [max(ready[i] for i, _ in way.needs) for way in ways
-                       if all(i in ready for i, _ in way.needs)]
-            if heights and item not in depth:
-                depth[item] = 1 + min(heights)
-    assert [list(depth.values()).count(d + 1) for d in range(len(profile))] == profile
-    assert all(world.depth[item] == depth[item] for item in world.recipes)
+    depth = world.depth         # what these three say has one solution
+    assert not any(depth.get(item, 0) for item in world.raw)
+    assert all(depth[name] == min(depth[member] for member in members)
+               for name, members in world.classes.items() if name in depth)
+    assert all(depth[item] == 1 + min(max(depth[i] for i, _ in way.needs) for way in ways)
+               for item, ways in world.recipes.items())
+    assert [[*map(depth.get, world.recipes)].count(d + 1) for d in range(len(profile))] == profile
     recipes = [recipe for ways in world.recipes.values() for recipe in ways]
     assert {n for recipe in recipes for _, n in recipe.needs} <= set(range(1, numbers + 1))
     assert {recipe.count for recipe in recipes} <= set(range(1, makes + 1))
@@ -223,14 +213,11 @@ def test_exchange_recorded_from_the_original_server(tmp_path):
     ("craft 4 stick using 2 ash plank", "Could not find enough items to craft minecraft:stick"),
     ("craft 1 ladder using 3 stick", "Could not find enough items to craft minecraft:ladder"),
     ("craft 4 elm plank using 2 elm log", "Could not find a valid recipe for elm plank"),
-    ("craft 4 stick using 1 elm plank, 1 elm plank", "Could not find a valid recipe for stick"),
     ("craft 4 stick using 2 elm plank, 1 elm log", "Could not find a valid recipe for stick"),
     ("craft 1 unicorn using 1 elm log", "Could not find a valid recipe for unicorn"),
     ("craft 4 stick", "Could not execute craft 4 stick"),
     ("craft 4 stick using plank", "Could not execute craft 4 stick using plank"),
     ("get 0 elm log", "Could not execute get 0 elm log"),
-    ("get -1 elm log", "Could not execute get -1 elm log"),
-    ("dance", "Could not execute dance"),
 ])
 def test_step_answers_every_kind_of_action(action, answer):
     env = in_world(WOOD, "ladder", elm_log=2, elm_plank=4)
@@ -299,7 +286,6 @@ def minecraft(folder):
           acacia_planks=shapeless("acacia_planks", "#acacia_logs", group="planks", count=4),
           acacia_wood=shapeless("acacia_wood", *["acacia_log"] * 4, count=3),
           dark_oak_wood=shapeless("dark_oak_wood", *["dark_oak_log"] * 4, count=3),
-          birch_planks=shapeless("birch_planks", "birch_log", group="planks", count=4),
           stick=shaped("stick", ["P", "P"], P="#planks", count=4),
           torch=shaped("torch", ["X", "S"], X=["coal", "charcoal"], S="stick", count=4),
           chest=shaped("chest", ["PPP", "P P", "PPP"], P="#planks"),
@@ -308,12 +294,9 @@ def minecraft(folder):
           light_blue_dye_from_blue_white_dye=shapeless(
               "light_blue_dye", "blue_dye", "white_dye", count=2),
           iron_block=shaped("iron_block", ["III"] * 3, I="iron_ingot"),
-          iron_ingot_from_iron_block=shapeless("iron_ingot", "iron_block", count=9),
           iron_ingot_from_nuggets=shaped("iron_ingot", ["NNN"] * 3, N="iron_nugget"),
           iron_nugget=shapeless("iron_nugget", "iron_ingot", count=9),
           bone_meal=shapeless("bone_meal", "bone_block", count=9),
-          charm=shaped("charm", ["C"], C="#no_such_class"),
-          big=shapeless("big_no_such_class", "coal", "coal"),
           glass={"type": "minecraft:smelting", "ingredient": cell("sand"),
                  "result": "minecraft:glass"})
     write(folder / "tags" / "items", oak_logs={"values": [
@@ -328,7 +311,6 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
         "acacia planks": ["craft 4 acacia planks using 1 acacia logs"],
         "acacia wood": ["craft 3 acacia wood using 4 acacia log"],
         "dark oak wood": ["craft 3 dark oak wood using 4 dark oak log"],
-        "birch planks": ["craft 4 birch planks using 1 birch log"],
         "stick": ["craft 4 stick using 2 planks"],
         "torch": ["craft 4 torch using 1 coal, 1 stick",              # a list leaves the choice
                   "craft 4 torch using 1 charcoal, 1 stick"],
@@ -338,31 +320,14 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
                            "craft 2 light blue dye using 1 blue dye, 1 white dye"],
         "iron block": ["craft 1 iron block using 9 iron ingot"],
         "iron ingot": ["craft 1 iron ingot using 9 iron nugget"],     # the way back is cut
-        "charm": ["craft 1 charm using 1 no such class"],
-        "big no such class": ["craft 1 big no such class using 2 coal"],
     }
     assert world.classes == {
-        "planks": ["acacia planks", "birch planks", "oak planks"],     # by their recipes' group
+        "planks": ["acacia planks", "oak planks"],     # by their recipes' group
         "oak logs": ["oak log", "bare log"]}                           # by ../tags/items
-    assert {"iron nugget", "bare log", "coal"} <= world.raw
-    assert "sand" not in world.raw and "bone block" not in world.raw
+    # a class without members is a raw item, not a class of what its name sounds like: acacia log
+    assert {"iron nugget", "bare log", "coal", "acacia logs"} <= world.raw
+    assert not {"sand", "bone block", "oak logs"} & world.raw
     assert world.depth["chest"] == 2 and world.depth["light blue dye"] == 1
-
-
-def test_read_world_takes_a_class_without_members_for_a_raw_item_as_textcraft_does(tmp_path):
-    """Not for a class of what its name sounds like: acacia log, and oak logs also dark oak log."""
-    env = textcraft.Env(recipes=minecraft(tmp_path))
-    env.reset(next(i for i in env.world.test if env.world.goal(i) == "acacia planks"))
-    assert env.step("get 4 acacia log")[0] == "Got 4 acacia log"
-    assert env.step("craft 4 acacia planks using 1 acacia log")[0].startswith("Could not find a v")
-    assert env.step("get 1 acacia logs")[0] == "Got 1 acacia logs"
-    assert env.step("craft 4 acacia planks using 1 acacia logs")[1] == 1
-    env.reset(next(i for i in env.world.test if env.world.goal(i) == "oak planks"))
-    env.step("get 9 dark oak log")
-    env.step("get 1 oak log")
-    assert env.step("get 1 oak logs")[0] == "Could not find oak logs"         # it has a tag file
-    assert env.step("craft 4 oak planks using 1 dark oak log")[0].startswith("Could not find a v")
-    assert env.step("craft 4 oak planks using 1 oak log")[1] == 1
 
 
 # ---- recipes given by a flag ----
@@ -371,7 +336,6 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_pat
     for name in ("WORLD", "TRAIN", "TEST"):             # put back after the test
         monkeypatch.setattr(textcraft, name, getattr(textcraft, name))
     monkeypatch.setenv("NANO_TEXTCRAFT_DATA", "")
-    monkeypatch.delenv("NANO_TEXTCRAFT_DATA")
     module, env = open_env("textcraft", minecraft(tmp_path)), textcraft.Env()
     tasks = [*module.TRAIN, *module.TEST]
     for task_id in tasks:

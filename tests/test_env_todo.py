@@ -21,9 +21,9 @@ def env():
     return env
 
 
-def task_of(kind, ids=todo.TEST):
+def task_of(kind):
     """The first task of a family."""
-    return next(i for i in ids if todo.family(i) == kind)
+    return next(i for i in todo.TEST if todo.family(i) == kind)
 
 
 def ends(env, task_id=None):
@@ -86,7 +86,6 @@ def test_changes_are_told_and_seen(env):
     ("update_task", {"task_id": "1", "due_date": "2030-01-01"}, "Task not found"),
     ("complete_task", {"task_id": "1"}, "Task 1 is not exists."),
     ("delete_task", {"task_id": "1"}, "Task 1 is not exists."),
-    ("get_tasks", {}, "ERROR | KeyError('project_id')"),
     ("update_task", {"task_id": 0, "due_date": "2030-02-30"}, "Invalid argument value: due_date"),
     ("update_project", {"project_id": 0, "is_favorite": "maybe"},
      "Invalid argument value: is_favorite"),
@@ -105,7 +104,6 @@ def test_refusals_change_nothing(env, tool, arguments, refusal):
 def test_judge_wants_the_answer_and_the_state(kind):
     env = Env()
     for task_id in [i for i in todo.TEST if todo.family(i) == kind][:2]:
-        assert ends(env, task_id)[0] == 1.0
         env.reset(task_id)                      # the answer alone
         assert env.step('finish with Action Input: {"answer": "done"}')[1:3] == (0.0, True)
         env.reset(task_id)                      # the state alone

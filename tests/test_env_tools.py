@@ -17,7 +17,7 @@ from envs import weather
 from envs.parts import tools
 from envs.parts.tool_rules import RULES
 from envs.parts.tools import Refused, parse, read_arguments, same
-from players import play, solved
+from players import play
 
 NAMES = "weather", "movie", "academia"
 NAME, SUCCESS = "test", 1.0             # this file stands for an environment's, see `Toy.module`
@@ -124,33 +124,24 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_read_arguments_refuses_all_else_and_runs_nothing(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [*NAMES, "todo", "sheet"])
+def test_hostile_arguments_are_answered_run_nothing_and_change_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parsed, literal_eval = [], tools.ast.literal_eval
     monkeypatch.setattr(tools.ast, "literal_eval",
                         lambda text: parsed.append(text) or literal_eval(text))
-    began = time.monotonic()
-    with pytest.raises(Refused, match="^ERROR . Exception.Parameters in action input are not"):
-        read_arguments(HOSTILE[kind])
-    assert time.monotonic() - began < 5
-    assert not list(tmp_path.iterdir())
-    for text in parsed:                         # no name, call or operator reaches Python's parser
-        assert not re.search(r"[A-Za-z_]{2,}|[*@%/]", re.sub("True|False|None|'[^']*'", "", text))
-
-
-@pytest.mark.parametrize("name", [*NAMES, "todo", "sheet"])
-def test_hostile_arguments_are_answered_and_change_nothing(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    env = importlib.import_module(f"envs.{name}").Env()
-    with contextlib.closing(env):
+    with contextlib.closing(importlib.import_module(f"envs.{name}").Env()) as env:
         env.reset(0)
         expected = env.expert()
         for tool in (*env.tools[::5], "finish", "eval", "__init__"):
-            for text in HOSTILE.values():
+            for kind, text in HOSTILE.items():
+                began = time.monotonic()
                 assert said(env, f"Action: {tool} with Action Input: {text}") == (
-                    PARAMETERS, 0.0, False, False)
+                    PARAMETERS, 0.0, False, False), kind
+                assert time.monotonic() - began < 5, kind
         assert env.expert() == expected and not list(tmp_path.iterdir())
+    for text in parsed:                         # no name, call or operator reaches Python's parser
+        assert not re.search(r"[A-Za-z_]{2,}|[*@%/]", re.sub("True|False|None|'[^']*'", "", text))
 
 
 # ---- what a call is answered ----
@@ -225,7 +216,13 @@ def test_expert_goes_on_where_the_results_end():
     assert env.expert()[1] == 'add with Action Input: {"a": 2.0, "b": 1.0}'
     env.step('Action: add with Action Input: {"b": "1", "a": 2, "c": 0}')      # the first, oddly
     assert env.expert() == ("Last.", 'add with Action Input: {"a": 4.0, "b": 1.0}')
+    for n in range(1000):
+        env.step(f'add with Action Input: {{"a": {n}, "b": 7}}')
+    assert len(env.results) <= 100              # they do not pile up: its own are gone
     env.step(env.expert()[1])
+    assert {env.expert()[0] for _ in range(50)} < {"On.", "Next."}      # the same, asked again
+    for _ in range(2):
+        env.step(env.expert()[1])
     assert env.expert()[1] == 'finish with Action Input: {"answer": 5.0}'
     assert env.step(env.expert()[1])[1] == 1.0
 
@@ -235,52 +232,32 @@ def test_random_action_draws_every_tool_and_finish():
     assert drawn == {"add", "spell", "anything", "finish"}
 
 
-def test_results_do_not_pile_up_and_the_expert_finds_its_way():
-    env = started()
-    env.step(env.expert()[1])
-    assert {env.expert()[0] for _ in range(50)} < {"On.", "Next."}      # the same, asked again
-    for n in range(1000):
-        env.step(f'add with Action Input: {{"a": {n}, "b": 7}}')
-    assert len(env.results) <= 100
-    for _ in range(4):
-        *_, info = env.step(env.expert()[1])
-    assert info["success"]
+def spoken(env):
+    """The expert's action, after a look at its thought."""
+    thought, action = env.expert()
+    assert re.fullmatch(r"['A-Z].*[^.][.?]", thought), thought
+    assert "[" not in re.sub(r"\[[0-9, ]+\]", "", thought), thought     # sheet lists its rows
+    return action
 
 
 @pytest.mark.parametrize("name", [*NAMES, "todo", "sheet"])
 def test_expert_succeeds_after_any_detour(name):
     """After some turns of a random player or of its own, and nonsense between; but for what cannot
-    be taken back."""
+    be taken back. What it concludes from the tools' replies is the answer from the data."""
     world, rng = importlib.import_module(f"envs.{name}"), random.Random(0)
     with contextlib.closing(world.Env()) as env:
-        for task_id in world.TEST[:33]:
+        for task_id in [*world.TRAIN, *world.TEST][::23]:
             env.reset(task_id)
-            for _ in range(rng.randint(1, 12)):
+            for _ in range(rng.randrange(13)):
                 action = env.expert()[1] if rng.random() < 0.2 else env.random_action(rng)
                 if not action.startswith(("finish", "delete_task", "complete_task")):
                     env.step(action)
                 env.step("nonsense")
-            assert solved(env, most=world.HORIZON), (task_id, env.task.goal)
-
-
-def spoken(env):
-    """The expert's action, after a look at its thought."""
-    thought, action = env.expert()
-    assert re.fullmatch(r"[A-Z].*[^.][.?]", thought) and "[" not in thought, thought
-    return action
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_answers_and_scripts_agree(name):
-    """The answer from the data is what the expert concludes from the tools' replies."""
-    world = importlib.import_module(f"envs.{name}")
-    with contextlib.closing(world.Env()) as env:
-        for task_id in [*world.TRAIN, *world.TEST][::23]:
-            turns = play(env, task_id, world.HORIZON, spoken)
-            assert all(info["valid"] for *_, info in turns), turns
+            turns = play(env, most=world.HORIZON, choose=spoken)
             action, *_, info = turns[-1]
             assert info["success"], (task_id, env.task.goal, env.task.answer, action)
-            given = json.loads(action.partition("Action Input:")[2])["answer"]
+            assert all(info["valid"] for *_, info in turns), turns
+            given = json.loads(action.partition("Action Input:")[2]).get("answer", env.task.answer)
             assert type(given) is type(env.task.answer) or type(given) in (int, float)
 
 
