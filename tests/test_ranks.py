@@ -8,7 +8,6 @@ import functools
 import gc
 import os
 import re
-import socket
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import start_processes
 from fakes import config, started, trainer_of
 from test_train import lines_of
@@ -42,22 +42,16 @@ KINDS = {       # the lengths of the episodes differ, so no rank has as many tok
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
-
-
 def on_ranks(count, work, *arguments):
     """work(*arguments) by so many ranks of a group; 1: by one process that joins no other."""
-    start_processes(a_rank, (count, free_port(), work, arguments), count, start_method="fork")
+    start_processes(a_rank, (count, get_free_port(), work, arguments), count, start_method="fork")
 
 
 def a_rank(rank, count, port, work, arguments):
     torch.set_num_threads(1)
     if count > 1:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     work(*arguments)
     parallel.end()
 
