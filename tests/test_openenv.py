@@ -138,7 +138,9 @@ def test_an_environment_that_breaks_is_an_error_and_never_a_reward(monkeypatch):
 
 def test_a_session_beyond_the_limit_is_told_so_and_a_closed_one_leaves_its_place():
     with listening(serve_openenv.server(maze, sessions=1)) as address:
-        first, second = Client(address), Client(address)
+        first = Client(address)
+        first.reset(index=3)                    # it has the place before the second asks for one
+        second = Client(address)
         refusal = json.loads(second.socket.recv(60))
         assert refusal == {"type": "error", "data": {
             "message": refusal["data"]["message"], "code": "CAPACITY_REACHED",
