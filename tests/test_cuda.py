@@ -334,18 +334,15 @@ def pretended(monkeypatch):
 RUNS = [        # what differs from SMALL
     dict(algo="grpo", kl_coef=0.1, filter="top_p", checkpointing=True, temperature=0.7),
     dict(algo="starpo", lora=4, critic="shared", context="memory", max_turn_tokens=8),
-    *(dict(algo=algo) for algo in train.ALGOS), dict(lora=4, kl_coef=0.1),
-    dict(algo="ppo", lora=4, epochs=2), dict(filter="uncertain", entropy_coef=0.01),
-    dict(kl_coef=0.1, kl="k2", filter="none"), dict(algo="ppo", advantage="turn_gae"),
-    dict(algo="reinforce_pp", kl_coef=0.1, kl="reward"), dict(context="window"),
-    dict(env="toy,sums", filter="none"), dict(max_concurrent=3, micro_tokens=60)]
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
+        *(dict(algo=algo) for algo in train.ALGOS), dict(lora=4, kl_coef=0.1),
+        dict(algo="ppo", lora=4, epochs=2), dict(filter="uncertain", entropy_coef=0.01),
+        dict(kl_coef=0.1, kl="k2", filter="none"), dict(algo="ppo", advantage="turn_gae"),
+        dict(algo="reinforce_pp", kl_coef=0.1, kl="reward"), dict(context="window"),
+        dict(env="toy,sums", filter="none"), dict(max_concurrent=3, micro_tokens=60)))]
 
 
-def words(flags):
-    return ",".join(map(str, flags.values()))
-
-
-@pytest.mark.parametrize("flags", RUNS[:2], ids=words)
+@pytest.mark.parametrize("flags", RUNS, ids=lambda flags: ",".join(map(str, flags.values())))
 def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here):
     (gpu, waits), flags = pretended, dict(flags, device="cuda", compute="float32", steps=1)
     with gpu:
@@ -353,12 +350,6 @@ def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, u
         assert run.policy.device == GPU
     assert run.step == 1 and gpu.mixed == []
     assert len(waits) > 5 and set(waits) == {1}             # for the ids and log-probabilities
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", RUNS[2:], ids=words)
-def test_other_runs_mix_no_devices(pretended, flags, url, model, here):
-    test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here)
 
 
 @pytest.mark.slow
