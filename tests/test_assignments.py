@@ -67,27 +67,23 @@ def test_blanked_keeps_signatures_and_docstrings_alone():
         blank.blanked(SOURCE, {"Outer.gone": ""})
 
 
-def lines_of(text):
-    """Its lines of code, without indentation, short ones and comments."""
-    return {line.strip() for line in text.splitlines()
+def lines_of(lines):
+    """Those of code, without indentation, short ones and comments."""
+    return {line.strip() for line in lines
             if len(line.strip()) > 20 and line.strip()[0] not in "#\"'"}
 
 
 def test_a_copy_holds_no_body_of_what_is_to_be_written(copy):
     step, out = copy
-    bodies = {}
+    texts = {path: lines_of(path.read_text().splitlines()) for path in out.rglob("*")
+             if path.suffix in (".py", ".md", ".txt")}
     for file, names in blank.read_sheet(step)[1].items():
         source = (ROOT / file).read_text()
         for name, node in blank.functions_of(ast.parse(source)):
-            if name in names:
-                begin, end = blank.body_lines(node, source.splitlines())
-                bodies[name] = lines_of("\n".join(source.splitlines()[begin:end]))
-    leaks, texts = [], {path.relative_to(out).as_posix(): lines_of(path.read_text())
-                        for path in out.rglob("*") if path.suffix in (".py", ".md", ".txt")}
-    for name, body in bodies.items():
-        leaks += [f"{file} holds {name}" for file, lines in texts.items()
-                  if body and len(lines & body) > max(0.6 * len(body), len(body) - 2)]
-    assert leaks == []
+            begin, end = blank.body_lines(node, source.splitlines())
+            body = lines_of(source.splitlines()[begin:end]) if name in names else set()
+            assert [path for path, lines in texts.items() if body and
+                    len(lines & body) > max(0.6 * len(body), len(body) - 2)] == [], name
     assert not [path for path in out.rglob("*") if path.name == "__pycache__"
                 or path.name.startswith(".") or path.suffix == ".pyc"]
     for name in blank.TEACHERS:

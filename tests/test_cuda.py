@@ -10,6 +10,7 @@ import gc
 import inspect
 import math
 import random
+import re
 import sys
 import types
 import weakref
@@ -237,18 +238,12 @@ def test_flash_tells_of_no_bound_where_one_query_sees_all():
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
-class Broken(types.ModuleType):
-    """flash-attn, built for another torch."""
-    def __getattr__(self, name):
-        raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")
-
-
 @pytest.mark.parametrize("package, capability, device, dtype, kernel, why", [
     (WHOLE, (8, 0), "cuda", torch.float16, "flash2", "installed"),
     (None, (9, 0), "cuda", torch.bfloat16, "varlen",
      "flash2: import of flash_attn halted; None in sys.modules"),
-    (Broken("flash_attn"), (9, 0), "cuda", torch.bfloat16, "varlen",
-     "flash2: flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error"),
+    (types.ModuleType("flash_attn"), (9, 0), "cuda", torch.bfloat16, "varlen",
+     "flash2: cannot import name 'flash_attn_varlen_func' from 'flash_attn' (unknown location)"),
     (WHOLE, (7, 5), "cuda", torch.float16, "torch",
      "needs a GPU of compute capability 8.0 or later"),
     (WHOLE, (8, 0), "cuda", torch.float32, "torch", "cuda, torch.float32"),
@@ -263,7 +258,7 @@ def test_choose_kernel_takes_what_can_run_and_says_why_flash_attn_cannot(
     if kernel != "torch":
         assert choose_kernel("varlen", *here) == ("varlen", "installed")
     if kernel != "flash2":
-        with pytest.raises(ValueError, match=f"attention=flash2, but {why}: use auto"):
+        with pytest.raises(ValueError, match=re.escape(f"attention=flash2, but {why}: use auto")):
             choose_kernel("flash2", *here)
 
 
