@@ -82,27 +82,21 @@ def test_measure_probes_with_every_evaluation(monkeypatch):
     assert recipe.measure(run, 2, [], measure=lambda *_: {"step": 0}) == {"step": 0}
 
 
-# ---- template collapse --------------------------------------------------------------------------
-
-@pytest.fixture
-def told(monkeypatch):
-    """told(history) -> {signal: sentence} of template collapse after any of its steps."""
+def test_template_collapse_compares_the_first_two_probes_with_the_last_two(monkeypatch):
     monkeypatch.setattr(metrics, "echo_trap_signals", recipe.signals)
-    return lambda history: {
-        signal: sentence for stop in range(len(history) + 1)
-        for signal, sentence in metrics.collapse_warnings(history[:stop]) if "template" in sentence}
 
-
-def test_template_collapse_compares_the_first_two_probes_with_the_last_two(told):
-    def probed(signal, *values, **more):
-        return [{"success": 0.5, "entropy": 0.8 * more.get("decay", 1) ** s, **more,
-                 signal: values[s // 5] if s % 5 == 0 else None} for s in range(5 * len(values))]
+    def told(signal, *values, decay=1.0, **more):
+        """{signal: sentence} of template collapse after any step; a probe every five steps."""
+        history = [{"success": 0.5, "entropy": 0.8 * decay ** s, **more,
+                    signal: values[s // 5] if s % 5 == 0 else None} for s in range(5 * len(values))]
+        return {signal: sentence for stop in range(len(history) + 1) for signal, sentence
+                in metrics.collapse_warnings(history[:stop]) if "template" in sentence}
     falls = "mutual_information", 3.0, 1.0, 1.0, 0.6, 0.1
-    assert "(mutual_information 2 -> 0.35, " in told(probed(*falls))["mutual_information"]
-    assert told(probed(*falls, decay=0.95)) == {}           # entropy tells it already
-    assert told(probed(*falls, success=0.97)) == {}
-    assert told(probed(falls[0], 2.0, 2.0, 2.0, 1.2, 0.1)) == {}    # 0.65: more than a quarter of 2
-    assert told(probed(falls[0], 2.0, 0.1, 0.1)) == {}      # fewer than four probes
+    assert "(mutual_information 2 -> 0.35, " in told(*falls)[falls[0]]
+    assert told(*falls, decay=0.95) == {}                   # entropy tells it already
+    assert told(*falls, success=0.97) == {}
+    assert told(falls[0], 2.0, 2.0, 2.0, 1.2, 0.1) == {}    # 0.65 is more than a quarter of 2
+    assert told(falls[0], 2.0, 0.1, 0.1) == {}              # fewer than four probes
     hits = "retrieval_accuracy", 0.9, 0.7, 0.5, 0.28, 0.28
-    assert told(probed(*hits)) == {}                        # 0.28 is more than a quarter of 0.8,
-    assert told(probed(*hits, retrieval_chance=0.125)).keys() == {hits[0]}      # 0.155 of 0.675 not
+    assert told(*hits) == {}                                # 0.28 is more than a quarter of 0.8,
+    assert told(*hits, retrieval_chance=0.125).keys() == {hits[0]}      # 0.155 of 0.675 not
