@@ -1,7 +1,7 @@
 """Does a change leave what is learned as it was? The same runs in two checkouts, number by number.
 
     git worktree add ../before HEAD~1                         a checkout of the commit before
-    python tests/compare.py ../before .                       every case, 3 minutes or more
+    python tests/compare.py ../before .                       every case, some 15 minutes
     python tests/compare.py ../before . --only grpo resume    these cases
     python tests/compare.py ../before . --tolerance 1e-6      after a change of the arithmetic
 
@@ -29,17 +29,14 @@ policies are those that the old checkout clones; the cases `clone...` compare th
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,50 +96,23 @@ CASES = {       # name: command; of a flag that is given twice the last counts
 CLOCKS = re.compile("seconds|tokens_per_second|bandwidth_share|flop_share")
 
 
-# ---- one side: a process that plays the cases in its checkout -----------------------------------
-
-def enter(checkout, folder):
-    """Begin a process: import from `checkout`, write to `folder`, print to the log there."""
-    sys.path.insert(0, str(checkout))
-    os.chdir(folder)
-    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-
-def play(name):
-    """Run a case in a folder of its own -> "", or the last line of its error."""
+def play(name, checkout, folder):
+    """Run a case of this checkout in a new folder -> "", or the last line of its log."""
     script, *flags = CASES[name].split()
-    script, side = os.path.join(sys.path[0], script), Path.cwd()
-    os.mkdir(name)
-    os.chdir(name)
-    print(f"\n==== {name}", flush=True)
-    try:
-        if name == "ranks":
-            subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                            "--nproc_per_node", "2", script, *flags], check=True)
-        else:
-            command(script, flags)
-        if name == "resume":
-            shutil.rmtree("runs/run/step_5")
-            command(script, [*flags, "--resume"])
-        # Which defaults a checkout hands on with a policy is its own affair: both get one without.
-        for file in ("policy/clone.json", "policy/defaults.json"):
-            Path(file).unlink(missing_ok=True)
-    except (Exception, SystemExit) as error:
-        if getattr(error, "code", "") != 2:         # argparse has printed its sentence
-            traceback.print_exc()
-        return (side / "log.txt").read_text().splitlines()[-1]
-    finally:
-        os.chdir(side)
+    ranks = "-m torch.distributed.run --standalone --nproc_per_node 2".split() * (name == "ranks")
+    folder.mkdir()
+    with open(folder / "log.txt", "w") as log:
+        for more in [[], ["--resume"]][:1 + (name == "resume")]:
+            if more:
+                shutil.rmtree(folder / "runs/run/step_5")
+            done = subprocess.run([sys.executable, *ranks, checkout / script, *flags, *more],
+                                  cwd=folder, stdout=log, stderr=log)
+            if done.returncode:
+                return (folder / "log.txt").read_text().splitlines()[-1]
+    # Which defaults a checkout hands on with a policy is its own affair: both get one without.
+    for file in ("policy/clone.json", "policy/defaults.json"):
+        (folder / file).unlink(missing_ok=True)
     return ""
-
-
-def command(script, flags):
-    """`python script flags`, without importing torch once more."""
-    sys.modules.pop("train", None)              # a recipe has changed it
-    sys.argv = [script, *flags]
-    runpy.run_path(script, run_name="__main__")
 
 
 # ---- the comparison -----------------------------------------------------------------------------
@@ -211,19 +181,18 @@ def compare(old, new, tolerance):
 
 def compare_all(names, checkouts, folders, tolerance):
     """Play and compare these cases, a line each -> how many differ or failed."""
-    spawn, wrong = multiprocessing.get_context("spawn"), 0
-    with ProcessPoolExecutor(1, spawn, enter, (checkouts[0], folders[0])) as old, \
-            ProcessPoolExecutor(1, spawn, enter, (checkouts[1], folders[1])) as new:
+    wrong = 0
+    with ThreadPoolExecutor(2) as pool:
         for name in names:
-            jobs = [side.submit(play, name) for side in (old, new)]
-            failed = [f"FAILED in {side}: {job.result()}"
-                      for side, job in zip(("old", "new"), jobs) if job.result()]
+            places = [folder / name for folder in folders]
+            errors = zip(("old", "new"), pool.map(play, [name] * 2, checkouts, places))
+            failed = [f"FAILED in {side}: {error}" for side, error in errors if error]
             verdict, good = ("; ".join(failed), False) if failed else compare(
-                *(read(folder / name) for folder in folders), tolerance)
+                *map(read, places), tolerance)
             print(f"{name:22} {verdict}", flush=True)
             wrong += not good
-            for folder in folders * verdict.startswith("same"):
-                shutil.rmtree(folder / name / "runs", ignore_errors=True)
+            for place in places * verdict.startswith("same"):
+                shutil.rmtree(place / "runs", ignore_errors=True)
     return wrong
 
 

@@ -10,17 +10,13 @@ from fakes import save_policy
 from tests.bench import gpu
 
 
-def on_paper(name):
-    return gpu.make_model(name, "meta")
-
-
 def test_decode_seconds_are_products_and_keys_and_values():
     """0.5B: 24 layers of 896 x 896 and 896 x 4864 matrices, biases and norms; the tied embeddings
     are read as the head; a token keeps 2 x 24 x 2 heads x 64 numbers. 7B: two matrices of 152,064 x
     3,584, of which the embeddings are looked up, not read."""
     layer = (896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896    # q, with bias; k, v; o
              + 3 * 896 * 4864 + 2 * 896)                            # gate, up, down; two norms
-    model = on_paper("0.5B")
+    model = gpu.make_model("0.5B", "meta")
     assert gpu.weights_of(model) == (24 * layer + 896, 151936 * 896)
     limits = dict(bandwidth=1e9, matmul=1e12)
     products, attention = gpu.decode_seconds(model, 3, 100, limits)      # 2 bytes against 6 FLOP
@@ -28,17 +24,18 @@ def test_decode_seconds_are_products_and_keys_and_values():
     assert attention == pytest.approx(3 * 100 * 2 * 24 * 2 * 64 * 2 / 1e9)
     assert gpu.decode_seconds(model, 3000, 100, limits)[0] == pytest.approx(
         2 * 494_032_768 * 3000 / 1e12)                                   # bound by FLOP
-    seven = on_paper("7B")
+    seven = gpu.make_model("7B", "meta")
     assert sum(gpu.weights_of(seven)) == 7_615_616_512 - 152064 * 3584
     # at 4.3 TB/s and 600 TFLOP/s a step of 256 rows of the 3B at 1k tokens takes 2.6 + 2.2 ms
-    three = gpu.decode_seconds(on_paper("3B"), 256, 1024, dict(bandwidth=4.3e12, matmul=6e14))
+    limits = dict(bandwidth=4.3e12, matmul=6e14)
+    three = gpu.decode_seconds(gpu.make_model("3B", "meta"), 256, 1024, limits)
     assert three == pytest.approx((2.63e-3, 2.25e-3), rel=0.01)
 
 
 def test_forward_flop_is_two_a_weight_and_token_and_causal_attention():
     """Two sequences of 10 tokens, the head at 3 places: token t of a text meets t + 1 tokens, on
     average 5 (of 10; half of the square), 4 FLOP for each number of a layer's width."""
-    model = on_paper("0.5B")
+    model = gpu.make_model("0.5B", "meta")
     layers, head = gpu.weights_of(model)
     attention = 24 * 4 * 896 * 2 * sum(t + 0.5 for t in range(10))
     assert gpu.forward_flop(model, 20, 10, 3) == 2 * layers * 20 + 2 * head * 3 + attention

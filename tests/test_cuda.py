@@ -10,6 +10,7 @@ import gc
 import inspect
 import math
 import random
+import re
 import sys
 import types
 import weakref
@@ -237,18 +238,12 @@ def test_flash_tells_of_no_bound_where_one_query_sees_all():
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
-class Broken(types.ModuleType):
-    """flash-attn, built for another torch."""
-    def __getattr__(self, name):
-        raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")
-
-
 @pytest.mark.parametrize("package, capability, device, dtype, kernel, why", [
     (WHOLE, (8, 0), "cuda", torch.float16, "flash2", "installed"),
     (None, (9, 0), "cuda", torch.bfloat16, "varlen",
      "flash2: import of flash_attn halted; None in sys.modules"),
-    (Broken("flash_attn"), (9, 0), "cuda", torch.bfloat16, "varlen",
-     "flash2: flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error"),
+    (types.ModuleType("flash_attn"), (9, 0), "cuda", torch.bfloat16, "varlen",
+     "flash2: cannot import name 'flash_attn_varlen_func' from 'flash_attn' (unknown location)"),
     (WHOLE, (7, 5), "cuda", torch.float16, "torch",
      "needs a GPU of compute capability 8.0 or later"),
     (WHOLE, (8, 0), "cuda", torch.float32, "torch", "cuda, torch.float32"),
@@ -263,7 +258,7 @@ def test_choose_kernel_takes_what_can_run_and_says_why_flash_attn_cannot(
     if kernel != "torch":
         assert choose_kernel("varlen", *here) == ("varlen", "installed")
     if kernel != "flash2":
-        with pytest.raises(ValueError, match=f"attention=flash2, but {why}: use auto"):
+        with pytest.raises(ValueError, match=re.escape(f"attention=flash2, but {why}: use auto")):
             choose_kernel("flash2", *here)
 
 
@@ -334,18 +329,15 @@ def pretended(monkeypatch):
 RUNS = [        # what differs from SMALL
     dict(algo="grpo", kl_coef=0.1, filter="top_p", checkpointing=True, temperature=0.7),
     dict(algo="starpo", lora=4, critic="shared", context="memory", max_turn_tokens=8),
-    *(dict(algo=algo) for algo in train.ALGOS), dict(lora=4, kl_coef=0.1),
-    dict(algo="ppo", lora=4, epochs=2), dict(filter="uncertain", entropy_coef=0.01),
-    dict(kl_coef=0.1, kl="k2", filter="none"), dict(algo="ppo", advantage="turn_gae"),
-    dict(algo="reinforce_pp", kl_coef=0.1, kl="reward"), dict(context="window"),
-    dict(env="toy,sums", filter="none"), dict(max_concurrent=3, micro_tokens=60)]
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
+        *(dict(algo=algo) for algo in train.ALGOS), dict(lora=4, kl_coef=0.1),
+        dict(algo="ppo", lora=4, epochs=2), dict(filter="uncertain", entropy_coef=0.01),
+        dict(kl_coef=0.1, kl="k2", filter="none"), dict(algo="ppo", advantage="turn_gae"),
+        dict(algo="reinforce_pp", kl_coef=0.1, kl="reward"), dict(context="window"),
+        dict(env="toy,sums", filter="none"), dict(max_concurrent=3, micro_tokens=60)))]
 
 
-def words(flags):
-    return ",".join(map(str, flags.values()))
-
-
-@pytest.mark.parametrize("flags", RUNS[:2], ids=words)
+@pytest.mark.parametrize("flags", RUNS, ids=lambda flags: ",".join(map(str, flags.values())))
 def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here):
     (gpu, waits), flags = pretended, dict(flags, device="cuda", compute="float32", steps=1)
     with gpu:
@@ -353,12 +345,6 @@ def test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, u
         assert run.policy.device == GPU
     assert run.step == 1 and gpu.mixed == []
     assert len(waits) > 5 and set(waits) == {1}             # for the ids and log-probabilities
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", RUNS[2:], ids=words)
-def test_other_runs_mix_no_devices(pretended, flags, url, model, here):
-    test_a_run_mixes_no_devices_and_waits_once_a_decode_step(pretended, flags, url, model, here)
 
 
 @pytest.mark.slow

@@ -82,33 +82,21 @@ def test_measure_probes_with_every_evaluation(monkeypatch):
     assert recipe.measure(run, 2, [], measure=lambda *_: {"step": 0}) == {"step": 0}
 
 
-# ---- template collapse --------------------------------------------------------------------------
-
-@pytest.fixture
-def told(monkeypatch):
-    """told(history) -> {signal: sentence} of template collapse after any of its steps."""
+def test_template_collapse_compares_the_first_two_probes_with_the_last_two(monkeypatch):
     monkeypatch.setattr(metrics, "echo_trap_signals", recipe.signals)
-    return lambda history: {
-        signal: sentence for stop in range(len(history) + 1)
-        for signal, sentence in metrics.collapse_warnings(history[:stop]) if "template" in sentence}
 
-
-def test_template_collapse_is_named(told):
-    def probed(entropy, success=0.5):
-        return [{"success": success, "entropy": entropy(s),
-                 "mutual_information": 1.8 - s / 20 if s % 10 == 0 else None,
-                 "retrieval_accuracy": max(0.13, 0.8 - s / 50) if s % 10 == 0 else None,
-                 "retrieval_chance": 0.125} for s in range(45)]
-    assert told(probed(lambda s: 0.8)).keys() == {"mutual_information", "retrieval_accuracy"}
-    assert told(probed(lambda s: 0.8 * math.exp(-s / 20))) == {}     # entropy tells it already
-    assert told(probed(lambda s: 0.8, success=0.97)) == {}
-
-
-def test_template_collapse_compares_the_first_two_probes_with_the_last_two(told):
-    def probed(*values):
-        return [{"success": 0.5, "entropy": 0.8, "mutual_information": values[s // 5]
-                 if s % 5 == 0 else None} for s in range(5 * len(values))]
-    assert "(mutual_information 2 -> 0.35, " in \
-        told(probed(3.0, 1.0, 1.0, 0.6, 0.1))["mutual_information"]
-    assert told(probed(2.0, 2.0, 2.0, 1.2, 0.1)) == {}      # 0.65 is more than a quarter of 2
-    assert told(probed(2.0, 0.1, 0.1)) == {}                # fewer than four probes
+    def told(signal, *values, decay=1.0, **more):
+        """{signal: sentence} of template collapse after any step; a probe every five steps."""
+        history = [{"success": 0.5, "entropy": 0.8 * decay ** s, **more,
+                    signal: values[s // 5] if s % 5 == 0 else None} for s in range(5 * len(values))]
+        return {signal: sentence for stop in range(len(history) + 1) for signal, sentence
+                in metrics.collapse_warnings(history[:stop]) if "template" in sentence}
+    falls = "mutual_information", 3.0, 1.0, 1.0, 0.6, 0.1
+    assert "(mutual_information 2 -> 0.35, " in told(*falls)[falls[0]]
+    assert told(*falls, decay=0.95) == {}                   # entropy tells it already
+    assert told(*falls, success=0.97) == {}
+    assert told(falls[0], 2.0, 2.0, 2.0, 1.2, 0.1) == {}    # 0.65 is more than a quarter of 2
+    assert told(falls[0], 2.0, 0.1, 0.1) == {}              # fewer than four probes
+    hits = "retrieval_accuracy", 0.9, 0.7, 0.5, 0.28, 0.28
+    assert told(*hits) == {}                                # 0.28 is more than a quarter of 0.8,
+    assert told(*hits, retrieval_chance=0.125).keys() == {hits[0]}      # 0.155 of 0.675 not

@@ -2,7 +2,7 @@
 
     python tests/wrong_versions.py                       all of them: a line each, and a summary
     python tests/wrong_versions.py --only algos.py       those of one file
-    python tests/wrong_versions.py --sample 12 --seed 3  a dozen, spread over the files
+    python tests/wrong_versions.py --sample 12 --seed 3  a dozen of them
 
 FAULTS are single slips that a fork or a student could make: a sign, an off-by-one, max for min, the
 old for the new. Each is put into a copy of this folder, where the test that it names must then fail
@@ -857,19 +857,8 @@ def located(test):
     return f"tests/{homes[0].name}::{test}" if len(homes) == 1 else test
 
 
-def sample(count, seed):
-    """`count` entries: file after file gives one, each its own in an order drawn by `seed`."""
-    rng = random.Random(seed)
-    piles = [rng.sample(faults, len(faults)) for faults in map(entries, FAULTS)]
-    rng.shuffle(piles)
-    dealt = [pile[i] for i in range(max(map(len, piles))) for pile in piles if i < len(pile)]
-    return dealt[:count]
-
-
 def trouble(file, text, wrong, test):
     """Why this entry cannot be tried, in words; "" if it can."""
-    if not (ROOT / file).exists():
-        return f"there is no file {file}"
     found = (ROOT / file).read_text().count(text)
     if found != 1:
         return (f"its text occurs {found} times in {file}, expected once: the line has changed, "
@@ -877,11 +866,8 @@ def trouble(file, text, wrong, test):
     if text == wrong:
         return "the wrong form is the right one"
     path, _, name = test.partition("::")
-    if not name:
+    if not name or f"def {name.partition('[')[0]}(" not in (ROOT / path).read_text():
         return f"there is no test {test}, or in several files"
-    if not (ROOT / path).exists() or f"def {name.partition('[')[0]}(" not in \
-            (ROOT / path).read_text():
-        return f"there is no test {test}"
     return ""
 
 
@@ -1014,7 +1000,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
     parser.add_argument("-j", type=int, default=2, help="processes")
     flags = parser.parse_args()
-    chosen = sample(flags.sample, flags.seed) if flags.sample else entries(flags.only)
+    chosen = entries(flags.only)
+    if flags.sample:
+        chosen = random.Random(flags.seed).sample(chosen, flags.sample)
     if not chosen:
         sys.exit(f"--only {flags.only}: no faults of it; there are {', '.join(FAULTS)}")
     sys.exit(try_all(chosen, flags.j, check=not flags.sample) > 0)

@@ -1,14 +1,14 @@
 """python -m tests.bench.rollout --parts decode: the engine alone, against transformers.
 
-The same weights on both sides. This file also holds what all benchmarks share.
-
-    python -m tests.bench.rollout --parts decode
+The same weights on both sides. This file also holds what rollout.py and update.py share.
 
 Prompts of 128 to 256 tokens, then 64 new tokens, by Engine.prefill, Engine.decode and `sample`,
 against `generate` (left-padded, DynamicCache). tok/s are those of the decode.
 Targets: 1.4 x generate at batch 64, 2 x at 256.
 """
+import argparse
 import copy
+import os
 import statistics
 import time
 from collections import defaultdict
@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
     "S": (128, 4, 4, 2, 384, 512),
     "M": (256, 4, 8, 2, 768, 1024),
-    "tiny": (64, 2, 4, 2, 192, 600),     # what agentevol.py clones
 }
 
 
@@ -52,58 +51,73 @@ def race(rounds, ways):
     return seen
 
 
-def ratio(seen, slow, fast="ours", figure="seconds"):
-    return statistics.median(a / b for a, b in zip(seen[slow][figure], seen[fast][figure]))
+def ratio(seen, slow):
+    """How many times the seconds of ours it takes: the median over the rounds."""
+    return statistics.median(
+        a / b for a, b in zip(seen[slow]["seconds"], seen["ours"]["seconds"]))
 
 
 def medians(figures):
     return {figure: statistics.median(values) for figure, values in figures.items()}
 
 
-def generate(theirs, contexts, new, stops=(), **more):
-    """transformers' generate over left-padded contexts (lists of ids) -> (B, <= new) ids."""
+def generate(theirs, contexts, new, **more):
+    """transformers' generate over left-padded contexts (lists of ids) -> (B, new) ids."""
     longest = max(map(len, contexts))
     ids = torch.tensor([[0] * (longest - len(c)) + c for c in contexts])
     mask = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts])
     config = GenerationConfig(max_new_tokens=new, do_sample=True, temperature=1.0, top_k=0,
-                              top_p=1.0, eos_token_id=list(stops) or None, pad_token_id=0)
+                              top_p=1.0, eos_token_id=None, pad_token_id=0)
     with torch.inference_mode():
         out = theirs.generate(ids, attention_mask=mask, generation_config=config, **more)
     return out[:, longest:]
 
 
+def main(text, parts):
+    """The script whose docstring is `text`: its parts, {name: (function, [size, ...])}, of which
+    --quick tries the first; function(shape, flags, *size) prints what it has measured."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.
+                                     RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
+    args = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
+    for shape in args.shapes:
+        for function, sizes in map(parts.get, args.parts):
+            for size in sizes[:1] if args.quick else sizes:
+                function(shape, args, *size)
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
 # ---- the engine alone ---------------------------------------------------------------------------
 
 def decode_theirs(theirs, prompts, new):
-    times, began = [], time.perf_counter()
+    times = []
 
     def note_time(ids, scores, **_):             # generate asks after each token whether to stop
         times.append(time.perf_counter())
         return torch.zeros(len(ids), dtype=torch.bool)
     generate(theirs, prompts, new, stopping_criteria=[note_time])
-    return dict(prefill=times[0] - began, seconds=times[-1] - times[0])
+    return dict(seconds=times[-1] - times[0])
 
 
 def decode_ours(ours, prompts, new):
     engine = Engine(ours, len(prompts), sum(-(-(len(p) + new) // 32) for p in prompts), 32)
-    uniforms, began = torch.rand(new, len(prompts)), time.perf_counter()
-    sequences = [engine.start() for _ in prompts]
+    uniforms, sequences = torch.rand(new, len(prompts)), [engine.start() for _ in prompts]
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
-    first = time.perf_counter()
+    began = time.perf_counter()
     for uniform in uniforms[1:]:
         ids, _ = sample(engine.decode(sequences, ids), uniform, 1.0)
-    last = time.perf_counter()
-    return dict(prefill=first - began, seconds=last - first)
+    return dict(seconds=time.perf_counter() - began)
 
 
 def bench_decode(shape, args, B, target):
-    ours, theirs = make_models(shape)
-    new, rng = 16 if args.quick else 64, np.random.default_rng(0)
+    (ours, theirs), rng = make_models(shape), np.random.default_rng(0)
+    B, new = (16, 16) if args.quick else (B, 64)
     prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
     seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),
                               "theirs": lambda _: decode_theirs(theirs, prompts, new)})
-    mine = medians(seen["ours"])
-    print(f"decode {shape} batch {B}: {B * (new - 1) / mine['seconds']:.0f} tok/s = "
-          f"{ratio(seen, 'theirs'):.2f} x generate (target {target}); "
-          f"prefill {sum(map(len, prompts)) / mine['prefill']:.0f} tok/s = "
-          f"{ratio(seen, 'theirs', figure='prefill'):.2f} x", flush=True)
+    print(f"decode {shape} batch {B}: {B * (new - 1) / medians(seen['ours'])['seconds']:.0f} "
+          f"tok/s = {ratio(seen, 'theirs'):.2f} x generate (target {target})", flush=True)

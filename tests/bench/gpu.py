@@ -1,12 +1,12 @@
 """python -m tests.bench.gpu: what a person with a GPU runs once, in under ten minutes.
 
-    python -m tests.bench.gpu --out table.md             tests, a GRPO step, decode, prefill, update
+    python -m tests.bench.gpu --out table.md             a GRPO step, decode, prefill, update
     python -m tests.bench.gpu --models 3B --parts decode --contexts 1024 8192
 
 Qwen2.5's shapes with random weights in bfloat16 (built from their configs, nothing is downloaded).
-What is not begun when the minutes are over is left out, and the table says so.
+What is not begun when the minutes are over is left out, and the table says so. Whether the engine
+is right there is what `pytest tests/test_cuda.py -m cuda` says.
 
-tests      pytest tests/test_cuda.py -m cuda; FSDP's weights in a captured graph come first
 step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, three turns of up to 128
            tokens; the second step's own figures (docs/metrics.md)
 decode     Engine.decode; the limit: the products with the weights, by the measured bandwidth of a
@@ -48,6 +48,7 @@ from tests.plans import config_of
 ROOT = Path(__file__).parent.parent.parent
 MODELS = "0.5B", "1.5B", "3B", "7B", "14B"       # of Qwen2.5
 TOKENS = 8192           # of a prefill and of an update's micro-batch
+SECONDS = 540           # of all parts
 STEP = ("--algo grpo --env textcraft --steps 2 --tasks-per-step 32 --group-size 8 --horizons 3 "
         "--format act --max-turn-tokens 128 --max-context 4096 --filter none --eval-every 0 "
         "--eval-tasks 4 --save-every 2").split()
@@ -246,17 +247,14 @@ def bench_update(name, model, limits, B, context):
 PARTS = dict(decode=bench_decode, pieces=bench_pieces, prefill=bench_prefill, update=bench_update)
 
 
-# ---- a whole step, and the tests ----------------------------------------------------------------
+# ---- a whole step -------------------------------------------------------------------------------
 
 def train_step(folder, where, flags, seconds):
     """train.py in a process of its own -> the figures of its last step. RuntimeError: what it said
-    last, if it failed or took longer than `seconds`."""
+    last, if it failed; TimeoutExpired: it took longer than `seconds`."""
     command = [sys.executable, str(ROOT / "train.py"), "--model", str(folder), "--name", "bench"]
-    try:
-        done = subprocess.run([*command, *flags], cwd=where, text=True, timeout=seconds,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"not done after {seconds:.0f} s") from None
+    done = subprocess.run([*command, *flags], cwd=where, text=True, timeout=seconds,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise RuntimeError(" ".join(done.stdout.split()[-40:]))
     return json.loads(Path(where, "runs/bench/metrics.jsonl").read_text().splitlines()[-1])
@@ -281,20 +279,8 @@ def bench_step(seconds):
         torch.cuda.empty_cache()
         try:
             return rows_of_step("0.5B", kernel, train_step(f"{where}/model", where, STEP, seconds))
-        except RuntimeError as error:
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
             return [dict(zip(COLUMNS, ("GRPO step", "0.5B", kernel))) | {COLUMNS[-1]: str(error)}]
-
-
-def cuda_tests(seconds):
-    """-> (pytest's last line, the names of the tests that failed)."""
-    try:
-        done = subprocess.run([sys.executable, "-m", "pytest", "tests/test_cuda.py", "-m", "cuda"],
-                              cwd=ROOT, text=True, timeout=seconds, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT)
-    except subprocess.TimeoutExpired:
-        return f"not done after {seconds:.0f} s", []
-    lines = done.stdout.strip().splitlines() or ["no output"]
-    return lines[-1].strip("= "), [x.split()[1] for x in lines if x.startswith(("FAILED", "ERROR"))]
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -305,14 +291,12 @@ def markdown(rows):
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def report(device, versions, limits, tests, rows, left_out):
-    """What stands in docs/gpus.md: where it was measured, the limits, the tests, the table."""
-    said, failed = tests
+def report(device, versions, limits, rows, left_out):
+    """What stands in docs/gpus.md: where it was measured, the limits, the table."""
     return "\n\n".join(filter(None, (
         f"Measured on {datetime.date.today()} by `python -m tests.bench.gpu`: {device}; "
         f"{', '.join(versions)}. A copy moves {limits['bandwidth'] / 1e12:.2f} TB/s, a bfloat16 "
         f"matrix product makes {limits['matmul'] / 1e12:.0f} TFLOP/s: the limits of the table.",
-        f"CUDA tests: {said}." + (f" Failed: {', '.join(failed)}." if failed else ""),
         markdown(rows),
         f"Left out, as the minutes were over: {', '.join(left_out)}." if left_out else ""))) + "\n"
 
@@ -362,30 +346,24 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=("3B", "7B", "0.5B"))
-    parser.add_argument("--parts", nargs="+", choices=("tests", "step", *PARTS),
-                        default=("tests", "step", *PARTS))
+    parser.add_argument("--parts", nargs="+", choices=("step", *PARTS), default=("step", *PARTS))
     parser.add_argument("--attention", nargs="+", default=("auto",),
                         choices=("auto", "flash2", "varlen", "torch"))
     parser.add_argument("--batches", nargs="+", type=int, default=(64, 256))
     parser.add_argument("--contexts", nargs="+", type=int, default=(1024,))
-    parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", help="a file for the table, in Markdown")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("bench.gpu: no CUDA device here; tests/bench/rollout.py measures the CPU")
-    deadline = time.monotonic() + 60 * args.minutes
-    tests, rows = ("not run", []), []
-    if "tests" in args.parts:           # first, in a process of its own: the GPU is still empty
-        tests = cuda_tests(60 * args.minutes / 2)
-        print("CUDA tests:", *tests, flush=True)
+    deadline, rows = time.monotonic() + SECONDS, []
     if "step" in args.parts:
-        rows += bench_step(max(60, deadline - time.monotonic()))
+        rows += bench_step(SECONDS)
         print(markdown(rows), flush=True)
     args.parts = [part for part in args.parts if part in PARTS]
     limits = dict(zip(("matmul", "bandwidth"), machine_rates(torch.device("cuda"), torch.bfloat16)))
     more, left_out = measured(args, limits, deadline)
     versions = [f"{name} {version_of(name)}" for name in ("torch", "transformers", "flash-attn")]
-    text = report(torch.cuda.get_device_name(), versions, limits, tests, rows + more, left_out)
+    text = report(torch.cuda.get_device_name(), versions, limits, rows + more, left_out)
     print(text)
     if args.out:
         Path(args.out).write_text(text)

@@ -139,12 +139,10 @@ TABLES = {
             ("without frozenlake", "frozenlake"), ("without sokoban", "sokoban"))
     },
 }
-QUICK = {"train.py": " --steps 1 --tasks-per-step 2 --eval-tasks 4",
-         "clone": " --steps 5 --batch 4",
-         "evolve": " --steps 5 --batch 4 --learn-steps 5 --explore 4 --samples 1"}
-QUICK["recipes/unexplored.py"] = QUICK["evolve"]
-for recipe in ("maxrl", "echo", "random_horizons", "upstream_faults"):
-    QUICK[f"recipes/{recipe}.py"] = QUICK["train.py"]
+QUICK = {           # what makes a command with this word small; "": those of train.py's flags
+    "clone": "--steps 5 --batch 4", "": "--steps 1 --tasks-per-step 2 --eval-tasks 4",
+    **dict.fromkeys(("evolve", "recipes/unexplored.py"),
+                    "--steps 5 --batch 4 --learn-steps 5 --explore 4 --samples 1")}
 MAKING = defaultdict(threading.Lock)
 
 
@@ -161,7 +159,7 @@ def run(table, title, seed, quick=False):
             made = words[words.index("--out") + 1] if "clone" in words else ""
             with MAKING[made or name]:          # a clone that rows share is made once
                 if not (made and os.path.exists(made)):
-                    small = next(QUICK[word] for word in words if word in QUICK)
+                    small = next(QUICK[word] for word in [*words, ""] if word in QUICK)
                     more = shlex.split(small) if quick else []
                     minutes += spend([sys.executable, *words, *more], f"runs/{name}.log")
         spent.write_text(json.dumps(minutes))

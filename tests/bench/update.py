@@ -6,12 +6,9 @@
 Against transformers' forward and backward over a padded batch (attention_mask, sdpa, float32) with
 the same loss; target: ours faster by 1.4 (S), 1.8 (M). Sequences of 80 to 400 tokens in
 micro-batches of about 8,000 tokens; tok/s count real tokens. Trained are the action tokens, 16 of
-every 40 as in a ten-turn episode. The padded rows come in the order they were
-played; for comparison also with those of like length together, as Batch.parts deals them to us. A
-ratio is the median of the rounds' ratios.
+every 40 as in a ten-turn episode. The padded rows come in the order they were played. A ratio is
+the median of the rounds' ratios.
 """
-import argparse
-import os
 import time
 
 import engine  # noqa: F401  before torch: see there
@@ -19,7 +16,7 @@ import numpy as np
 import torch
 
 from rollout import Trajectory, to_batch
-from tests.bench.engine import SHAPES, make_models, medians, race, ratio
+from tests.bench.engine import SHAPES, main, make_models, medians, race, ratio
 
 
 def episodes(count, vocabulary):
@@ -59,43 +56,25 @@ def bench_update(shape, args):
     ours, theirs = make_models(shape)
     made = episodes(16 if args.quick else 64, SHAPES[shape][-1])
     batch = to_batch(made)
-    tokens = int((batch.token_ids >= 0).sum())
-    ours_parts = batch.parts(8192)
-    parts = {"ours": ours_parts, "sorted": ours_parts,
-             "padded": [(rows,) for rows in torch.arange(len(made)).chunk(len(ours_parts))]}
+    tokens, parts = int((batch.token_ids >= 0).sum()), batch.parts(8192)
+    rows = [(part,) for part in torch.arange(len(made)).chunk(len(parts))]
 
-    def pass_over(model, way, name):
+    def pass_over(model, way, parts):
         began = time.perf_counter()
-        for part in parts[name]:
+        for part in parts:
             way(model, batch.rows(*part))
         seconds = time.perf_counter() - began
         model.zero_grad()
         return dict(seconds=seconds)
     assert torch.allclose(packed(ours, batch.rows(torch.arange(8))),
                           padded(theirs, batch.rows(torch.arange(8))), atol=1e-4)
-    seen = race(args.rounds, {"ours": lambda _: pass_over(ours, packed, "ours"),
-                              "padded": lambda _: pass_over(theirs, padded, "padded"),
-                              "sorted": lambda _: pass_over(theirs, padded, "sorted")})
-    seconds = medians(seen["ours"])["seconds"]
-    print(f"update {shape}, action tokens trained: "
-          f"{tokens / seconds:.0f} tok/s = {ratio(seen, 'padded'):.2f} x padded "
-          f"({tokens / medians(seen['padded'])['seconds']:.0f} tok/s; target "
-          f"{dict(S=1.4, M=1.8).get(shape, '-')}), {ratio(seen, 'sorted'):.2f} x padded by length",
-          flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
-                                     RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=("S", "M"))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
-    args = parser.parse_args()
-    print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
-    for shape in args.shapes:
-        bench_update(shape, args)
-    print(f"load {os.getloadavg()[0]:.1f} at the end")
+    seen = race(args.rounds, {"ours": lambda _: pass_over(ours, packed, parts),
+                              "padded": lambda _: pass_over(theirs, padded, rows)})
+    rates = {name: tokens / medians(figures)["seconds"] for name, figures in seen.items()}
+    print(f"update {shape}, action tokens trained: {rates['ours']:.0f} tok/s = "
+          f"{ratio(seen, 'padded'):.2f} x padded ({rates['padded']:.0f} tok/s; target "
+          f"{dict(S=1.4, M=1.8)[shape]})", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, dict(update=(bench_update, [()])))
