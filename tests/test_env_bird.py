@@ -401,10 +401,7 @@ for task_id in bird.TEST:
 """
 
 
-def test_use_makes_dev_the_test_split_here_and_in_processes_to_come(tmp_path, monkeypatch):
-    for name in ("DATA", "TRAIN", "TEST", "FAMILIES"):      # put back after the test
-        monkeypatch.setattr(bird, name, getattr(bird, name))
-    monkeypatch.setenv("NANO_BIRD_DATA", "")
+def test_use_makes_dev_the_test_split_here_and_in_processes_to_come(tmp_path, as_before):
     folder = write_bird(tmp_path / "100% #1?")
     assert open_env("bird", folder) is bird and bird.TEST == range(3400, 3402)
     env, question = bird.Env(), f"{DESCRIBED}\n\nHow many houses are in Elm?"

@@ -305,16 +305,7 @@ def write(folder, **files):
     return folder
 
 
-@pytest.fixture
-def own(monkeypatch):
-    """After the test searchqa plays its own questions again."""
-    for name in ("OWN", "TRAIN", "TEST", "FAMILIES", "ORIGINAL"):
-        monkeypatch.setattr(searchqa, name, getattr(searchqa, name))
-    for name in ("NANO_SEARCHQA_DATA", "NANO_SEARCHQA_URL"):
-        monkeypatch.setenv(name, "")
-
-
-def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tmp_path, own):
+def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tmp_path, as_before):
     write(tmp_path, corpus=CORPUS, **QUESTIONS)
     module = open_env("searchqa", str(tmp_path))
     assert (list(module.TRAIN), list(module.TEST), module.FAMILIES) == ([0, 1], [2], ("nq", "own"))
@@ -332,7 +323,7 @@ def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tm
         assert reply.observation == "Question: who was an engineer?"
 
 
-def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, own):
+def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, as_before):
     long = {"question": "who? " * 200, "golden_answers": ["me"]}
     words = " ".join(f"w{i}" for i in range(400))
     write(tmp_path, corpus=[{"id": "0", "contents": f"who\n{words}"}], train=[long],
@@ -365,7 +356,7 @@ def test_read_names_file_line_and_field(tmp_path, read, line, words):
     (dict(QUESTIONS, corpus=CORPUS, test=QUESTIONS["train"]), "both ask 'where was Ada"),
     (dict(QUESTIONS, corpus=CORPUS, test=[]), "test.jsonl holds no question"),
     (dict(train=QUESTIONS["train"], corpus=CORPUS), "cannot read .*test.jsonl")])
-def test_use_refuses_a_folder_in_a_sentence(tmp_path, own, files, words):
+def test_use_refuses_a_folder_in_a_sentence(tmp_path, as_before, files, words):
     with pytest.raises(ValueError, match=f"^searchqa: .*{words}"):
         searchqa.use(write(tmp_path, **files))
     assert searchqa.OWN == ()
@@ -395,7 +386,7 @@ def test_remote_speaks_as_search_r1s_clients_do():
 @pytest.mark.parametrize("answer", [
     (500, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"result": []}'),
     (200, b'{"result": [[{"document": {"contents": null}}]]}')])
-def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, own,
+def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, as_before,
                                                                     monkeypatch, capfd):
     with serving(canned(lambda *_: answer)) as url:
         with pytest.raises(RuntimeError, match=f"^searchqa: {url} is no Search-R1 retriever"):
@@ -411,7 +402,7 @@ def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp
     assert good["reward"] == 1
 
 
-def test_env_refuses_a_retriever_without_questions(own, monkeypatch):
+def test_env_refuses_a_retriever_without_questions(as_before, monkeypatch):
     monkeypatch.setenv("NANO_SEARCHQA_URL", "http://127.0.0.1:9/retrieve")
     with pytest.raises(ValueError, match="NANO_SEARCHQA_URL is set, but no questions"):
         open_env("searchqa")

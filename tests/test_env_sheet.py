@@ -433,7 +433,7 @@ def original_folder(tmp_path, answer):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, monkeypatch):
+def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, as_before):
     """Rows, a frozen row, a merged range and a note of its workbook."""
     answer = '[["Name", "Group", "Score"], ["Ada Lee", "North", "45.0"], ["Bo Ek", "North", "42"]]'
     task, other = toolusage.read_sheets(original_folder(tmp_path, answer))
@@ -441,9 +441,6 @@ def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, monkeypatch):
         goal='In "Sheet1", change the score as the note on "Ada Lee" says.', name="Sheet1",
         rows=[["Name", "Group", "Score"], ["Ada Lee", "North", "40.5"], ["Bo Ek", "", "42.0"]],
         answer=json.loads(answer), notes={(1, 0): "Score: 45"}, merged=[(1, 1, 2, 1)], frozen=1)
-    for name in ("OWN", "FAMILIES", "TRAIN", "TEST", "ORIGINAL"):       # as they were, afterwards
-        monkeypatch.setattr(sheet, name, getattr(sheet, name))
-    monkeypatch.setenv("NANO_SHEET_DATA", "")
     sheet.use(tmp_path)
     assert os.environ["NANO_SHEET_DATA"] == str(tmp_path)       # for processes to come
     assert (len(sheet.TRAIN), sheet.TEST, sheet.ORIGINAL) == (2000, range(2), range(2))

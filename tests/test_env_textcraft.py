@@ -332,10 +332,7 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
 
 # ---- recipes given by a flag ----
 
-def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_path, monkeypatch):
-    for name in ("WORLD", "TRAIN", "TEST"):             # put back after the test
-        monkeypatch.setattr(textcraft, name, getattr(textcraft, name))
-    monkeypatch.setenv("NANO_TEXTCRAFT_DATA", "")
+def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_path, as_before):
     module, env = open_env("textcraft", minecraft(tmp_path)), textcraft.Env()
     tasks = [*module.TRAIN, *module.TEST]
     for task_id in tasks:

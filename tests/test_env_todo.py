@@ -173,11 +173,8 @@ def original_folder(tmp_path):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path, monkeypatch):
+def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path, as_before):
     """The account, what the expert does, and that answer and account count."""
-    for name in ("OWN", "FAMILIES", "TRAIN", "TEST", "ORIGINAL"):       # as they were, afterwards
-        monkeypatch.setattr(todo, name, getattr(todo, name))
-    monkeypatch.setenv("NANO_TODO_DATA", "")
     todo.use(original_folder(tmp_path))
     assert (todo.TRAIN, todo.TEST, todo.ORIGINAL) == (range(2), range(2, 4), range(4))
     env = Env()

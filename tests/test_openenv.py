@@ -27,6 +27,7 @@ from recipes import serve_openenv
 
 WITHOUT = "openenv is not installed: pip install openenv==0.10.0"
 genuine = pytest.mark.skipif(importlib.util.find_spec("openenv") is None, reason=WITHOUT)
+pytestmark = pytest.mark.usefixtures("as_before")
 
 
 @contextmanager
@@ -35,14 +36,6 @@ def listening(server):
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-
-
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    """What `use` changes is undone after the test."""
-    for name in ("URL", "FIELD", "SUCCESS", "REWARD", "PROMPT"):
-        monkeypatch.setattr(openenv, name, getattr(openenv, name))
-    monkeypatch.setenv("NANO_OPENENV_DATA", "")
 
 
 # ---- ours, played by a client that knows nothing of us ------------------------------------------

@@ -5,9 +5,7 @@ The original's servers are played back from recorded exchanges: their routes and
 """
 import itertools
 import json
-import os
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -142,23 +140,9 @@ def lmrl_gym(words=("c r a n e",)):
     return answering(answers)
 
 
-@contextmanager
-def as_before(*modules):
-    """Afterwards these modules are as they were, whatever original.use made of them."""
-    before = [dict(vars(module)) for module in modules]
-    try:
-        yield
-    finally:
-        for module, was in zip(modules, before):
-            for name in vars(module).keys() - was.keys():
-                delattr(module, name)
-            vars(module).update(was)
-            os.environ.pop(f"NANO_{module.NAME.upper()}_SERVER", None)
-
-
 @pytest.mark.parametrize("words", [{"error": "The id 0 is not valid."}, [["adieu"], 3]])
-def test_use_says_when_an_original_names_no_words(words):
-    with as_before(wordle), serving(lmrl_gym(words)) as address:
+def test_use_says_when_an_original_names_no_words(words, as_before):
+    with serving(lmrl_gym(words)) as address:
         with pytest.raises(ValueError, match="not valid|words is .*expected list"):
             original.use(wordle, address)
 
@@ -172,9 +156,9 @@ def test_an_address_where_no_original_answers_is_refused(page):
         open_env("maze", address)           # nobody is there any more
 
 
-def test_a_whole_episode_goes_through_our_server():
+def test_a_whole_episode_goes_through_our_server(as_before):
     """And a server that is started as a process of its own plays there, too."""
-    with as_before(maze), serving(lmrl_gym()) as address:
+    with serving(lmrl_gym()) as address:
         original.use(maze, address)
         with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
             for url in (ours, other):
