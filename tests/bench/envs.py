@@ -97,13 +97,6 @@ def steps_per_second(client, episodes, way):
     return sum(len(actions) for _, actions in opened) / seconds
 
 
-def megabytes_of_children():
-    """Resident memory of every process that descends from this one (Linux)."""
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                for pid in children(os.getpid()))
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def bench(name, quick, rounds):
     module = load_env(name)
     tasks = choose_tasks(module, "test", 16 if quick else SESSIONS.get(name, 64))
@@ -120,7 +113,9 @@ def bench(name, quick, rounds):
         start = time.perf_counter() - began
         single, batched = EnvClient(one, name), EnvClient(one, name)
         together(batched, open_sessions(batched, episodes))         # warm, too
-        megabytes = megabytes_of_children()
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1])     # resident (Linux)
+                    for pid in children(os.getpid()))
+        megabytes = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
         batched.close()
         with local_server(name) as other:
             spread = EnvClient(f"{one},{other}", name)
