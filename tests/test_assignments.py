@@ -25,24 +25,6 @@ from bugs import BUGS
 from wrong import WRONG
 
 STEPS = [*"12345678"]
-SOURCE = '''
-@property
-def plain(x):
-    """Says x.
-
-    Twice."""
-    # the answer
-    return x + 1
-    # and more of it
-
-class Outer:
-    def short(self): return 1   # one line
-
-    def method(self, a,
-               b=(1, 2)):
-        # no docstring
-        return a
-'''
 
 
 @pytest.fixture(scope="module", params=STEPS)
@@ -53,18 +35,23 @@ def copy(request, tmp_path_factory):
     return request.param, out
 
 
-def test_blanked_keeps_signatures_and_docstrings_alone():
-    before = dict(blank.functions_of(ast.parse(SOURCE)))
-    text = blank.blanked(SOURCE, dict.fromkeys(before, "do it, \"so\". " + "word " * 30))
-    after = dict(blank.functions_of(ast.parse(text)))
-    for name, node in before.items():
-        node.body = [x for x in node.body if isinstance(x, ast.Expr)] + after[name].body[-1:]
-        assert ast.unparse(after[name]) == ast.unparse(node)        # decorators, signature and all
-        assert re.match("raise NotImplementedError.*word", ast.unparse(node.body[-1]))
-    assert "answer" not in text and "more of it" not in text and "no docstring" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    with pytest.raises(ValueError, match="no function Outer.gone: the sheet names"):
-        blank.blanked(SOURCE, {"Outer.gone": ""})
+def test_a_copy_keeps_signatures_and_docstrings_alone(copy):
+    step, out = copy
+    for file, names in blank.read_sheet(step)[1].items():
+        texts = [(folder / file).read_text() for folder in (ROOT, out)]
+        before, after = (dict(blank.functions_of(ast.parse(text))) for text in texts)
+        right, lines = map(str.splitlines, texts)
+        assert max(map(len, lines)) <= 100
+        for name, sentence in names.items():
+            node, raised = before[name], after[name].body[-1]
+            comments = {line for line in right[node.lineno:node.end_lineno]
+                        if line.strip().startswith("#")}
+            assert not comments & {*lines}
+            node.body = node.body[:ast.get_docstring(node) is not None] + [raised]
+            assert ast.unparse(after[name]) == ast.unparse(node)    # decorators, signature and all
+            assert raised.exc.func.id == "NotImplementedError"
+            told, = raised.exc.args             # wrapped, also behind the hyphens of a word
+            assert told.value.replace(" ", "") == f"{name}:{sentence}".replace(" ", "")
 
 
 def lines_of(lines):
