@@ -114,7 +114,8 @@ def blanked(source, wanted):
         if len(node.body) == 1 and node.body[0].lineno == node.lineno:      # def f(x): return x
             lines[begin] = lines[begin][:node.body[0].col_offset].rstrip()
             begin += 1
-        words = textwrap.wrap(f"{name}: {wanted[name]}", 90 - len(indent))
+        words = textwrap.wrap(f"{name}: {wanted[name]}", 90 - len(indent),
+                              break_on_hyphens=False)
         text = f"\n{indent}    ".join(repr(word + " " * (i < len(words) - 1))
                                       for i, word in enumerate(words))
         lines[begin:end] = [*f"{indent}raise NotImplementedError(\n{indent}    {text})".split("\n")]
