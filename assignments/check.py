@@ -228,7 +228,7 @@ def checked(step, folder, out, flags):
     if right and commands and not flags.tests:
         out.mkdir(parents=True, exist_ok=True)
         report["run"] = play_run(folder, commands, threshold, flags.run_seconds,
-                                 flags.memory * 2**30, out / f"step_{step}.png", flags.env,
+                                 flags.memory * 2**30, out / f"step_{step}.html", flags.env,
                                  flags.seed)
         report["passed"] = report["run"]["passed"]
     report["seconds"] = round(time.perf_counter() - began)

@@ -21,6 +21,11 @@ SMALLEST = {        # bench -> its flags; engine is a part of rollout, test_benc
 }
 
 
+def test_no_bench_is_left_out():
+    benches = {path.stem for path in (ROOT / "tests" / "bench").glob("[!_]*.py")}
+    assert benches == SMALLEST.keys() | {"engine", "gpu"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_bench_runs_at_its_smallest_size(name, tmp_path):
