@@ -62,12 +62,6 @@ def test_families_of_gives_each_environment_its_own(families, own):
     assert families_of([COLOURS, TOY], families) == own[::-1]
 
 
-def test_families_of_refuses_a_family_that_none_has():
-    with pytest.raises(ValueError, match=r"no families \['big', 'green'\]; known: toy: even, odd; "
-                       "colours: red, odd, blue$"):
-        families_of([TOY, COLOURS], "green,odd,big")
-
-
 def test_shares_of_gives_the_first_ones_what_is_left_over():
     assert shares_of(9, 3) == [3, 3, 3] and shares_of(32, 3) == [11, 11, 10]
     assert shares_of(3, 3) == [1, 1, 1] and shares_of(5, 1) == [5]
