@@ -1,7 +1,7 @@
 """Does a change leave what is learned as it was? The same runs in two checkouts, number by number.
 
     git worktree add ../before HEAD~1                         a checkout of the commit before
-    python tests/compare.py ../before .                       every case, some 15 minutes
+    python tests/compare.py ../before .                       every case, 6 minutes on two cores
     python tests/compare.py ../before . --only grpo resume    these cases
     python tests/compare.py ../before . --tolerance 1e-6      after a change of the arithmetic
 
