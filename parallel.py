@@ -217,9 +217,8 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
         try:
             mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
                            places, max_concurrent=run.cfg.max_concurrent)
-        except EnvError as error:           # the other ranks wait for this one's share
-            mine = [], Stats(dropped=len(places), failures=[str(error)],
-                             gone=str(error) if isinstance(error, ServersGone) else "")
+        except ServersGone as error:        # the other ranks wait for this one's share
+            mine = [], Stats(dropped=len(places), failures=[str(error)], gone=str(error))
     parts = gathered(mine)
     played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
     stats = sum((counted for _, counted in parts), Stats())

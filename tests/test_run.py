@@ -247,13 +247,13 @@ def test_a_run_whose_prompts_or_replies_do_not_fit_says_so(flags, said, url, mod
 # ---- no server is left --------------------------------------------------------------------------
 
 PLAYED = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
-FAILED, GONE = EnvError("its server failed"), ServersGone("no server has answered for 60 s")
-NOTHING = [], Stats(dropped=1, failures=[str(FAILED)])
+GONE = ServersGone("no server has answered for 60 s")
+NOTHING = [], Stats(dropped=1, failures=["its server failed"])
 NO_SERVER = [], Stats(dropped=1, failures=[str(GONE)], gone=str(GONE))
 
 
 @pytest.mark.parametrize("collected, mine, other, error", [
-    (FAILED, NOTHING, PLAYED, None), (FAILED, NOTHING, NOTHING, EnvError),
+    (NOTHING, NOTHING, PLAYED, None), (NOTHING, NOTHING, NOTHING, EnvError),
     (PLAYED, PLAYED, NO_SERVER, ServersGone), (GONE, NO_SERVER, PLAYED, ServersGone)])
 def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, other, error, url,
                                                            model, monkeypatch):
