@@ -32,7 +32,7 @@ from chat import Agent
 from rollout import World, collect
 import fakes
 from fakes import serving
-from test_original import as_before, lmrl_gym
+from test_original import lmrl_gym
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("here")
@@ -190,15 +190,15 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     assert lines[-2].startswith("  random player (exact)")
 
 
-def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(model, monkeypatch,
-                                                                               capsys):
+def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
+        model, monkeypatch, capsys, as_before):
     """The fake original is won by any reply; it has 50 words, of which every fifth is in TEST."""
-    monkeypatch.setattr(wordle, "ORIGINAL", range(50), raising=False)
+    wordle.ORIGINAL = range(50)
     prompts = []
     monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
         tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
-    with as_before(wordle), serving(server) as address:
+    with serving(server) as address:
         rows = rows_by(run(Config(env="wordle", model=model, n=0, horizon=2, data=address,
                                   max_turn_tokens=4)))
     known = [task for task in choose_tasks(wordle, "test", 0) if task in wordle.ORIGINAL]
