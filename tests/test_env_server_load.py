@@ -140,7 +140,7 @@ def test_sessions_closed_or_abandoned_leave_no_memory_behind(closed):
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         client = EnvClient(server.stdout.readline().split()[-1], name)
         for _ in range(44):
-            begun = client.answer([(None, "reset", task) for task in range(256)])
+            begun = client.answer([(None, "reset", (task, None)) for task in range(256)])
             client.answer([(reply.session, "step", "inventory") for reply in begun])
             if closed:
                 client.close()
