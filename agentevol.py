@@ -34,9 +34,9 @@ from envs.parts.agentgym import SET_SIZES, opening, read_trajectories, threshold
 from lora import base_of, tokenizer_path
 from rollout import Episode, progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
-                 both_splits, checkpoints, full_weights, model_settings, new_folder, one_sentence,
-                 open_folder, open_worlds, parse_flags, part_of, restore, save, settings_for,
-                 tiny_settings, write_json, written_whole)
+                 both_splits, full_weights, last_checkpoint, model_settings, new_folder,
+                 one_sentence, open_folder, open_worlds, parse_flags, part_of, restore, save,
+                 settings_for, tiny_settings, write_json, written_whole)
 
 
 @dataclass
@@ -324,8 +324,7 @@ def setup(cfg, modules, clients, began):
     device = parallel.start(cfg.device, cfg.compute)
     demos = parallel.by_first(lesson, cfg)
     folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
-    base = cloned(cfg, folder, device, demos)
-    *_, last = None, *checkpoints(folder)
+    base, last = cloned(cfg, folder, device, demos), last_checkpoint(folder)
     base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)

@@ -69,8 +69,10 @@ class EnvClient:
         for place, (session, verb, argument) in enumerate(items):
             url = session[0] if session else self.live_url()
             body = {"id": session[1]} if session else {}
-            body |= dict(zip(("task", "stream"), argument)) if verb == "reset" else \
-                {"action": argument}
+            if verb == "reset":
+                body["task"], body["stream"] = argument
+            else:
+                body["action"] = argument
             bodies[url, verb].append((place, body))
         calls = [(*key, mine[i:i + MAX_ITEMS]) for key, mine in bodies.items()
                  for i in range(0, len(mine), MAX_ITEMS)]

@@ -20,7 +20,7 @@ import report
 from envs import load_env
 from envs.parts.players import mean_and_error, player_rate
 from rollout import to_batch
-from run import checkpoints, write_json
+from run import last_checkpoint, write_json
 
 MOST_PARTS = 6                # families or environments that are told one by one
 EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
@@ -90,7 +90,7 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")     # evaluations: 10%
     for signal, sentence in collapse_warnings(run.history):
         if signal not in {name for _, name, _ in run.warnings}:
-            *_, last = run.start_model, *checkpoints(run.folder)
+            last = last_checkpoint(run.folder) or run.start_model
             run.warnings.append((run.step, signal, f"{sentence} Go on at a third of the rate: "
                                  f"--lr {run.cfg.lr / 3:.2g} --model {last}"))
             parallel.say("WARNING at step {0}: {2}".format(*run.warnings[-1]))

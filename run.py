@@ -392,6 +392,12 @@ def save(run):
             shutil.rmtree(old / "trainer", ignore_errors=True)
 
 
+def last_checkpoint(folder):
+    """The newest checkpoint of a run's folder, a path; None: there is none."""
+    found = checkpoints(folder)
+    return found[-1] if found else None
+
+
 def restore(run, folder):
     """Put back everything that `save` kept, but the policy's weights, which are loaded already;
     each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and

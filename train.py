@@ -44,8 +44,8 @@ from lora import base_of, without_adapters
 from parallel import logprobs_under
 from rollout import progress, to_batch
 from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
-                 both_splits, checkpoints, one_sentence, open_folder, open_worlds, parse_flags,
-                 part_of, restore, save, settings_for)
+                 both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
+                 parse_flags, part_of, restore, save, settings_for)
 
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def setup(cfg, modules, clients, began):
     the process began."""
     device = parallel.start(cfg.device, cfg.compute)
     folder = open_folder(cfg.path, cfg)
-    *_, last = None, *checkpoints(folder)
+    last = last_checkpoint(folder)
     start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
