@@ -6,7 +6,7 @@
 A sheet, assignments/<step>.md, is all there is to know about a step. Under "What to write" each
 line `- `file.py: Class.method`: sentence` names a function. It keeps signature and docstring; its
 body becomes an error that says the sentence. Left out of the copy: the history, the versions and
-bugs by which the course is tested, and the lines of tests/wrong_versions.py that quote a body.
+bugs by which the course is tested, and tests/wrong_versions.py, whose faults quote the bodies.
 """
 import argparse
 import ast
@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("*.py", "*.toml", "*.txt", "README.md", "LICENSE", "assignments/**/*",
           "docs/**/*", "envs/**/*", "recipes/**/*", "tests/**/*")
 TEACHERS = ("assignments/versions/", "assignments/bugs.py", "assignments/instructor.md",
-            "tests/test_assignments.py",
+            "tests/more/test_assignments.py", "tests/more/test_wrong_versions.py",
+            "tests/more/faults.py", "tests/wrong_versions.py",      # they quote the solutions
             "assignments/tests/test_silent_bug.py")
 
 
@@ -122,19 +123,6 @@ def blanked(source, wanted):
     return "\n".join(lines) + "\n"
 
 
-def without_quotes(source, bodies):
-    """tests/wrong_versions.py without the entries that quote one of the bodies, {file: [text]}."""
-    lines, gone = source.splitlines(), set()
-    faults = next(node.value for node in ast.parse(source).body if isinstance(node, ast.Assign)
-                  and getattr(node.targets[0], "id", "") == "FAULTS")
-    for file, entries in zip(faults.keys, faults.values):
-        for entry in entries.elts:
-            text = ast.literal_eval(entry.elts[0])
-            if any(text in body for body in bodies.get(file.value, ())):
-                gone |= set(range(entry.lineno - 1, entry.end_lineno))
-    return "\n".join(line for i, line in enumerate(lines) if i not in gone) + "\n"
-
-
 # ---- the copy -----------------------------------------------------------------------------------
 
 def copy_project(out, without=TEACHERS):
@@ -172,17 +160,10 @@ def blank(step, out):
                 raise ValueError(f"{step}: {file} has changed; mend its entry in bugs.py")
             (out / file).write_text(text.replace(right, wrong))
         return f"{out}: read assignments/silent_bug.md"
-    bodies = {}
     texts = {file: blanked((ROOT / file).read_text(), wanted) for file, wanted in functions.items()}
     copy_project(out)
     for file, text in texts.items():
-        source = (ROOT / file).read_text()
-        lines = source.splitlines()
-        bodies[file] = ["\n".join(lines[slice(*body_lines(node, lines))]) for name, node
-                        in functions_of(ast.parse(source)) if name in functions[file]]
         (out / file).write_text(text)
-    quoted = out / "tests/wrong_versions.py"
-    quoted.write_text(without_quotes(quoted.read_text(), bodies))
     sheet = sheets()[step].relative_to(ROOT)
     return f"{out}: read {sheet}, then python assignments/check.py {step}"
 

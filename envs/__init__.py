@@ -4,7 +4,7 @@
     observation = env.reset(7)                                # task 7, one of bandit.TRAIN
     observation, reward, done, info = env.step("dragon")
 
-An environment is some constants (tests/test_envs.py checks them) and a class Env(envs.Base) with
+An environment is some constants (tests/envs/test_envs.py checks them) and a class Env(envs.Base) with
 
     start(task_id)          the first observation of a task: the same text whenever it is asked for
     act(action)             one turn: (observation, reward, done, info). Any text may come;

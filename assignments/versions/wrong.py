@@ -2,7 +2,7 @@
 
 WRONG[step]: (its name, function, a piece of text that occurs once in the function, its wrong form).
 The text is that of loops.py, or of the project where loops.py has no such function. To add one: a
-slip that a student makes. tests/test_assignments.py tries them all (slow).
+slip that a student makes. tests/more/test_assignments.py tries them all (slow).
 """
 
 WRONG = {

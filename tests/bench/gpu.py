@@ -5,7 +5,7 @@
 
 Qwen2.5's shapes with random weights in bfloat16 (built from their configs, nothing is downloaded).
 What is not begun when the minutes are over is left out, and the table says so. Whether the engine
-is right there is what `pytest tests/test_cuda.py -m cuda` says.
+is right there is what `pytest tests/more/test_cuda.py -m cuda` says.
 
 step       train.py itself on the 0.5B: GRPO, 32 x 8 episodes of textcraft, three turns of up to 128
            tokens; the second step's own figures (docs/metrics.md)
@@ -43,7 +43,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from envs import textcraft
-from tests.plans import config_of
+from tests.more.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
 MODELS = "0.5B", "1.5B", "3B", "7B", "14B"       # of Qwen2.5

@@ -1,0 +1,84 @@
+"""pytest tests/more/test_readme.py: what README and docs/ say of files and flags; the environment of
+docs/own_environment.md, made word for word in a copy of the code."""
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import agentevol
+import eval as evaluation
+import train
+from recipes import icepop, trackers, unexplored
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment.md").read_text(),
+                        re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the code, with the environment in it."""
+    folder = tmp_path_factory.mktemp("checkouts") / "checkout"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "shared"))
+    (folder / "envs" / "corridor.py").write_text(ENVIRONMENT)
+    return folder
+
+
+def run(folder, *command):
+    """What this Python program printed; it must succeed."""
+    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_own_environment_is_short_and_passes_the_contract(checkout):
+    lines = ENVIRONMENT.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 88
+    report = run(checkout, "-m", "pytest", "tests/envs/test_envs.py", "-k", "corridor", "-rs")
+    assert " passed" in report and "SKIPPED" not in report
+
+
+@pytest.mark.slow
+def test_own_environment_is_trained_on(checkout):
+    log = run(checkout, "train.py", "--env", "corridor", "--steps", "2", "--tasks-per-step", "4",
+              "--eval-tasks", "16")
+    assert "held-out tasks of corridor" in log and "after grpo" in log
+    assert (checkout / "runs" / "corridor-grpo-0" / "step_2").is_dir()
+    result = json.loads((checkout / "runs/corridor-grpo-0/result.json").read_text())
+    rate = {who: player["success"] for who, player in result["players"].items()}
+    assert rate["random"] < 0.2 and rate["expert"] == 1
+
+
+def test_map_counts_the_lines_of_every_file():
+    """README's map names each file of the top level with about its number of lines."""
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 150
+    rows = dict(re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", readme, re.MULTILINE))
+    counts = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("*.py")}
+    assert rows.keys() == counts.keys()
+    for name, lines in counts.items():
+        assert int(rows[name]) == pytest.approx(lines, rel=0.05), name
+
+
+OTHERS = ("index-url", "no-build-isolation",                            # of pip, of torchrun
+          "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id",
+          "shutdown-timeout", "sample-num")                             # the last of AgentGym
+
+
+def test_every_flag_in_the_docs_is_one():
+    kinds = (train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve, icepop.Config,
+             trackers.Train, unexplored.Config)
+    known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
+    known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
+    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):
+        for path in ROOT.glob(pattern):
+            known |= set(re.findall(r'"--([a-z-]+)"', path.read_text()))
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        told = {flag.replace("_", "-").lower()
+                for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", path.read_text())}
+        assert told <= known, path

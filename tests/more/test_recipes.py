@@ -1,0 +1,205 @@
+"""pytest tests/more/test_recipes.py: two tiny steps of each script in recipes/, and its rules."""
+import json
+import math
+import runpy
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import algos
+import parallel
+import train
+from chat import Agent
+from fakes import command, config, started
+from recipes import echo, icepop, overlong, refill, unexplored
+from recipes.adaptive import stage_after, stopped_rising
+from recipes.cispo import cispo
+from recipes.maxrl import maxrl_advantages
+from rollout import Stats, World
+from run import Run
+from test_train import GROUPS, fakes
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups"):
+        monkeypatch.setattr(train, name, getattr(train, name))
+    with patch.dict(train.ALGOS), patch.dict(train.SURROGATES), patch.dict(train.ADVANTAGES):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("script, flags", [
+    ("cispo", []), ("adaptive", []), ("icepop", []), ("icepop", ["--rule", "mis"]),
+    ("icepop", ["--rule", "tis", "--importance-cap", "2", "--importance-low", "0"]),
+    ("overlong", ["--overlong-buffer", "8"]), ("refill", []),
+    ("upstream_faults", []), ("upstream_faults", ["--fault", "reward"]),
+    ("random_horizons", ["--horizons", "1,2"]), ("echo", []),
+    ("maxrl", ["--weights", "sequence_sum"])])
+def test_recipe_runs_two_steps(here, url, model, monkeypatch, script, flags):
+    path = str(RECIPES / f"{script}.py")
+    monkeypatch.setattr(sys, "argv", [path, *command(
+        model=model, env_url=url, name="run", filter="none", advantage="reinforce_pp"), *flags])
+    runpy.run_path(path, run_name="__main__")
+    lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    learned = any(json.loads(line)["grad_norm"] > 0 for line in lines)
+    assert len(lines) == 2 and learned == ("reward" not in flags)     # that fault hides the reward
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token():
+    cfg = train.Config(clip_low=1.0, clip_high=0.28)
+    logprobs = torch.tensor([2.0, 0.5]).log().requires_grad_()      # of old probabilities of 1
+    cispo(logprobs, torch.zeros(2), torch.tensor([1.0, 1.0]), None, cfg).sum().backward()
+    # d/dlogpi of -min(rho, 1.28) A log pi: -1.28 where rho is 2, -0.5 where it is 0.5
+    assert logprobs.grad.tolist() == pytest.approx([-1.28, -0.5])
+
+
+def test_maxrl_by_hand_and_by_its_estimator():
+    # one success of eight: (1 - 1/8) / (1/8) = 7, the others (0 - 1/8) / (1/8) = -1
+    rewards = torch.tensor([1.0] + [0.0] * 7 + [0.0] * 8)
+    assert maxrl_advantages(rewards, 8).tolist() == [7.0] + [-1.0] * 7 + [0.0] * 8
+    # mean_i A_i S_i = (mean score of the successes) - (mean score of all), for any scores S
+    rewards, scores = torch.tensor([1.0, 0, 1, 0, 0, 1]), torch.tensor([3.0, -1, 4, 1, -5, 9])
+    estimate = (maxrl_advantages(rewards, 6) * scores).mean()
+    assert estimate.item() == pytest.approx((3 + 4 + 9) / 3 - 11 / 6)
+    with pytest.raises(ValueError, match="one is -0.1"):
+        maxrl_advantages(torch.tensor([1.0, -0.1]), 2)
+
+
+def test_overlong_penalty_by_hand():
+    # free up to 100 - 20 = 80; 90 is 10 / 20 into the buffer; beyond 100 it grows no further
+    got = overlong.overlong_penalty(torch.tensor([0, 80, 90, 95, 100, 140]), 100, 20)
+    assert got.tolist() == [0, 0, -0.5, -0.75, -1, -1]
+
+
+def test_overlong_replies_are_charged_their_action_tokens(here, url, model):
+    run = started(url, overlong.Config(**vars(config(
+        model, filter="none", horizons=(1, 3))), overlong_buffer=11))
+    batch = train.to_batch(train.play_step(run, 3)[0])
+    raw = batch.rewards.clone()
+    overlong.credit(run, batch)
+    # 4 tokens a turn, 3 turns: 12 at most; from the 2nd action token on 1/11 each
+    lengths = batch.response_mask.sum(1).float()
+    torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
+    assert lengths.max() > 4
+
+
+def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here, url, model,
+                                                                            monkeypatch):
+    run = started(url, icepop.Config(rule="tis", importance_cap=1.5, **vars(config(
+        model, filter="none", mini_batches=1, weights="sequence_sum"))))
+    chosen, _ = train.play_step(run, 2)
+    first, second, third = [t for t, sampled in enumerate(chosen[0].response_mask) if sampled][:3]
+    truth = list(chosen[0].old_logprobs)
+    chosen[0].old_logprobs[first] -= math.log(1.25)     # the sampler found it 1.25 times rarer
+    chosen[0].old_logprobs[second] -= math.log(4)       # and this 4 times: cut at 1.5
+    chosen[0].old_logprobs[third] += math.log(2)
+    batch = train.to_batch(chosen)
+    icepop.credit(run, batch)
+    assert batch.weights[0, first].item() == pytest.approx(1.25, rel=1e-3)
+    assert batch.weights[0, [second, third]].tolist() == pytest.approx([1.5, 0.5], rel=1e-3)
+    assert batch.old_logprobs[0, first].item() == pytest.approx(truth[first], abs=1e-4)
+    used, part_loss = [], train.part_loss
+    monkeypatch.setattr(train, "part_loss", lambda run, part: (
+        used.append(part.weights) or part_loss(run, part)))
+    figures = train.update(run, batch)
+    assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
+    assert figures["mismatch"] > 1e-3 > abs(figures["kl"])      # pi_old is the trainer's
+
+
+def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monkeypatch):
+    asked, waves = [], [fakes(GROUPS) for _ in range(9)]
+
+    def play(run, policy, tasks, group_size, horizon, key):
+        asked.append((tuple(tasks), key))
+        return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
+    monkeypatch.setattr(parallel, "play_tasks", play)
+    run = started(url, cfg := config(model, tasks_per_step=3, group_size=2, filter="varied"))
+    played, stats = refill.play_step(run, 2)
+    chosen = refill.keep_groups(played, run.cfg)
+    assert len(asked) == 2 and len(played) == 16 and run.cfg == cfg
+    assert chosen == [*waves[0][2:6], *waves[1][2:4]]   # of four groups that teach a step's worth
+    assert len({tasks for tasks, _ in asked}) == 2 == len({key for _, key in asked})
+    assert (stats.dropped, stats.tokens["decode"], stats.seconds["rollout"] > 0) == (2, 20, True)
+    run.cfg = replace(cfg, tasks_per_step=100)          # more than four waves hold
+    asked.clear()
+    chosen = refill.keep_groups(refill.play_step(run, 2)[0], run.cfg)
+    assert len(asked) == 4 and len(chosen) == 16
+
+
+def test_unexplored_environments_are_left_out(monkeypatch):
+    worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in "abc"]
+    run = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds,
+              {world: [1, 2] for world in worlds}, [])
+    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_: tasks)
+    assert {world for world, _ in unexplored.explore(run)} == {worlds[0], worlds[2]}
+    assert run.worlds == list(run.tasks) == worlds
+    with pytest.raises(ValueError, match="nothing of a,b,c is left"):
+        unexplored.explore(replace(run, cfg=replace(run.cfg, unexplored="a,b,c")))
+
+
+def test_echo_learns_answers_of_failed_episodes_and_nothing_of_prompts():
+    """A prompt of 2, an action, an answer of 2, an action; then a new context without an answer."""
+    part = SimpleNamespace(
+        token_ids=torch.tensor([[5, 6, 7, 8, 9, 7, 5, 6, 7, -1]] * 2),
+        position_ids=torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2, 0]] * 2),
+        response_mask=torch.tensor([[0, 0, 1, 0, 0, 1, 0, 0, 1, 0]] * 2, dtype=torch.bool),
+        rewards=torch.tensor([0.0, 1.0]))
+    assert echo.answers(part).int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 0], [0] * 10]
+
+
+def test_echo_adds_the_answers_to_the_loss(here, url, model, monkeypatch):
+    run = started(url, config(model, filter="none"))
+    batch = train.to_batch(train.play_step(run, 3)[0])
+    train.credit(run, batch)
+    batch.rewards = torch.zeros(len(batch.rewards))         # all failed
+    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
+    batch.value_weights = algos.token_weights(batch.response_mask)
+    monkeypatch.setenv("ECHO", "0.5")
+    (plain, figures), (both, same) = echo.plain_loss(run, batch), echo.part_loss(run, batch)
+    read = echo.answers(batch)
+    nll = -run.policy.action_logprobs(batch.token_ids, read, batch.position_ids).sum()
+    sampled = batch.response_mask.sum()
+    assert read.any() and figures.keys() == same.keys()
+    assert (both - plain).item() == pytest.approx(0.5 * (nll / sampled).item(), rel=1e-4)
+
+
+# ---- the adaptive curriculum --------------------------------------------------------------------
+
+def test_stopped_rising_when_success_is_flat_or_falls():
+    assert not stopped_rising([0.1 + 0.02 * s for s in range(40)])
+    for curve in ([0.0] * 30, [1.0] * 30, [0.6] * 30, [0.9 - 0.01 * s for s in range(30)]):
+        assert stopped_rising(curve) and not stopped_rising(curve[:29])    # its minimum stay
+    assert stopped_rising([0.5] * 29, min_steps=20)
+    assert not stopped_rising([0.5] * 19, min_steps=1)      # two windows of 10 first
+
+
+def test_stopped_rising_margin_is_one_standard_error():
+    # both windows alternate x +- 0.1: s^2 = 10 * 0.01 / 9, error sqrt(2 * 0.0111 / 10) = 0.0471
+    wave = [0.1, -0.1] * 5
+    for rise, stopped in ((0.046, True), (0.048, False)):
+        curve = [0.5] * 10 + [0.5 + w for w in wave] + [0.5 + rise + w for w in wave]
+        assert stopped_rising(curve) is stopped
+
+
+def test_stage_after_replays_the_stages():
+    """Flat at first, so that stage 0 ends after 30 steps; then a rise that lasts 40 steps."""
+    successes = [0.5] * 30 + [0.1 + 0.02 * i for i in range(40)] + [0.9] * 200
+    stage, since, stages = 0, [], []
+    for success in successes:                   # what a loop with a memory of its own would do
+        since.append(success)
+        if stage < 2 and stopped_rising(since):
+            stage, since = stage + 1, []
+        stages.append(stage)
+    assert stages == [stage_after(successes[:i + 1], 3) for i in range(len(successes))]
+    assert stages[28:30] == [0, 1] and stages[69] == 1 and stages[-1] == 2      # the last for good
+    assert stage_after([], 3) == 0
