@@ -24,7 +24,6 @@ import math
 
 import torch
 
-
 # ---- groups: (B,), one number per trajectory -> statistics of each task's group -----------------
 
 def group_centred(rewards, group_size):
@@ -330,8 +329,3 @@ def over_weights(response_mask, w):
 
 # ---- what is watched ----------------------------------------------------------------------------
 
-def distinct_ngrams(token_lists, n=3):
-    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats,
-    or none is there. More text repeats more, so compare steps of one run, not two runs."""
-    ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
-    return len(set(ngrams)) / len(ngrams) if ngrams else 1.0

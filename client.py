@@ -13,12 +13,11 @@ import itertools
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import urllib3
 
-from env_server import local_server
 from envs.parts.answers import NO_ANSWER, EnvError, brief, checked, connections, exchange, field
 from envs.parts.wires import MAX_ITEMS
 
@@ -37,15 +36,6 @@ class Reply:
     reward: float
     done: bool
     info: dict                  # success, valid (None: an original does not say), score
-
-
-@contextmanager
-def connected(env_url, modules):
-    """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
-    that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
-    names = [module.NAME for module in modules]
-    with nullcontext(env_url) if env_url else local_server(*names) as urls:
-        yield [EnvClient(urls, name) for name in names]
 
 
 class EnvClient:

@@ -21,22 +21,23 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from typing import Literal
 
-import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
+import before_torch  # noqa: F401  its name says why
 import torch
 
 import report
-from chat import Speaks
-from client import EnvError, connected
+from client import EnvError
 from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
+from chat import Speaks
+from flags import Count, Natural, NonNegative, Plays, Worlds, parse_flags, part_of
+from run import begun, model_settings
 from lora import load_policy
 from metrics import with_nulls
-from parallel import device_of
-from rollout import collect, progress
-from run import (Count, Natural, NonNegative, Plays, Worlds, begun, model_settings, one_sentence,
-                 open_folder, open_worlds, parse_flags, part_of, write_json)
+from parallel import device_of, progress
+from rollout import collect
+from run import connected, one_sentence, open_folder, open_worlds, write_json
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import engine
+import policy
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
@@ -75,9 +75,9 @@ def save_adapters(model, folder):
 
 
 def load_policy(path, *more):
-    """`engine.load_policy`, for which a folder of adapters is a model, too: the base with them."""
+    """`policy.load_policy`, for which a folder of adapters is a model, too: the base with them."""
     base = base_of(path)
-    model = engine.load_policy(base, *more)
+    model = policy.load_policy(base, *more)
     if base != path:
         load_adapters(model, path)
     return model.to(model.device)               # the adapters were made on the CPU

@@ -3,68 +3,29 @@
 train.py calls `record` after each step, agentevol.py `record_iteration`; nothing here changes what
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
-import json
-import math
-import os
-import statistics
-import sys
-import time
 from collections import defaultdict
 from dataclasses import replace
+import parallel
+import rollout
+from envs.parts.players import mean_and_error, player_rate
+import json
+import os
+import sys
+import time
 
 import torch
 
 import algos
-import parallel
 import report
+from batch import on_all_rows, to_batch
 from envs import load_env
-from envs.parts.players import mean_and_error, player_rate
-from rollout import to_batch
+from panel import collapse_warnings
 from run import last_checkpoint, write_json
 
 MOST_PARTS = 6                # families or environments that are told one by one
-EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
 
 
 # ---- held-out tasks -----------------------------------------------------------------------------
-
-def players(run):
-    """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by. They
-    play once: player_rate remembers."""
-    return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
-            for who in ("random", "expert")}
-
-
-def held_out(run, temperature, policy=None):
-    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
-    the success in each environment or, of a single one, in each family of tasks. Every evaluation
-    of a run draws the same random numbers."""
-    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
-              for world in run.worlds}
-    played, _ = parallel.play_tasks(
-        run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
-        run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
-    if temperature and not policy:
-        write_samples(run, run.step, "test", played, 1, temperature)
-    success, error = mean_and_error([t.success for t in played])
-    parts = means(played, "success", lambda t: t.env if len(run.worlds) > 1 else
-                  run.worlds[0].module.family(t.task_id))
-    return dict(success=success, stderr=error, n=len(played), parts=parts)
-
-
-def means(played, name, part):
-    """{part(trajectory): the mean of this figure over its trajectories}."""
-    figures = defaultdict(list)
-    for t in played:
-        figures[part(t)].append(getattr(t, name))
-    return {key: mean_and_error(own)[0] for key, own in sorted(figures.items())}
-
-
-def greedy_and_sampled(run, policy=None):
-    """held_out at T=0 and at T=1."""
-    greedy, sampled = (held_out(run, temperature, policy) for temperature in (0.0, 1.0))
-    parallel.say(f"held out: {greedy['success']:.1%} greedy, {sampled['success']:.1%} at T=1")
-    return dict(greedy=greedy, sampled=sampled)
 
 
 def evaluate(run):
@@ -97,7 +58,7 @@ def record(run, horizon, played, kept, batch, stats, figures, seconds):
 
 
 def record_iteration(run, explored, kept, stats, seconds):
-    """The same for an iteration of AgentEvol. seconds: without its evaluation."""
+    """The same for an iteration of AgentEvol. seconds: without its """
     line = dict(
         step=run.step - 1, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=mean_and_error([t.success for t in explored])[0], seconds=seconds,
@@ -138,7 +99,7 @@ def measure(run, horizon, played, batch, stats, figures, seconds):
         valid=mean_and_error([t.valid for t in turns if t.valid is not None])[0],   # NaN: none
         turns=len(turns) / len(played), cut_thoughts=sum(t.cut for t in turns) / max(len(turns), 1),
         response_length=sum(map(len, sampled)) / max(len(sampled), 1),
-        distinct_3gram=algos.distinct_ngrams(sampled),
+        distinct_3gram=distinct_ngrams(sampled),
         truncated=sum(bool(t.truncated) for t in played) / len(played),
         out_of_context=sum(t.truncated == "context" for t in played) / len(played),
         trajectories=len(played), dropped=stats.dropped, **figures, **of_batch(batch),
@@ -194,7 +155,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         return
     picked = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
-    logprobs, batch.entropies = (parallel.on_all_rows(                          # a pass for each
+    logprobs, batch.entropies = (on_all_rows(                          # a pass for each
         lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
         batch, run.cfg.micro_tokens) for i in (0, 1))
     batch.ratios = (logprobs - batch.old_logprobs).exp()
@@ -266,65 +227,51 @@ def row(title, *rates):
 
 # ---- the panel: signs that a run is about to collapse -------------------------------------------
 
-def collapse_warnings(history, window=5):
-    """Early signs of an Echo Trap: [(signal, sentence)], mostly empty.
 
-    history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
-    distinct_3gram, response_length. Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. Learning lowers reward std and
-    entropy as well, so most signals count only while success is neither `rising`, its best in the
-    last 2 windows, nor `solved`, half of its way from the first steps to 1, or when it falls."""
-    if len(history) < 2 * window:
-        return []
-    success = moving_mean(history, "success", window)
-    falling = success[-1] < max(moving_mean(history, "success", 2 * window)) - 0.15
-    solved = not falling and success[-1] >= min(0.9, 0.5 + 0.5 * success[0])
-    best = success.index(max(success))
-    rising = not falling and success[best] > success[0] + 0.03 and best >= len(success) - 2 * window
-    return [(signal, f"{meaning} ({signal} {past:.3g} -> {now:.3g}, success now "
-                     f"{success[-1]:.0%}).")
-            for signal, past, now, seen, meaning in echo_trap_signals(
-                history, window, solved, falling, rising) if seen]
+def distinct_ngrams(token_lists, n=3):
+    """Distinct n-grams / all n-grams of the sampled texts (lists of token ids): 1 if none repeats,
+    or none is there. More text repeats more, so compare steps of one run, not two runs."""
+    ngrams = [tuple(ids[i:i + n]) for ids in token_lists for i in range(len(ids) - n + 1)]
+    return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
 
 
-def echo_trap_signals(history, window, solved, falling, rising):
-    """Rows (signal, past, now, seen, meaning). Echo Trap (arXiv:2504.20073): reward std
-    falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
-    What was not measured is NaN, and no comparison with NaN is true."""
-    success, std, entropy, valid, distinct, length = (moving_mean(history, name, window) for name in
-        ("success", "reward_std", "entropy", "valid", "distinct_3gram", "response_length"))
-    # The std that returns of 0 or 1 can have is at most sqrt(p (1 - p)), so it falls as p nears 1.
-    room = [math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1])]
-    expected = std[0] * (min(1, room[1] / room[0]) if success[-1] > success[0] else 1)
-    before, last = entropy[-1 - window], entropy[-1]
-    low = min(filter(math.isfinite, entropy[:-window]), default=math.nan)
-    usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
-    norm = mean_of(history[-window:], "grad_norm")
-    stuck = not solved and not rising
-    return [
-        ("reward_std", std[0], std[-1], stuck and std[-1] < (0.7 if falling else 0.5) * expected,
-         "echo trap: the tries at a task earn the same, little but noise is left to learn from"),
-        ("entropy", before, last, stuck and last < 0.5 * before,
-         "echo trap: entropy leaves its smooth decay downwards"),
-        ("entropy", low, last, stuck and last > max(1.5 * low, low + 0.2 * entropy[0]),
-         "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
-        ("valid", max(valid), valid[-1], stuck and valid[-1] < max(valid) - 0.1,
-         "the policy forgets how actions are written"),
-        ("distinct_3gram", distinct[0], distinct[-1], stuck and distinct[-1] < 0.5 * distinct[0],
-         "echo trap: the texts repeat themselves"),
-        ("grad_norm", usual_norm, norm, not solved and norm > 5 * usual_norm,
-         "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
-        ("response_length", length[0], length[-1],
-         falling and (length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]),
-         "echo trap: the answers shrink or swell")]
+EVALUATION = 987_654_321      # in the key of a held-out episode, where training has (step, 0)
 
 
-def moving_mean(history, name, window):
-    """mean_of a column over every `window` successive steps, the earliest first."""
-    return [mean_of(history[i:i + window], name) for i in range(len(history) - window + 1)]
+def players(run):
+    """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by. They
+    play once: player_rate remembers."""
+    return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
+            for who in ("random", "expert")}
 
 
-def mean_of(rows, name, mean=statistics.fmean):
-    """Mean of the finite numbers in a column; NaN where there are none."""
-    values = [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
-    return mean(values) if values else math.nan
+def held_out(run, temperature, policy=None):
+    """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
+    the success in each environment or, of a single one, in each family of tasks. Every evaluation
+    of a run draws the same random numbers."""
+    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
+              for world in run.worlds}
+    played, _ = rollout.play_tasks(
+        run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
+        run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
+    if temperature and not policy:
+        write_samples(run, run.step, "test", played, 1, temperature)
+    success, error = mean_and_error([t.success for t in played])
+    parts = means(played, "success", lambda t: t.env if len(run.worlds) > 1 else
+                  run.worlds[0].module.family(t.task_id))
+    return dict(success=success, stderr=error, n=len(played), parts=parts)
+
+
+def means(played, name, part):
+    """{part(trajectory): the mean of this figure over its trajectories}."""
+    figures = defaultdict(list)
+    for t in played:
+        figures[part(t)].append(getattr(t, name))
+    return {key: mean_and_error(own)[0] for key, own in sorted(figures.items())}
+
+
+def greedy_and_sampled(run, policy=None):
+    """held_out at T=0 and at T=1."""
+    greedy, sampled = (held_out(run, temperature, policy) for temperature in (0.0, 1.0))
+    parallel.say(f"held out: {greedy['success']:.1%} greedy, {sampled['success']:.1%} at T=1")
+    return dict(greedy=greedy, sampled=sampled)

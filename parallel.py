@@ -16,16 +16,17 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
-                                    register_fsdp_forward_method)
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from client import EnvError, ServersGone
-from engine import add_value_head, equip
 from lora import adapt, adapters, base_of, load_policy
-from rollout import Stats, collect
-
+from policy import add_value_head, equip
 
 # ---- ranks --------------------------------------------------------------------------------------
 
@@ -204,65 +205,8 @@ def gathered_weights(model):
 
 # ---- shares of the work --------------------------------------------------------------------------
 
-def play_tasks(run, policy, tasks, group_size, horizon, key):
-    """Each task [(World, id)] `group_size` times, dealt over the ranks -> (trajectories, Stats) of
-    all ranks.
 
-    Groups come in the order of `tasks`; one whose environment failed is left out and counted. key:
-    the ints from which all random numbers of these episodes follow. On every rank alike: EnvError
-    if none was played or one rank's servers are gone, ValueError if no prompt fits.
-    """
-    places = range(rank(), len(tasks), world_size())
-    with gathered_weights(policy):
-        try:
-            mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
-                           places, max_concurrent=run.cfg.max_concurrent)
-        except ServersGone as error:        # the other ranks wait for this one's share
-            mine = [], Stats(dropped=len(places), failures=[str(error)], gone=str(error))
-    parts = gathered(mine)
-    played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
-    stats = sum((counted for _, counted in parts), Stats())
-    if stats.gone:
-        raise ServersGone(stats.gone)
-    if not played:
-        raise EnvError(stats.failures[-1])
-    if not any(t.turns for t in played):
-        agent = tasks[0][0].agent
-        raise ValueError(f"no prompt fits: the shortest has {min(len(t.token_ids) for t in played)}"
-                         f" tokens, with a reply of {agent.max_turn_tokens} more than max_context="
-                         f"{agent.max_context}; give a larger --max-context")
-    return played, stats
-
-
-def micro_batches(batch, max_tokens, whole_rows=False):
-    """This rank's share of a batch: (what Batch.rows takes, real) for each micro-batch of about
-    max_tokens: see Batch.parts.
-
-    Every rank gets the same number of them, because FSDP gathers the weights together. A rank that
-    runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
-    """
-    total = int((batch.token_ids >= 0).sum())
-    parts = batch.parts(min(max_tokens, -(-total // world_size())), whole_rows)
-    for i in range(rank(), -(-len(parts) // world_size()) * world_size(), world_size()):
-        rows, begin, end = parts[i % len(parts)]
-        rows = torch.tensor(rows, device=batch.token_ids.device)
-        yield (rows, begin, end), int(i < len(parts))
-
-
-@torch.no_grad()
-def on_all_rows(method, batch, max_tokens, *more):
-    """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
-    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
-    out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-    for (rows, begin, end), real in micro_batches(batch, max_tokens):
-        part = batch.rows(rows, begin, end)
-        x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
-        if real:
-            row, column = part.response_mask.nonzero(as_tuple=True)
-            out[rows[row], column + begin] = x
-    return summed(out)
-
-
-def logprobs_under(run, model, batch):
-    """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
-    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
+def progress(items, what, **options):
+    """The items, with a bar: on a terminal, of one rank, for what takes more than two seconds."""
+    silent = os.environ.get("RANK", "0") != "0" or None            # None: if it is no terminal
+    return tqdm(items, **dict(desc=what, leave=False, delay=2, disable=silent) | options)

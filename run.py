@@ -11,21 +11,18 @@
 Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
 another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
-import argparse
 import inspect
 import itertools
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -35,142 +32,19 @@ from transformers import AutoTokenizer
 
 import parallel
 from chat import Agent, Speaks
-from client import EnvError
+from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of, shares_of
-from engine import from_pretrained, longest_text
+from env_server import local_server
 from envs import load_env
+from episode import World
+from flags import part_of
 from lora import adapters, save_adapters, tokenizer_path
-from rollout import World
-
+from policy import from_pretrained, longest_text
 
 # ---- flags --------------------------------------------------------------------------------------
 
-def number(kind, words, fits):
-    """A type of flags: text -> a number of this kind for which fits(x), as NaN never does."""
-    def read(text):
-        if fits(x := kind(text)):
-            return x
-        raise argparse.ArgumentTypeError(f"{text}: expected {words}")
-    read.__name__ = kind.__name__
-    return read
-
-
-Count = number(int, "1 or more", lambda x: x >= 1)
-Natural = number(int, "0 or more", lambda x: x >= 0)
-Positive = number(float, "above 0", lambda x: x > 0)
-NonNegative = number(float, "0 or more", lambda x: x >= 0)
-Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
-
 
 # The lines of these classes, and of chat.Speaks, are the text of --help.
-
-@dataclass
-class Worlds:
-    # what is played
-    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
-    families: str = ""            # only these families of tasks, comma-separated; empty: all
-
-
-@dataclass
-class Plays:
-    # by which servers
-    env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    max_concurrent: Count = 256   # episodes in play at a time
-
-
-@dataclass
-class Machine:
-    # on which machine
-    device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
-    attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
-    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
-    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
-    checkpointing: bool = False   # recompute activations in the backward pass
-
-
-def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
-    """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
-    a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
-    a text. --help shows the dataclass's lines, then the choices of the flags that have some.
-    preset(given) -> {field: value}, stronger than the defaults, weaker than the flags."""
-    parser = argparse.ArgumentParser(
-        description=f"{description}\nCount: 1 or more. Natural: 0 or more. Share: from 0 to 1. "
-                    f"tuple: 6,10\n{documented(kind)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
-        usage="%(prog)s [--FLAG VALUE ...]; --help lists all", allow_abbrev=False)
-    for f in fields(kind):
-        if f.type is bool:
-            how = dict(action=argparse.BooleanOptionalAction)
-        elif choices := f.type if type(f.type) is dict else get_args(f.type):
-            how = dict(choices=choices, metavar=" | ".join(choices))
-        else:
-            how = dict(type=integers if f.type is tuple else f.type, help=argparse.SUPPRESS)
-        parser.add_argument("--" + f.name.replace("_", "-"), **how)
-    given = vars(parser.parse_args(argv))
-    return kind(**preset(given) | given)
-
-
-def integers(text):
-    return tuple(map(int, text.split(",")))
-
-
-def documented(kind):
-    """The fields of a dataclass as flags: --name and the rest of the line in its source, under the
-    comments above them, bases first. Of a field that a later class has again, the later line."""
-    lines = {}
-    for line in "".join(map(inspect.getsource, kind.__mro__[-2::-1])).splitlines():
-        if heading := re.match("    # (.+)", line):
-            lines[line] = f"\n{heading[1]}:"
-        elif flag := re.match(r"    (\w+)(: .+)", line):
-            lines[flag[1]] = f"  --{flag[1].replace('_', '-')}{flag[2]}"
-    return "\n".join(lines.values())
-
-
-CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
-                  clone=dict(lr=1e-5, learn_lr=1e-5))       # as TINY is, of a pretrained model
-
-
-def settings_for(model, env):
-    """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
-    agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
-    own = model_settings(model) if model else dict(tiny=True)
-    return (tiny_settings(env) if own.get("tiny") else {}) | own
-
-
-def model_settings(model):
-    """How a model speaks, and its rates; folders that we write bring theirs, others get CHAT_MODEL.
-    "tiny": a small policy that was cloned from nothing."""
-    return read_settings(os.path.join(model, "defaults.json"), CHAT_MODEL)
-
-
-def tiny_settings(env):
-    """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
-    first one's, with texts as long as any of them needs and the families that they name."""
-    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    longest = {name: max(tiny.get(name, getattr(Speaks, name)) for tiny in asked)
-               for name in ("max_turn_tokens", "max_context")}
-    return asked[0] | longest | dict(
-        families=",".join(tiny["families"] for tiny in asked if "families" in tiny))
-
-
-def part_of(settings, *kinds):
-    """Those of the settings, {name: value}, that are fields of these dataclasses."""
-    names = {f.name for kind in kinds for f in fields(kind)}
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def begun(folder, given, kind, may_change):
-    """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
-    ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
-    was = read_settings(os.path.join(folder, "config.json"), {})
-    names = {f.name for f in fields(kind)} if was else set()
-    for name in given.keys() & (names - may_change) | was.keys() - names:
-        if given.get(name) != was.get(name):
-            raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
-                             f"{name}={was.get(name)!r}; leave it out, or start another run")
-    return was
 
 
 # ---- the parts of a run -------------------------------------------------------------------------
@@ -293,19 +167,6 @@ def open_folder(path, cfg):
     return folder
 
 
-def read_settings(path, missing):
-    """{flag: value} of a JSON file, whose lists were tuples; where there is no file, `missing`.
-    ValueError: the file holds something else."""
-    if not os.path.exists(path):
-        return missing
-    with open(path) as file:
-        try:
-            settings = dict(json.load(file))
-        except (ValueError, TypeError):
-            raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
-    return {name: tuple(x) if type(x) is list else x for name, x in settings.items()}
-
-
 def write_json(path, content):
     """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
     aside = f"{path}.part"
@@ -412,3 +273,62 @@ def restore(run, folder):
         why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error
+
+
+@contextmanager
+def connected(env_url, modules):
+    """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
+    that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
+    names = [module.NAME for module in modules]
+    with nullcontext(env_url) if env_url else local_server(*names) as urls:
+        yield [EnvClient(urls, name) for name in names]
+CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
+                  clone=dict(lr=1e-5, learn_lr=1e-5))       # as TINY is, of a pretrained model
+
+
+def settings_for(model, env):
+    """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
+    agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
+    own = model_settings(model) if model else dict(tiny=True)
+    return (tiny_settings(env) if own.get("tiny") else {}) | own
+
+
+def model_settings(model):
+    """How a model speaks, and its rates; folders that we write bring theirs, others get CHAT_MODEL.
+    "tiny": a small policy that was cloned from nothing."""
+    return read_settings(os.path.join(model, "defaults.json"), CHAT_MODEL)
+
+
+def tiny_settings(env):
+    """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
+    first one's, with texts as long as any of them needs and the families that they name."""
+    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    longest = {name: max(tiny.get(name, getattr(Speaks, name)) for tiny in asked)
+               for name in ("max_turn_tokens", "max_context")}
+    return asked[0] | longest | dict(
+        families=",".join(tiny["families"] for tiny in asked if "families" in tiny))
+
+
+def begun(folder, given, kind, may_change):
+    """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
+    ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
+    was = read_settings(os.path.join(folder, "config.json"), {})
+    names = {f.name for f in fields(kind)} if was else set()
+    for name in given.keys() & (names - may_change) | was.keys() - names:
+        if given.get(name) != was.get(name):
+            raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
+                             f"{name}={was.get(name)!r}; leave it out, or start another run")
+    return was
+
+
+def read_settings(path, missing):
+    """{flag: value} of a JSON file, whose lists were tuples; where there is no file, `missing`.
+    ValueError: the file holds something else."""
+    if not os.path.exists(path):
+        return missing
+    with open(path) as file:
+        try:
+            settings = dict(json.load(file))
+        except (ValueError, TypeError):
+            raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
+    return {name: tuple(x) if type(x) is list else x for name, x in settings.items()}

@@ -27,26 +27,36 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Literal
 
-import engine  # noqa: F401  before torch: it sets how torch's idle threads wait
+import before_torch  # noqa: F401  its name says why
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 import algos
 import metrics
 import parallel
-from agentevol import clone_flags, cloned, continue_cloning
-from chat import FORMATS, Speaks
-from client import connected
+import rollout
+from batch import logprobs_under, micro_batches, on_all_rows, to_batch
+from chat import FORMATS
+from cloning import clone_flags, cloned, continue_cloning
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
-from engine import check_model
 from envs import load_env, open_envs
+from chat import Speaks
+from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
+from run import begun, settings_for
 from lora import base_of, without_adapters
-from parallel import logprobs_under
-from rollout import progress, to_batch
-from run import (Count, Machine, Natural, NonNegative, Plays, Positive, Run, Share, Worlds, begun,
-                 both_splits, last_checkpoint, one_sentence, open_folder, open_worlds,
-                 parse_flags, part_of, restore, save, settings_for)
-
+from parallel import progress
+from policy import check_model
+from run import (
+    Run,
+    both_splits,
+    connected,
+    last_checkpoint,
+    one_sentence,
+    open_folder,
+    open_worlds,
+    restore,
+    save,
+)
 
 # ---- the algorithm ------------------------------------------------------------------------------
 
@@ -89,7 +99,7 @@ def play_step(run, horizon):
     counts = shares_of(cfg.tasks_per_step, len(run.worlds))
     tasks = [(world, task) for world, count in zip(run.worlds, counts)
              for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed)]
-    played, stats = parallel.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
+    played, stats = rollout.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
                                         key=(cfg.seed, run.step, 0))
     stats.seconds["rollout"] = time.perf_counter() - began
     return played, stats
@@ -122,7 +132,7 @@ def credit(run, batch):
     batch.rewards = batch.token_rewards.sum(1)
     if cfg.critic != "none":
         critic = run.critic or run.policy
-        batch.values = parallel.on_all_rows(critic.action_values, batch, cfg.micro_tokens)
+        batch.values = on_all_rows(critic.action_values, batch, cfg.micro_tokens)
     batch.advantages = ADVANTAGES[cfg.advantage](batch, cfg).expand(mask.shape)
 
 
@@ -156,7 +166,7 @@ def update(run, batch):
             mini.value_weights = algos.token_weights(mini.response_mask)
             total = torch.zeros((), device=run.policy.device)
             whole_rows = cfg.surrogate == "sequence"    # GSPO's ratio needs all tokens of a row
-            for share, real in parallel.micro_batches(mini, cfg.micro_tokens, whole_rows):
+            for share, real in micro_batches(mini, cfg.micro_tokens, whole_rows):
                 loss, part_sums = part_loss(run, mini.rows(*share))
                 if norms:       # the policy has moved away from the one that sampled
                     del part_sums["mismatch"]

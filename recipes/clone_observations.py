@@ -11,16 +11,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import agentevol        # before torch: see there
 import torch
 
+import agentevol  # before torch: see there
 import algos
+import cloning
 import parallel
-from rollout import to_batch
+from batch import micro_batches, to_batch
 
 
 def learn_step(policy, optimizer, trajectories, weights, cfg):
-    """agentevol.learn_step, of the actions and of what is read between them."""
+    """cloning.learn_step, of the actions and of what is read between them."""
     batch, total = to_batch(trajectories, policy.device), 0.0
     batch.weights = algos.over_weights(batch.response_mask,
                                        torch.tensor(weights, device=policy.device))
@@ -29,7 +30,7 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     share = float(os.environ.get("OBSERVATIONS", 0.3))
     batch.weights += share * read * batch.weights.amax(1, keepdim=True)
     batch.response_mask |= read
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+    for where, real in micro_batches(batch, cfg.micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
@@ -42,5 +43,5 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
 
 
 if __name__ == "__main__":
-    agentevol.learn_step = learn_step
+    cloning.learn_step = learn_step
     agentevol.main()

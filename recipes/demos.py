@@ -12,9 +12,10 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from agentevol import lesson
+from cloning import lesson
 from envs.parts.agentgym import write_trajectories
-from run import Natural, Worlds, one_sentence, parse_flags
+from flags import Natural, Worlds, parse_flags
+from run import one_sentence
 
 
 @dataclass

@@ -24,16 +24,16 @@ from threading import Thread
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import eval as evaluation       # before torch: see there
-
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
+import eval as evaluation  # before torch: see there
 from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
-from rollout import Slots, play
-from run import Count
+from episode import play
+from flags import Count
+from rollout import Slots
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
 SILENCE = 15                    # seconds without an answer before we say so

@@ -15,12 +15,12 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import train        # before torch: see there
 import torch
 
+import train  # before torch: see there
 from algos import check_aligned
-from parallel import logprobs_under
-from run import Positive, Share
+from batch import logprobs_under
+from flags import Positive, Share
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train
-from run import Count
+from flags import Count
 
 
 @dataclass

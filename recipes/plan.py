@@ -16,14 +16,16 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import train        # before torch: see there
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from engine import (HEAD_CHUNK, OURS, LlamaRMSNorm, attend, from_pretrained, kv_shape,
-                    longest_text, same_code)
-from run import Natural, NonNegative, one_sentence, parse_flags
+import train  # before torch: see there
+from attention import OURS, attend, kv_shape
+from engine import LlamaRMSNorm
+from flags import Natural, NonNegative, parse_flags
+from policy import HEAD_CHUNK, from_pretrained, longest_text, same_code
+from run import one_sentence
 
 
 @dataclass

@@ -16,9 +16,11 @@ import torch
 
 import algos
 import metrics
+import panel
 import parallel
 import train
-from rollout import Trajectory, to_batch
+from batch import logprobs_under, to_batch
+from episode import Trajectory
 
 
 def mutual_information(scores, own):
@@ -49,7 +51,7 @@ def probe(run, trajectories):
     replies = replies[::max(1, len(replies) // 32)][:32]
     pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
                      run.policy.device)
-    scores = parallel.logprobs_under(run, run.policy, pairs).sum(1)
+    scores = logprobs_under(run, run.policy, pairs).sum(1)
     scores = scores.view(len(replies), len(prompts)).cpu()
     own = torch.tensor([column for _, column in replies])
     figures = dict(mutual_information=mutual_information(scores, own),
@@ -59,7 +61,7 @@ def probe(run, trajectories):
         batch = to_batch(trajectories[:64], run.policy.device)
         start = run.reference or parallel.load(run.start_model, run.policy.device, run.cfg,
                                                frozen=True)
-        batch.ref_logprobs = parallel.logprobs_under(run, start, batch)
+        batch.ref_logprobs = logprobs_under(run, start, batch)
         own, start = (x[batch.response_mask] for x in (batch.old_logprobs, batch.ref_logprobs))
         figures["kl_start"] = algos.kl_k3(own, start).mean().item()
     return figures
@@ -80,16 +82,16 @@ def measure(run, horizon, played, *more, measure=metrics.measure):
     return line | (probe(run, played) if due else {})
 
 
-def signals(history, window, solved, *more, signals=metrics.echo_trap_signals):
-    """The rows of metrics.echo_trap_signals, and those of template collapse."""
+def signals(history, window, solved, *more, signals=panel.echo_trap_signals):
+    """The rows of panel.echo_trap_signals, and those of template collapse."""
     rows = signals(history, window, solved, *more)
-    first, last = (metrics.mean_of(part, "entropy") for part in (history[:window],
+    first, last = (panel.mean_of(part, "entropy") for part in (history[:window],
                                                                  history[-window:]))
     for signal in ("mutual_information", "retrieval_accuracy"):
         probes = [row for row in history if row.get(signal) is not None]
         if len(probes) < 4 or solved or last < 0.5 * first:     # not varied: an echo trap
             continue
-        past, now = metrics.mean_of(probes[:2], signal), metrics.mean_of(probes[-2:], signal)
+        past, now = panel.mean_of(probes[:2], signal), panel.mean_of(probes[-2:], signal)
         chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
         rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
                      "template collapse: entropy stands, but the thoughts hardly depend on the "
@@ -98,5 +100,5 @@ def signals(history, window, solved, *more, signals=metrics.echo_trap_signals):
 
 
 if __name__ == "__main__":
-    metrics.measure, metrics.echo_trap_signals = measure, signals
+    metrics.measure, panel.echo_trap_signals = measure, signals
     train.main()

@@ -17,13 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import train        # before torch: see there
-
 import agentevol
 import metrics
 import parallel
 import report
-from run import number
+import train  # before torch: see there
+from flags import number
 
 NAMES = ("tensorboard", "wandb", "trackio")
 Trackers = number(str, f"some of {', '.join(NAMES)} that pip has installed, comma-separated",

@@ -15,11 +15,10 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import train        # before torch: see there
-
 import torch
 
-import parallel
+import train  # before torch: see there
+from batch import logprobs_under
 
 plain_credit = train.credit
 
@@ -34,7 +33,7 @@ def credit(run, batch):
     """train.credit with the fault."""
     if run.cfg.fault == "observations":
         batch.response_mask = (batch.token_ids >= 0) & (batch.position_ids > 0)
-        batch.old_logprobs = parallel.logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(run, run.policy, batch)
         batch.turn_ids = torch.where(batch.response_mask, batch.turn_ids.clamp(min=0), -1)
     plain_credit(run, batch)
 

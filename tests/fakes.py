@@ -17,16 +17,22 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config,
-                          Qwen3Config)
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 import rollout
 import train
-from client import EnvClient, Reply
-from engine import make_policy, equip
-from env_server import HttpServer
 from chat import TINY_TEMPLATE, make_tokenizer
-from rollout import World
+from client import EnvClient, Reply
+from env_server import HttpServer
+from episode import Episode, World, speak
+from episode import play as play_episode
+from policy import equip, make_policy
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -148,11 +154,11 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
 
 
 def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
-    """rollout.play of a single environment, token by token -> Trajectory."""
-    episode = rollout.Episode(agent, task_id, key, horizon)
+    """episode.play of a single environment, token by token -> Trajectory."""
+    one = Episode(agent, task_id, key, horizon)
     with closing(client):
-        rollout.play(functools.partial(rollout.speak, policy), episode, client)
-    return episode.trajectory
+        play_episode(functools.partial(speak, policy), one, client)
+    return one.trajectory
 
 
 # ---- two worlds, their server and a policy, for whole runs ---------------------------------------

@@ -17,26 +17,40 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import config, flags_of, started
+from more.test_agenttraj import trained
+from test_ranks import on_ranks
+from test_train import lines_of, same, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-import run as runs
 import agentevol
+import cloning
 import envs
 import metrics
 import parallel
+import rollout
+import run
+import run as runs
 import train
-from agentevol import (Clone, Evolve, clone, evolve, explore, imitated, learn, learn_step, lesson,
-                       reward, successes, clone_flags, tokenizer_of, trajectories_of)
+from agentevol import Evolve, evolve, explore, reward, successes
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
-from engine import make_policy
+from cloning import (
+    Clone,
+    clone,
+    clone_flags,
+    imitated,
+    learn,
+    learn_step,
+    lesson,
+    tokenizer_of,
+    trajectories_of,
+)
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
-from fakes import config, flags_of, started
+from episode import Trajectory, World
+from policy import make_policy
 from recipes import clone_observations
-from rollout import Stats, Trajectory, World
-from test_agenttraj import trained
-from test_ranks import on_ranks
-from test_train import lines_of, same, weights_of
+from rollout import Stats
 
 CPU = torch.device("cpu")
 SMALL = Clone(env="textcraft_small", n=24, skill=0.4, steps=30, batch=8, width=32, layers=1,
@@ -230,7 +244,7 @@ def rates(monkeypatch):
         now[0] += 1
         rates.append(optimizer.param_groups[0]["lr"])
         return 0.0
-    monkeypatch.setattr(agentevol, "learn_step", learn_step)
+    monkeypatch.setattr(cloning, "learn_step", learn_step)
     monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return rates
 
@@ -259,11 +273,11 @@ def test_learn_ends_when_its_seconds_are_over(rates):
 def test_continue_cloning_is_gentler_and_in_another_order(url, model, here, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
-    monkeypatch.setattr(agentevol, "learn", lambda policy, trajectories, *rest: calls.append(
+    monkeypatch.setattr(cloning, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
     run = started(url, config(model))
     run.history = [dict(seconds=3.5), dict(seconds=4.0)]
-    agentevol.continue_cloning(run)
+    cloning.continue_cloning(run)
     ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
     assert tasks == [d["task_id"] for d in lesson(clone_flags(run.cfg))] and weights == [1.0] * 20
     assert (cfg.n, cfg.steps, cfg.width, cfg.horizon, seconds) == (20, 12, 32, 3, 7.5)
@@ -379,10 +393,10 @@ class Played:
         monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
         monkeypatch.setattr(parallel, "load", lambda path, *_: (
             self.loaded.append(path) or NamedPolicy("fresh")))
-        monkeypatch.setattr(agentevol, "learn", self.learn)
+        monkeypatch.setattr(cloning, "learn", self.learn)
         monkeypatch.setattr(metrics, "evaluate", self.evaluate)
         monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
-        monkeypatch.setattr(agentevol, "save", lambda run: self.saved.append(run.step))
+        monkeypatch.setattr(run, "save", lambda run: self.saved.append(run.step))
         monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def learn(self, policy, data, weights, *rest):
@@ -443,7 +457,7 @@ def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch)
     asked, world = [], World(None, Agent(None, module=SimpleNamespace(NAME="toy")))
     run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5, horizon=9), policy="policy",
                           worlds=[world], tasks={world: [*range(6)]})
-    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, group_size, horizon, key:
+    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, tasks, group_size, horizon, key:
                         asked.append((sorted(t for _, t in tasks), group_size, horizon, key)))
     for run.step in range(5):
         explore(run)
@@ -645,7 +659,7 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
 ])
 def test_main_refuses_before_anything_is_made(arguments, sentence, here, monkeypatch):
     monkeypatch.setattr(agentevol, "demonstrations", None)
-    monkeypatch.setattr(agentevol, "connected", lambda *_: nullcontext())
+    monkeypatch.setattr(run, "connected", lambda *_: nullcontext())
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
         agentevol.main(arguments.split())
     assert os.listdir() == []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import algos
+import metrics
 from recipes import icepop
 
 NAN = math.nan
@@ -442,6 +443,6 @@ def test_importance_corrections_see_sampled_tokens_alone(weights):
 
 def test_distinct_ngrams_by_hand():
     # 123, 234 and again 123: two of three; no 3-gram runs from one text into the next
-    assert algos.distinct_ngrams([[1, 2, 3, 4], [1, 2, 3]]) == pytest.approx(2 / 3)
-    assert algos.distinct_ngrams([[1, 2], [2, 1]], n=1) == 0.5
-    assert algos.distinct_ngrams([[1, 2], []]) == 1.0   # nothing is long enough to repeat
+    assert metrics.distinct_ngrams([[1, 2, 3, 4], [1, 2, 3]]) == pytest.approx(2 / 3)
+    assert metrics.distinct_ngrams([[1, 2], [2, 1]], n=1) == 0.5
+    assert metrics.distinct_ngrams([[1, 2], []]) == 1.0   # nothing is long enough to repeat

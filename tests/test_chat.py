@@ -13,17 +13,17 @@ import re
 import types
 
 import pytest
+from fakes import LocalClient, collect, play, twins
+from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
+from players import ROOT
+from test_rollout import ended, same
 
 import chat
+from chat import CUT, Agent, Chat, said
 from engine import Engine
 from envs import tools_of
 from envs.parts.tool_calls import HERMES, LLAMA
-from families import FAMILIES, FOLDER, WITHOUT_TRL, tokenizer_of
-from fakes import LocalClient, collect, play, twins
-from chat import CUT, Agent, Chat, said
-from players import ROOT
-from rollout import Episode
-from test_rollout import ended, same
+from episode import Episode
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 DATE = dict(date_string="26 Jul 2024")          # what docs/models.md says of Llama 3.2

@@ -20,17 +20,18 @@ from urllib.request import urlopen
 
 import pytest
 import urllib3
+from fakes import LocalClient, canned, chat_tokenizer, collect, serving, twins
+from test_rollout import same
 
 import client as client_file
-from envs.parts import answers as answers_file
 import env_server
-from client import EnvClient, EnvError, ServersGone, connected
+from chat import Agent
+from client import EnvClient, EnvError, ServersGone
 from env_server import HttpServer, local_server
 from envs import maze, textcraft_small
-from fakes import LocalClient, canned, chat_tokenizer, collect, serving, twins
-from chat import Agent
+from envs.parts import answers as answers_file
 from rollout import make_engine
-from test_rollout import same
+from run import connected
 
 STARTS = [maze.Env().reset(task) for task in range(25)]
 

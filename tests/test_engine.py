@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes import CONFIGS, chat_tokenizer, token_logprobs, twins
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import engine as engine_module
-from engine import (NEVER, Engine, Pages, action_logprobs, add_value_head, attend, equip,
-                    load_policy, longest_text, page_runs, prefill_parts, sample, step_inputs,
-                    walk_pages)
-from fakes import CONFIGS, chat_tokenizer, token_logprobs, twins
+import policy as policy_module
+from attention import NEVER, attend, page_runs, walk_pages
 from chat import Agent
+from engine import Engine, Pages, prefill_parts, sample, step_inputs
+from policy import action_logprobs, add_value_head, equip, load_policy, longest_text
 from rollout import make_engine
 
 EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
@@ -169,7 +170,7 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
 def test_norms_are_llamas(dtype):
     """To the bit in float32. In 16 bit it is rounded once where Llama's is twice, so it may differ
     by one step of bfloat16, which has 8 digits, and is as near to the norm in float64."""
-    norm = engine_module.LlamaRMSNorm(64).to(dtype)
+    norm = policy_module.LlamaRMSNorm(64).to(dtype)
     x = torch.randn(1, 200, 64).to(dtype)
     norm.weight.data = torch.randn(64).to(dtype)
     ours, theirs, y = engine_module.rms_norm(norm, x), norm(x), x.double()
@@ -516,7 +517,7 @@ def assert_same_gradients(got, want, relative=1e-5):
 @pytest.mark.parametrize("chunk, entropy", [(3, True), (2048, True), (2048, "watched")])
 def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, entropy, monkeypatch):
     """With their gradients, and those of the entropies where it is not only watched."""
-    monkeypatch.setattr(engine_module, "HEAD_CHUNK", chunk)    # 19 sampled tokens: 7 chunks, or one
+    monkeypatch.setattr(policy_module, "HEAD_CHUNK", chunk)    # 19 sampled tokens: 7 chunks, or one
     model, stock = twins(kind, tied)
     torch.manual_seed(5)
     ids, mask, positions = training_rows(random.Random(5), CONTEXTS)
@@ -605,7 +606,7 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     head, copies = torch.nn.Linear(8, 30, bias, dtype=torch.bfloat16), []
     x = torch.randn(1, 5, 8, dtype=torch.bfloat16)
     g = torch.randn(1, 5, 30, dtype=torch.bfloat16)
-    for function in (torch.nn.Linear.forward, engine_module.float32_logits):
+    for function in (torch.nn.Linear.forward, policy_module.float32_logits):
         x = x.detach().requires_grad_()
         head.zero_grad()
         out = function(head, x)
@@ -615,7 +616,7 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     for stock, ours in zip(*copies):
         assert stock.dtype == ours.dtype and torch.allclose(stock, ours, rtol=1e-2, atol=1e-2)
     head.requires_grad_(False).zero_grad()                  # as LoRA leaves it
-    engine_module.float32_logits(head, x.detach().requires_grad_()).backward(g.float())
+    policy_module.float32_logits(head, x.detach().requires_grad_()).backward(g.float())
     assert all(p.grad is None for p in head.parameters())
     exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0)
     assert (out - exact).abs().max() < 1e-5

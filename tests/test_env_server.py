@@ -21,15 +21,15 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import requests
-
-import envs
-import env_server
-from env_server import HttpServer, Service, local_server
-from envs.parts import wires
-from envs.parts.wires import WIRES, Wire
 from fakes import serving
 from players import ROOT
 from players import asked as ask
+
+import env_server
+import envs
+from env_server import HttpServer, Service, local_server
+from envs.parts import wires
+from envs.parts.wires import WIRES, Wire
 
 TOY = '''
 """toy: a task is a number to reach by adding numbers up; "crash" is a bug, "nan", "inf"

@@ -12,27 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import fakes
 import pytest
+from fakes import serving
+from more.test_original import lmrl_gym
 from transformers import AutoTokenizer
 
 import eval as evaluation
 import report
+from chat import Agent
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
-from engine import load_policy
 from env_server import HttpServer
-from envs import load_env
+from envs import frozenlake, load_env, maze, textcraft_small, wordle
 from envs.parts import players
-from envs import frozenlake, maze, textcraft_small, wordle
-from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
-from eval import Config, figures_of, rows_of, run, table
 from envs.parts.players import builtin_rate, play_builtin
-from run import Count, Natural, NonNegative, Positive, Share, parse_flags
-from chat import Agent
-from rollout import World, collect
-import fakes
-from fakes import serving
-from test_original import lmrl_gym
+from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
+from episode import World
+from eval import Config, figures_of, rows_of, run, table
+from flags import Count, Natural, NonNegative, Positive, Share, parse_flags
+from policy import load_policy
+from rollout import collect
+import metrics
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("here")
@@ -86,7 +87,7 @@ def world_of(name):
 
 def test_rows_of_two_environments_by_hand(monkeypatch):
     """a: tasks 0, 1, 2 with 1, 0, 1; b: tasks 0, 2 with 1, 0; c: none could be played."""
-    monkeypatch.setattr(evaluation, "builtin_rate", lambda module, player, tasks, turns, seed: (
+    monkeypatch.setattr(metrics, "builtin_rate", lambda module, player, tasks, turns, seed: (
         len(list(tasks)) / 10, turns / 100 if player == "random" else seed[0] / 100))
     won, lost = (True, 1.0, 1), (False, 0.0, 1)
     groups = groups_of([won], [lost], [won], env="a") + groups_of([won], env="b")
@@ -195,7 +196,7 @@ def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
     """The fake original is won by any reply; it has 50 words, of which every fifth is in TEST."""
     wordle.ORIGINAL = range(50)
     prompts = []
-    monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: prompts.append(
+    monkeypatch.setattr(metrics, "collect", lambda policy, tasks, *rest, **more: prompts.append(
         tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))
     server = lmrl_gym(["adieu", "stone"])
     with serving(server) as address:
@@ -326,12 +327,12 @@ def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypa
                 raise KeyboardInterrupt
             finished(episodes)
         return collect(*arguments, finished=counting, **more)
-    monkeypatch.setattr(evaluation, "collect", killed)
+    monkeypatch.setattr(metrics, "collect", killed)
     with pytest.raises(KeyboardInterrupt):
         run(cfg)
     left, asked = path.read_text(), []
     assert left.count("\n") == 5 and not (folder / "results.json").exists()
-    monkeypatch.setattr(evaluation, "collect", lambda policy, tasks, *rest, **more: asked.extend(
+    monkeypatch.setattr(metrics, "collect", lambda policy, tasks, *rest, **more: asked.extend(
         tasks) or collect(policy, tasks, *rest, **more))
     last = len(left.splitlines()[-1])
     for cut, again in ((0, 7), (1, 8), (last // 2, 8), (last, 8)):
@@ -362,7 +363,7 @@ def test_a_task_that_the_engine_refuses_is_counted_and_not_scored(monkeypatch, c
         if task in refused:
             raise RuntimeError("the engine broke")
         return play_builtin(module, player, task, *rest)
-    monkeypatch.setattr(evaluation, "play_builtin", play)
+    monkeypatch.setattr(metrics, "play_builtin", play)
     (row, *_) = run(Config(env="textcraft_small", policy="expert", n=8))["rows"]
     assert (row["n"], row["success"]) == (7, 1)
     assert "1 tasks could not be played and are left out" in capsys.readouterr().out
@@ -418,8 +419,8 @@ def test_the_command_prints_a_table():
 def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, url, monkeypatch):
     for word, text in dict(MODEL=model, BROKEN=str(broken), URL=url).items():
         flags = flags.replace(word, text)
-    monkeypatch.setattr(evaluation, "play_builtin", None)           # it comes before any episode
-    monkeypatch.setattr(evaluation, "collect", None)
+    monkeypatch.setattr(metrics, "play_builtin", None)           # it comes before any episode
+    monkeypatch.setattr(metrics, "collect", None)
     monkeypatch.setattr(sys, "argv", ["eval.py", *flags.split()])
     with pytest.raises(SystemExit, match=f"^eval.py: [^\n]*{sentence}[^\n]*$"):
         evaluation.main()
@@ -480,7 +481,7 @@ def test_parse_flags_explains_itself(capsys):
 
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(model, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(evaluation, "run", seen.append)
+    monkeypatch.setattr(metrics, "run", seen.append)
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
         env="maze", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
     for folder in (model, str(tmp_path)):

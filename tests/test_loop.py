@@ -16,17 +16,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import command, config, started, trained
+from test_train import batch_of, fakes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import algos
 import metrics
+import panel
 import parallel
+import rollout
 import train
-from envs.parts import players
-from fakes import command, config, started, trained
 from chat import Agent
-from rollout import Stats, Trajectory, Turn, World
-from test_train import batch_of, fakes
+from envs.parts import players
+from episode import Trajectory, Turn, World
+from rollout import Stats
+from batch import micro_batches
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -47,7 +51,7 @@ class Record:
 
     def __init__(self, patch):
         self.run, self.plays, self.updates = None, [], []
-        setup, collect = train.setup, parallel.collect
+        setup, collect = train.setup, rollout.collect
 
         def noting_setup(*arguments, **named):
             self.run = setup(*arguments, **named)
@@ -61,7 +65,7 @@ class Record:
                 step=self.run.step))
             return trajectories, stats
         patch.setattr(train, "setup", noting_setup)
-        patch.setattr(parallel, "collect", noting_collect)
+        patch.setattr(rollout, "collect", noting_collect)
 
     def noting_step(self, optimizer, *_):
         for name, group in zip(("policy", "critic"), optimizer.param_groups):
@@ -166,7 +170,7 @@ def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_ste
                                                                                   monkeypatch):
     run, asked = started(url, config(model)), []
     monkeypatch.setattr(metrics, "write_samples", lambda *_: None)
-    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, *rest: (
+    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, *rest: (
         asked.append((policy, rest[-1])) or (fakes([1]), Stats())))
     for run.step, policy in ((0, None), (5, "another")):
         metrics.greedy_and_sampled(run, policy)
@@ -386,7 +390,7 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
                           reference=None, critic=SimpleNamespace(action_values=None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "logprobs_under", lambda *_: reference)
-        patch.setattr(parallel, "on_all_rows", lambda *_: 0 * ones)
+        patch.setattr(batch, "on_all_rows", lambda *_: 0 * ones)
         train.credit(run, batch)
     torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
 
@@ -431,7 +435,7 @@ def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
     shares, counts = [], set()
     for rank in range(world):
         ranks(monkeypatch, rank, world)
-        parts = list(parallel.micro_batches(batch, 10**6))  # one rank could take it all at once
+        parts = list(micro_batches(batch, 10**6))  # one rank could take it all at once
         counts.add(len(parts))
         shares.append([int(i) for (rows, *_), real in parts if real for i in rows])
     assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
@@ -478,13 +482,13 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
                 for (_, task), place in zip(tasks, places)], Stats()
-    monkeypatch.setattr(parallel, "collect", collect)
+    monkeypatch.setattr(rollout, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
     monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
     (world,) = run.worlds
     tasks = [(world, task) for task in (54, 53, 52, 51, 50)]
-    played, stats = parallel.play_tasks(run, run.policy, tasks, 1, 2, (9,))
+    played, stats = rollout.play_tasks(run, run.policy, tasks, 1, 2, (9,))
     assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))]
     assert [t.task_id for t in played] == [54, 53, 52, 51, 50] and stats.dropped == 3
 
@@ -539,7 +543,7 @@ def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted,
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):
-    monkeypatch.setattr(metrics, "collapse_warnings", lambda history, *_: (
+    monkeypatch.setattr(panel, "collapse_warnings", lambda history, *_: (
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
     run = trained(url, config(model, steps=3, save_every=2, lr=6e-4, name="warned"))

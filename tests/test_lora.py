@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import config, started, token_logprobs, trained, trainer_of, twins
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import parallel
+import policy
 import run as runs
 import train
-from engine import add_value_head
-from fakes import config, started, token_logprobs, trained, trainer_of, twins
 from lora import adapt, adapters, base_of, load_policy, save_adapters, tokenizer_path
+from policy import add_value_head
 from recipes import merge_lora
+from batch import logprobs_under
 
 pytestmark = pytest.mark.usefixtures("here")
 peft = pytest.importorskip("peft", reason="pip install -r tests/requirements.txt")
@@ -42,7 +44,7 @@ def text():
     return ids, torch.arange(30)[None] > 0, torch.arange(30)[None]
 
 
-def policy(kind="llama", tied=True):
+def adapted(kind="llama", tied=True):
     """(a model of fakes.twins with trained adapters of rank 4, the same without), in folder base"""
     ours, stock = twins(kind, tied)
     stock.save_pretrained("base")
@@ -61,16 +63,16 @@ def test_adapt_begins_with_the_base_to_the_bit_and_a_random_a():
         bound = p.shape[1] ** -0.5              # PEFT's kaiming_uniform_ with a = sqrt(5)
         assert ("lora_B" in name and not p.any()) or 0.9 * bound < p.abs().max() <= bound
     (again, other), name = (twins("qwen2")[0] for _ in range(2)), next(iter(adapters(ours)))
-    for policy, seed in ((other, 4), (again, 3)):
-        adapt(policy, 4, 32, "base", seed)
-        assert torch.equal(adapters(ours)[name], adapters(policy)[name]) == (seed == 3)
+    for other_, seed in ((other, 4), (again, 3)):
+        adapt(other_, 4, 32, "base", seed)
+        assert torch.equal(adapters(ours)[name], adapters(other_)[name]) == (seed == 3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])        # without and with biases
 def test_adapt_has_the_output_and_gradients_of_a_low_rank_layer(kind):
     """With x (N, in) and g = dL/dy (N, out): dL/dB = s g^T (x A^T), dL/dA = s (g B)^T x, s = 32/4.
     y is the output W x + b of the layer without adapters, and s (x A^T) B^T."""
-    ours, _ = policy(kind)
+    ours, _ = adapted(kind)
     layers = {name: m for name, m in ours.named_modules() if hasattr(m, "lora_A")}
     seen = {}
     for name, layer in layers.items():
@@ -103,7 +105,7 @@ def by_peft(folder, base):
 
 @pytest.mark.parametrize("kind, tied", [("llama", True), ("qwen2", False)])
 def test_save_adapters_loads_in_peft_to_the_same_logits(kind, tied):
-    ours, _ = policy(kind, tied)
+    ours, _ = adapted(kind, tied)
     save_adapters(ours, "own")
     torch.testing.assert_close(token_logprobs(ours, *text()), by_peft("own", "base"), atol=1e-5,
                                rtol=0)
@@ -129,7 +131,7 @@ def test_load_adapters_reads_what_peft_wrote(targets):
 
 
 def test_load_adapters_refuses_what_it_would_compute_wrongly():
-    ours, _ = policy()
+    ours, _ = adapted()
     save_adapters(ours, "own")
     twins(layers=1)[1].save_pretrained("small")
     for settings, word in ((dict(use_rslora=True), "use_rslora"),
@@ -166,15 +168,15 @@ def test_a_run_trains_its_adapters_alone(url, model):
 
 def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkeypatch):
     """And sampling, with decoding over pages, uses the adapters of the last update."""
-    loaded, load = [], parallel.load_policy
-    monkeypatch.setattr(parallel, "load_policy", lambda *a: loaded.append(a[0]) or load(*a))
+    loaded, load = [], policy.load_policy
+    monkeypatch.setattr(policy, "load_policy", lambda *a: loaded.append(a[0]) or load(*a))
     run, base = started(url, config(model, lora=4, kl_coef=0.1, filter="none")), load(model)
     for run.step in range(2):
         batch = train.to_batch(train.play_step(run, 2)[0])
         train.credit(run, batch)
-        mask, now = batch.response_mask, parallel.logprobs_under(run, run.policy, batch)
+        mask, now = batch.response_mask, logprobs_under(run, run.policy, batch)
         torch.testing.assert_close(batch.old_logprobs[mask], now[mask], atol=1e-5, rtol=1e-5)
-        assert torch.equal(batch.ref_logprobs, parallel.logprobs_under(run, base, batch))
+        assert torch.equal(batch.ref_logprobs, logprobs_under(run, base, batch))
         assert torch.equal(batch.ref_logprobs, now) == (run.step == 0)
         train.update(run, batch)
     assert (now - batch.ref_logprobs)[mask].abs().max() > 0.05

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import algos
-from metrics import collapse_warnings, mean_of, moving_mean
+from panel import collapse_warnings, mean_of, moving_mean
 
 NAN = math.nan
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fakes import config, started, trainer_of
 from safetensors.torch import load_file
+from test_train import lines_of
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import start_processes
-from fakes import config, started, trainer_of
-from test_train import lines_of
 
-import run as runs
 import parallel
+import run as runs
 import train
-from engine import load_policy, make_policy
+from policy import load_policy, make_policy
 
 STEPS = dict(steps=5, filter="none", lr=3e-4, critic_lr=3e-4, save_every=100, tasks_per_step=3,
              max_context=300)

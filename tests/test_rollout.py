@@ -21,15 +21,27 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from fakes import (
+    MARKS,
+    TEMPLATES,
+    LocalClient,
+    Toy,
+    chat_tokenizer,
+    collect,
+    play,
+    token_logprobs,
+    twins,
+)
 
 import chat
+import engine
 import rollout
+from batch import to_batch
+from chat import FORMATS, Agent, Chat
 from client import EnvError
 from engine import Engine
-from fakes import (MARKS, TEMPLATES, LocalClient, Toy, chat_tokenizer, collect, play,
-                   token_logprobs, twins)
-from chat import FORMATS, Agent, Chat
-from rollout import Episode, Sampler, Slots, Trajectory, Turn, World, make_engine, to_batch
+from episode import Episode, Trajectory, Turn, World
+from rollout import Sampler, Slots, make_engine
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -372,13 +384,13 @@ def test_collect_depends_on_nothing_but_task_and_key():
 
 
 def test_mask_covers_exactly_what_was_sampled(monkeypatch):
-    sampled, ends, sample = [], set(), rollout.sample
+    sampled, ends, sample = [], set(), engine.sample
 
     def noting(logits, uniforms, temperature):
         ids, logprobs = sample(logits, uniforms, temperature)
         sampled.append((ids.item(), logprobs.item()))
         return ids, logprobs
-    monkeypatch.setattr(rollout, "sample", noting)
+    monkeypatch.setattr(engine, "sample", noting)
     for member in range(6):
         sampled.clear()
         t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))

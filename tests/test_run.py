@@ -21,18 +21,20 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch.distributed.checkpoint import CheckpointException
-from transformers import PreTrainedTokenizerBase
 from fakes import command, config, flags_of, started, trained, trainer_of
 from players import children, living
 from test_train import lines_of, same, weights_of
+from torch.distributed.checkpoint import CheckpointException
+from transformers import PreTrainedTokenizerBase
 
-import run as runs
 import parallel
+import rollout
+import run as runs
 import train
 from client import EnvError, ServersGone
-from engine import load_policy
-from rollout import Stats, Trajectory, Turn
+from episode import Trajectory, Turn
+from policy import load_policy
+from rollout import Stats
 from train import Config
 
 ROOT = Path(__file__).parent.parent
@@ -259,18 +261,18 @@ def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, othe
                                                            model, monkeypatch):
     """A rank that lost its episodes goes on with the other's."""
     run, told = started(url, config(model)), []
-    monkeypatch.setattr(parallel, "collect", Mock(side_effect=[collected]))
+    monkeypatch.setattr(rollout, "collect", Mock(side_effect=[collected]))
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(parallel, "gathered", lambda share: told.append(share) or [share, other])
     with pytest.raises(error) if error else nullcontext():
-        played, stats = parallel.play_tasks(
+        played, stats = rollout.play_tasks(
             run, run.policy, [(run.worlds[0], task) for task in (3, 5)], 1, 2, (0,))
         assert played == PLAYED[0] and stats == NOTHING[1]
     assert told == [mine]
 
 
 def test_a_run_without_servers_from_the_start_has_nothing_to_save(url, model, monkeypatch):
-    monkeypatch.setattr(parallel, "collect", Mock(side_effect=GONE))
+    monkeypatch.setattr(rollout, "collect", Mock(side_effect=GONE))
     with pytest.raises(SystemExit, match=f"^train.py: {GONE}$"):
         train.main(command(model=model, env_url=url, name="x"))
     assert not any("step" in name for name in os.listdir("runs/x"))

@@ -17,19 +17,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import command, config, started, trained, trainer_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
-import run as runs
 import eval as evaluation
 import metrics
 import parallel
+import run as runs
 import train
-from agentevol import Clone, Evolve
-from engine import load_policy
+from agentevol import Evolve
+from cloning import Clone
 from envs import load_env
-from fakes import command, config, started, trained, trainer_of
-from rollout import Stats, Trajectory
+from episode import Trajectory
+from policy import load_policy
+from rollout import Stats
 from train import ALGOS, Config
 
 ROOT = Path(__file__).parent.parent

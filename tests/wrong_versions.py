@@ -245,8 +245,13 @@ def try_all(chosen, processes=2, check=True):
     import pytest  # noqa: F401
     import torch  # noqa: F401
     import transformers  # noqa: F401
-    from transformers import (AutoModelForCausalLM, LlamaConfig,  # noqa: F401
-                              PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
+    from transformers import (  # noqa: F401
+        AutoModelForCausalLM,
+        LlamaConfig,
+        PreTrainedTokenizerFast,
+        Qwen2Config,
+        Qwen3Config,
+    )
     bad = [f"NO ENTRY   {entry[0]}: {why}" for entry in chosen if (why := trouble(*entry))]
     good = [entry for entry in chosen if not trouble(*entry)]
     jobs = []

@@ -3,7 +3,7 @@ import torch
 
 import train
 from fakes import config, save_policy, served, started
-from rollout import to_batch
+from batch import to_batch
 
 
 def test_the_critic_is_fitted_to_the_returns(tmp_path, monkeypatch):

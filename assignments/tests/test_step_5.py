@@ -6,7 +6,7 @@ import torch
 from chat import Agent
 from client import EnvError, Reply
 from fakes import MARKS, chat_tokenizer, twins
-from rollout import Episode, play, speak
+from episode import Episode, play, speak
 
 
 def begun(temperature=1.0, **settings):

@@ -3,7 +3,8 @@ import math
 
 import torch
 
-from engine import NEVER, Memory, Pages, walk_pages
+from attention import NEVER, walk_pages
+from engine import Memory, Pages
 from fakes import CONFIGS
 
 

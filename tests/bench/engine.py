@@ -13,10 +13,12 @@ import statistics
 import time
 from collections import defaultdict
 
-from engine import Engine, equip, sample        # before torch: see there
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
+
+from engine import Engine, sample
+from policy import equip
 
 SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
     "S": (128, 4, 4, 2, 384, 512),

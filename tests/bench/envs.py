@@ -23,11 +23,11 @@ under 1 GB.
 import argparse
 import os
 import random
+import before_torch  # noqa: F401  its name says why
 import statistics
 import time
 from pathlib import Path
 
-import engine  # noqa: F401  before torch, which client's neighbours load: see there
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from env_server import local_server

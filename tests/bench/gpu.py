@@ -36,13 +36,14 @@ import time
 import timeit
 from pathlib import Path
 
-from engine import (PAGE_SIZES, Engine, choose_kernel, equip, kv_shape,     # before torch
-                    layout_for, sample)
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from attention import PAGE_SIZES, choose_kernel, kv_shape, layout_for
+from engine import Engine, sample
 from envs import textcraft
+from policy import equip
 from tests.more.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,13 +18,22 @@ from string import ascii_lowercase
 from types import SimpleNamespace
 from unittest import mock
 
-import engine  # noqa: F401  before torch: see there
+import before_torch  # noqa: F401  its name says why
 import numpy as np
 
 from chat import Agent, make_tokenizer
-from rollout import Episode, Sampler
-from tests.bench.engine import (SHAPES, bench_decode, generate, main, make_models, medians, race,
-                                ratio)
+from episode import Episode
+from rollout import Sampler
+from tests.bench.engine import (
+    SHAPES,
+    bench_decode,
+    generate,
+    main,
+    make_models,
+    medians,
+    race,
+    ratio,
+)
 from tests.fakes import LocalClient, collect
 
 GROUP = 8       # episodes of a task

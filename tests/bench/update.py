@@ -11,11 +11,12 @@ the median of the rounds' ratios.
 """
 import time
 
-import engine  # noqa: F401  before torch: see there
+import before_torch  # noqa: F401  its name says why
 import numpy as np
 import torch
 
-from rollout import Trajectory, to_batch
+from batch import to_batch
+from episode import Trajectory
 from tests.bench.engine import SHAPES, main, make_models, medians, race, ratio
 
 

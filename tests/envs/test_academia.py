@@ -4,11 +4,11 @@ import re
 from collections import Counter
 
 import pytest
+from players import ask, first_of
 
 from envs import academia
-from envs.parts import tools
 from envs.academia import VENUES, Env, graphs, only, partners
-from players import ask, first_of
+from envs.parts import tools
 
 
 @pytest.fixture

@@ -9,11 +9,23 @@ import sys
 from collections import Counter
 
 import pytest
+from players import solved, wire
 
 from envs import alfworld
-from envs.alfworld import (CLEAN, COOL, FAMILIES, HEAT, LIGHT, PLACES, SIMPLE, TEST, TRAIN, TWO,
-                           Env, House)
-from players import solved, wire
+from envs.alfworld import (
+    CLEAN,
+    COOL,
+    FAMILIES,
+    HEAT,
+    LIGHT,
+    PLACES,
+    SIMPLE,
+    TEST,
+    TRAIN,
+    TWO,
+    Env,
+    House,
+)
 
 ROOM = ["cabinet 1", "cabinet 2", "countertop 1", "desk 1", "fridge 1", "microwave 1",
         "sinkbasin 1"]

@@ -5,9 +5,9 @@ import re
 import sys
 
 import pytest
+from players import solved
 
 from envs import babyai
-from players import solved
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("minigrid")

@@ -11,12 +11,11 @@ from statistics import fmean
 from unittest.mock import Mock
 
 import pytest
+from players import ROOT, printed
 
-from envs import open_env
-from envs import bird
+from envs import bird, open_env
 from envs.parts import databases
 from envs.parts.databases import TABLES, Condition, Query, is_good, sql_of, words_of
-from players import ROOT, printed
 
 
 def block(sql):

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import pytest
-
-from agentevol import Clone
-from envs import record, tools_of
 from players import ROOT, play, printed
+
+from cloning import Clone
+from envs import record, tools_of
 from train import Config
 
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))

@@ -2,9 +2,9 @@
 from statistics import fmean
 
 import pytest
+from players import play
 
 from envs import frozenlake
-from players import play
 
 DITCH = "_G" + "O" * 14         # the player in the corner, the goal on his right, holes elsewhere
 

@@ -3,11 +3,11 @@ what an id or a name that nobody has is answered, and that goals ask in words fo
 import re
 
 import pytest
+from players import ask, first_of
 
 from envs import movie
-from envs.parts import tools
 from envs.movie import COUNTRIES, GENRES, Env, credits, search, world
-from players import ask, first_of
+from envs.parts import tools
 
 ABSENT = '{"success":false,"status_code":34,"status_message":"The resource you requested could ' \
     'not be found."}'

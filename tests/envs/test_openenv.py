@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from unittest.mock import Mock
 
 import pytest
+from fakes import command, serving
+from players import ROOT, play
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.server import serve
@@ -21,8 +23,6 @@ from websockets.sync.server import serve
 from client import EnvClient, EnvError
 from env_server import HttpServer
 from envs import maze, open_env, openenv
-from fakes import command, serving
-from players import ROOT, play
 from recipes import serve_openenv
 
 WITHOUT = "openenv is not installed: pip install openenv==0.10.0"

@@ -10,9 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from players import ROOT, living, play, wire
 
 from envs import sciworld
-from players import ROOT, living, play, wire
 
 BOIL, THERMOMETER, FIND_THING, LONGEST, GROW = 0, 120, 3236, 4240, 4639     # each variation 0
 

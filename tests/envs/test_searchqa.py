@@ -10,19 +10,18 @@ import zlib
 from collections import Counter
 
 import pytest
+from fakes import canned, serving
+from players import bm25, play, solved, wire
 
+from chat import make_tokenizer
 from client import EnvClient
 from env_server import local_server
-from envs import open_env
-from envs import searchqa, searchqa_small
+from envs import open_env, searchqa, searchqa_small
 from envs.parts import knowledge, retrieval
 from envs.parts.knowledge import Passage, Thing, encyclopedia, relations, said
 from envs.parts.retrieval import Index, Remote, read_corpus, read_questions
 from envs.parts.suites import COMPOSITION, suite_tasks
-from chat import make_tokenizer
 from envs.searchqa import FAMILIES, TEST, TRAIN, draw, family, first_tag, normalised
-from fakes import canned, serving
-from players import bm25, play, solved, wire
 
 
 def some(name, split, count=20):

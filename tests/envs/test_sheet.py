@@ -8,12 +8,12 @@ import zipfile
 from statistics import fmean
 
 import pytest
+from players import ask, play, printed, solved
 
 from envs import sheet
 from envs.parts import tools, toolusage
 from envs.parts.grid import ROWS, Grid, Refused, matching, share
 from envs.sheet import Env
-from players import ask, play, printed, solved
 
 TABLE = [["Item", "Price", "Stock"], ["ink", 2.5, 4], ["paper", 4, 10], ["glue", 1.25, "none"]]
 

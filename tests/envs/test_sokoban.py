@@ -2,9 +2,9 @@
 import random
 
 import pytest
+from players import solved
 
 from envs import sokoban
-from players import solved
 
 # Cells 1 2 3 4 of a 6x6 room's second row are 7 8 9 10.
 CORRIDOR = frozenset({7, 8, 9, 10})

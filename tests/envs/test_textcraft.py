@@ -5,13 +5,12 @@ import re
 from collections import Counter
 
 import pytest
+from players import play
 
 from client import EnvClient
 from env_server import local_server
-from envs import open_env
-from envs import textcraft, textcraft_small
+from envs import open_env, textcraft, textcraft_small
 from envs.textcraft import Recipe, World, make_world
-from players import play
 
 HORIZONS = {0: 20, "small": 10, "deep": 20, 7: 20}      # of the generated worlds
 

@@ -7,11 +7,11 @@ import re
 from datetime import date, datetime, timedelta
 
 import pytest
+from players import ask, first_of, play
 
 from envs import todo
 from envs.parts import tools
 from envs.todo import Env
-from players import ask, first_of, play
 
 
 @pytest.fixture

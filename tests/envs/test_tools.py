@@ -12,12 +12,12 @@ import re
 import time
 
 import pytest
+from players import play
 
 from envs import weather
 from envs.parts import tools
 from envs.parts.tool_rules import RULES
 from envs.parts.tools import Refused, parse, read_arguments, same
-from players import play
 
 NAMES = "weather", "movie", "academia"
 NAME, SUCCESS = "test", 1.0             # this file stands for an environment's, see `Toy.module`

@@ -7,12 +7,12 @@ from math import pi
 from statistics import fmean
 
 import pytest
+from players import ask, play
 
 from chat import make_tokenizer
 from envs import weather, weather_small
 from envs.parts import tools
 from envs.weather import Env, cities, kilometres, weather_at
-from players import ask, play
 
 OSLO = {"latitude": 59.91, "longitude": 10.75}
 

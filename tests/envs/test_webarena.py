@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from players import children, play, wire
+from test_web_sites import crawl
 
 from envs import webarena
 from envs.web import browser as text_browser
 from envs.web import chromium, tasks
 from envs.web.browser import Browser, parsed
 from envs.web.sites import SITES, Sites
-from players import children, play, wire
-from test_web_sites import crawl
 
 SHOP = "http://onestopmarket.com"
 

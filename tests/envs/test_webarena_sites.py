@@ -9,12 +9,12 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
 import requests
+from fakes import serving
 from lxml.html import document_fromstring
 
-from envs.web import sites as web
 from envs.web import shop
+from envs.web import sites as web
 from envs.web.sites import SITES, Sites
-from fakes import serving
 
 SHOP, ADMIN, FORUM, CODE, MAP = (f"http://{host}" for host in SITES)
 MEAN = """<i-x a='1'>&amp;"</textarea>"""        # a tag that no page of ours has

@@ -7,13 +7,12 @@ from collections import Counter
 
 import pytest
 from lxml import html
+from players import bm25, play, printed, wire
 
+from chat import make_tokenizer
 from envs import tools_of, webshop, webshop_small
 from envs.parts.products import CATEGORIES, Goal, Product, Shop, make_shop
 from envs.parts.shop_rules import alike, likeness, read_shop, reward_of, type_factor
-from chat import make_tokenizer
-from players import bm25, play, printed, wire
-
 
 # ---- WebShop as it was recorded -----------------------------------------------------------------
 

@@ -5,9 +5,9 @@ import statistics
 from itertools import product
 
 import pytest
+from players import play, wire
 
 from envs import wordle
-from players import play, wire
 
 OPEN = range(len(wordle.LISTED), len(wordle.WORDS))
 PARTS = range(0, len(wordle.WORDS), 7)     # some tasks of both families and of both splits

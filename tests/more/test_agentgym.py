@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from chat import Agent
 from envs import textcraft, webarena, wordle
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, manner_of
 from envs.parts.tools import arguments_of
-from chat import Agent
-from rollout import Episode
+from episode import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 TOOLS = "weather", "movie", "academia", "todo", "sheet"      # their clients have own words

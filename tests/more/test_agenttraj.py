@@ -17,16 +17,18 @@ from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
+from fakes import chat_tokenizer, flags_of
 
 import agentevol
+import run
+from agentevol import reward, successes
+from chat import ASK_REACT, Agent
+from cloning import Clone, lesson, tokenizer_of, trajectories_of
 from envs import demonstrations, maze, textcraft, textcraft_small
 from envs.parts import agentgym
 from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
-from fakes import chat_tokenizer, flags_of
-from agentevol import Clone, lesson, reward, successes, tokenizer_of, trajectories_of
-from chat import ASK_REACT, Agent
+from episode import Episode
 from recipes import demos as recipe
-from rollout import Episode
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full",
@@ -174,7 +176,7 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
         read(items, tmp_path)
     assert "f.json: " in str(error.value) and len(str(error.value)) < 400
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agentevol, "connected", lambda *_: nullcontext())
+    monkeypatch.setattr(run, "connected", lambda *_: nullcontext())
     for command in ("clone", "evolve"):                 # and before anything is made
         with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
             agentevol.main([command, "--env=maze", "--demos=f.json", "--format=agentgym"])

@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from fakes import token_logprobs
+from test_engine import (
+    CONTEXTS,
+    assert_same_gradients,
+    check_sampling,
+    gradients,
+    one_by_one,
+    training_rows,
+)
 from transformers import AutoModelForCausalLM
 
 import train
-from engine import check_model, equip, forward, layout_for, load_policy
-from fakes import token_logprobs
-from test_engine import (CONTEXTS, assert_same_gradients, check_sampling, gradients, one_by_one,
-                         training_rows)
+from attention import layout_for
+from policy import check_model, equip, forward, load_policy
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,

@@ -5,8 +5,8 @@ import time
 
 import pytest
 import torch
-
 from fakes import save_policy
+
 from tests.bench import gpu
 
 

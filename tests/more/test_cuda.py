@@ -18,6 +18,10 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from fakes import config, started, token_logprobs, trained, twins
+from pretended_gpu import GPU, Pretended
+from test_architectures import check_training, twins_of
+from test_engine import Checked, tokens_of
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,14 +31,12 @@ import engine as engine_module
 import parallel
 import rollout
 import train
+from attention import PAGE_SIZES, Flash, choose_kernel
 from client import EnvClient
-from engine import PAGE_SIZES, Engine, Flash, choose_kernel, equip, sample
-from fakes import config, started, token_logprobs, trained, twins
+from engine import Engine, sample
 from lora import adapt
-from pretended_gpu import GPU, Pretended
+from policy import equip
 from recipes import icepop
-from test_architectures import check_training, twins_of
-from test_engine import Checked, tokens_of
 from train import Config
 
 CUDA = torch.cuda.is_available()

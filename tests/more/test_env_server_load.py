@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from players import play
+from test_envs import checked_step
 
 from client import INFO, EnvClient, Reply
 from env_server import Service, local_server, respond
 from envs import known_envs, open_env
-from players import play
-from test_envs import checked_step
 
 pytestmark = pytest.mark.slow
 NAMES = [name for name in known_envs() if name != "sciworld"]    # it does not repeat itself exactly

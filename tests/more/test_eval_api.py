@@ -11,19 +11,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import fakes
 import numpy as np
 import pytest
 import urllib3
+from fakes import CHATML, MARKS, Env, Toy, canned, chat_tokenizer, served, serving, twins
 
 import chat
+import episode
 import eval as evaluation
-import fakes
-import rollout
-from client import EnvError
-from fakes import CHATML, MARKS, Env, Toy, canned, chat_tokenizer, served, serving, twins
 from chat import FORMATS
+from client import EnvError
 from recipes import eval_api as api
 from recipes.eval_api import Config, read_completion
+import metrics
 
 pytestmark = pytest.mark.usefixtures("here")
 KEY = "sk-Top/Secret+0123456789"
@@ -102,9 +103,9 @@ def counting(body, handler):
 def run(cfg):
     """What eval.py gives, played as the recipe lets it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(evaluation, "load", api.Api)
+        patched.setattr(metrics, "load", api.Api)
         for name in ("open_worlds", "collect", "play_of"):
-            patched.setattr(evaluation, name, getattr(api, name))
+            patched.setattr(metrics, name, getattr(api, name))
         return evaluation.run(cfg)
 
 
@@ -175,7 +176,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
     cfg = Config(**dict(env="toy", n=6, k=2, horizon=5, env_url=world, format=format,
                         context=context, max_turn_tokens=2 if format == "tool" else 4, seed=5,
                         max_context=3000) | more)
-    real, observe = rollout.Episode.replied, rollout.Episode.observe
+    real, observe = episode.Episode.replied, episode.Episode.observe
 
     def noting(episode, text, message):
         t, turn = episode.trajectory, episode.trajectory.turns[-1]
@@ -188,8 +189,8 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
         observe(episode, *answer, **info)
         ends.extend([episode.trajectory.truncated] * episode.over)
     with monkeypatch.context() as patched:
-        patched.setattr(rollout.Episode, "replied", noting)
-        patched.setattr(rollout.Episode, "observe", ending)
+        patched.setattr(episode.Episode, "replied", noting)
+        patched.setattr(episode.Episode, "observe", ending)
         patched.setattr(chat, "broken", lambda pattern, text: text)   # an API tells no tokens
         rows = evaluation.run(replace(cfg, model=path, device="cpu"))["rows"]
     expected = capsys.readouterr().out.partition("\ntoy, test split, ")[2]
@@ -486,7 +487,7 @@ def test_ctrl_c_waits_for_no_answer(world):
 
 def test_an_api_speaks_as_a_chat_model(monkeypatch):
     seen = []
-    monkeypatch.setattr(evaluation, "run", seen.append)
+    monkeypatch.setattr(metrics, "run", seen.append)
     monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", "--api-base", "http://x/v1"])
     evaluation.main(kind=Config)
     assert seen == [Config(api_base="http://x/v1", model="m", format="react", max_turn_tokens=512,

@@ -9,14 +9,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from fakes import canned, serving
+from test_client import BROKEN, WRONG_FIELDS
 
 import env_server
 from client import EnvClient, EnvError
 from env_server import HttpServer
 from envs import maze, open_env, wordle
 from envs.parts import original
-from fakes import canned, serving
-from test_client import BROKEN, WRONG_FIELDS
 
 TEXTCRAFT = {"observation": "Crafting commands:\n...\n\nGoal: craft light blue dye.", "done": False,
              "reward": 0}

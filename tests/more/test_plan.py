@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from fakes import CONFIGS, config, twins
+from plans import SHAPES, config_of, counted_once, planned, table
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,12 +24,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import agentevol
+import flags
 import rollout
 import train
-from engine import HEAD_CHUNK, _head, equip
 from lora import adapt
-from fakes import CONFIGS, config, twins
-from plans import SHAPES, config_of, counted_once, planned, table
+from policy import HEAD_CHUNK, _head, equip
 from recipes import plan
 
 ROOT = Path(__file__).parents[2]
@@ -301,7 +302,7 @@ def parsed(words, monkeypatch):
         train.check(cfg)
     else:
         kind = agentevol.Evolve
-        cfg = agentevol.parse_flags(kind, words[script + 2:], "", partial(
+        cfg = flags.parse_flags(kind, words[script + 2:], "", partial(
             agentevol.preset, kind=kind))
     llama2 = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
                          num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,

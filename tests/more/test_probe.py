@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fakes import config, started
 from transformers import AutoModelForCausalLM
 
-import metrics
+import panel
 import parallel
 import train
-from fakes import config, started
 from recipes import probe as recipe
 from recipes.probe import mutual_information, probe, retrieval_accuracy
 
@@ -83,14 +83,14 @@ def test_measure_probes_with_every_evaluation(monkeypatch):
 
 
 def test_template_collapse_compares_the_first_two_probes_with_the_last_two(monkeypatch):
-    monkeypatch.setattr(metrics, "echo_trap_signals", recipe.signals)
+    monkeypatch.setattr(panel, "echo_trap_signals", recipe.signals)
 
     def told(signal, *values, decay=1.0, **more):
         """{signal: sentence} of template collapse after any step; a probe every five steps."""
         history = [{"success": 0.5, "entropy": 0.8 * decay ** s, **more,
                     signal: values[s // 5] if s % 5 == 0 else None} for s in range(5 * len(values))]
         return {signal: sentence for stop in range(len(history) + 1) for signal, sentence
-                in metrics.collapse_warnings(history[:stop]) if "template" in sentence}
+                in panel.collapse_warnings(history[:stop]) if "template" in sentence}
     falls = "mutual_information", 3.0, 1.0, 1.0, 0.6, 0.1
     assert "(mutual_information 2 -> 0.35, " in told(*falls)[falls[0]]
     assert told(*falls, decay=0.95) == {}                   # entropy tells it already

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentevol
+import cloning
 import eval as evaluation
 import train
 from recipes import icepop, trackers, unexplored
@@ -71,7 +72,7 @@ OTHERS = ("index-url", "no-build-isolation",                            # of pip
 
 
 def test_every_flag_in_the_docs_is_one():
-    kinds = (train.Config, evaluation.Config, agentevol.Clone, agentevol.Evolve, icepop.Config,
+    kinds = (train.Config, evaluation.Config, cloning.Clone, agentevol.Evolve, icepop.Config,
              trackers.Train, unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}

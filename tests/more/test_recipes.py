@@ -11,19 +11,20 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from fakes import command, config, started
+from test_train import GROUPS, fakes
 
 import algos
-import parallel
+import rollout
 import train
 from chat import Agent
-from fakes import command, config, started
+from episode import World
 from recipes import echo, icepop, overlong, refill, unexplored
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
 from recipes.maxrl import maxrl_advantages
-from rollout import Stats, World
+from rollout import Stats
 from run import Run
-from test_train import GROUPS, fakes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -122,7 +123,7 @@ def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monk
     def play(run, policy, tasks, group_size, horizon, key):
         asked.append((tuple(tasks), key))
         return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
-    monkeypatch.setattr(parallel, "play_tasks", play)
+    monkeypatch.setattr(rollout, "play_tasks", play)
     run = started(url, cfg := config(model, tasks_per_step=3, group_size=2, filter="varied"))
     played, stats = refill.play_step(run, 2)
     chosen = refill.keep_groups(played, run.cfg)
@@ -140,7 +141,7 @@ def test_unexplored_environments_are_left_out(monkeypatch):
     worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in "abc"]
     run = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds,
               {world: [1, 2] for world in worlds}, [])
-    monkeypatch.setattr(parallel, "play_tasks", lambda run, policy, tasks, *_: tasks)
+    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, tasks, *_: tasks)
     assert {world for world, _ in unexplored.explore(run)} == {worlds[0], worlds[2]}
     assert run.worlds == list(run.tasks) == worlds
     with pytest.raises(ValueError, match="nothing of a,b,c is left"):

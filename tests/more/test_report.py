@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import command, flags_of, toy
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import report
 import train
 from chat import make_tokenizer
-from fakes import command, flags_of, toy
+from episode import Trajectory
 from recipes import trackers
-from rollout import Trajectory
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CONTROL = re.compile("[\0-\x08\x0b-\x1f]")      # shown as their pictures

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from wrong_versions import ROOT, entries, trouble
 
 
