@@ -34,10 +34,9 @@ from chat import Speaks
 from flags import Count, Natural, NonNegative, Plays, Worlds, parse_flags, part_of
 from run import begun, model_settings
 from lora import load_policy
-from metrics import with_nulls
 from parallel import device_of, progress
 from rollout import collect
-from run import connected, one_sentence, open_folder, open_worlds, write_json
+from run import connected, one_sentence, open_folder, open_worlds, with_nulls, write_json
 
 
 @dataclass

@@ -20,7 +20,7 @@ import report
 from batch import on_all_rows, to_batch
 from envs import load_env
 from panel import collapse_warnings
-from run import last_checkpoint, write_json
+from run import last_checkpoint, with_nulls, write_json
 
 MOST_PARTS = 6                # families or environments that are told one by one
 
@@ -69,11 +69,6 @@ def record_iteration(run, explored, kept, stats, seconds):
     parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
                  f"{line['success']:.1%} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
-
-
-def with_nulls(value):
-    """The value as JSON holds it, with null for numbers that are not finite."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def append(run, name, lines):

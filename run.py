@@ -167,6 +167,11 @@ def open_folder(path, cfg):
     return folder
 
 
+def with_nulls(value):
+    """The value as JSON holds it, with null for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
+
+
 def write_json(path, content):
     """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
     aside = f"{path}.part"
