@@ -8,7 +8,7 @@ import torch
 
 from attention import layout_for
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from engine import sample
 from policy import forward
 
@@ -86,8 +86,8 @@ class World:
 class Episode:
     """One trajectory in the making: what to ask of the environment, what to show the policy.
 
-    `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
-    action). While it is None the policy must reply, unless the episode is `over`.
+    `request` is what the environment must answer next: a client.Reset or a client.Step. While it
+    is None the policy must reply, unless the episode is `over`.
     key: the seed of the episode, a tuple of ints; in training (seed, step, 0, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
     environment's luck."""
@@ -103,7 +103,7 @@ class Episode:
         self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
         self.uniforms = None        # a number in [0, 1) for each token that this reply may have
         luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
-        self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
+        self.first_request = Reset(task_id, int(luck))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
 
     @property
@@ -153,13 +153,13 @@ class Episode:
         words = text if self.agent.format == "think" else words or ""     # its thoughts are words
         self.history.append((self.observation, message, words))
         action, self.complaint = ("", CUT) if turn.cut else self.agent.read(words, message)
-        self.request = ("step", action)
+        self.request = Step(action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
         """Take the environment's answer to `request`: show it to the policy, or end the episode."""
-        kind, self.request = self.request[0], None
+        begins, self.request = isinstance(self.request, Reset), None
         trajectory = self.trajectory
-        if kind == "reset":
+        if begins:
             self.observation = self.agent.first(observation)
             return self._show(self.observation)
         info = info or {}
@@ -237,7 +237,7 @@ def play(reply, episode, client, session=None):
         if not episode.request:
             reply(episode)
             continue
-        (answer,) = client.answer([(session, *episode.request)])
+        (answer,) = client.answer([(session, episode.request)])
         if isinstance(answer, EnvError):
             raise answer
         session = answer.session

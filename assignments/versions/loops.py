@@ -320,8 +320,7 @@ def play(reply, episode, client, session=None):
         if episode.request is None:
             reply(episode)
         else:
-            kind, argument = episode.request
-            answer = client.answer([(session, kind, argument)])[0]
+            answer = client.answer([(session, episode.request)])[0]
             if isinstance(answer, EnvError):
                 raise answer
             session = answer.session

@@ -250,7 +250,7 @@ def play(reply, episode, client, session=None):
     if episode.request is None:
         reply(episode)
         return play(reply, episode, client, session)
-    answer, = client.answer([(session, *episode.request)])
+    answer, = client.answer([(session, episode.request)])
     if isinstance(answer, EnvError):
         raise answer
     episode.observe(answer.observation, answer.reward, answer.done, answer.info)
