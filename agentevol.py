@@ -137,7 +137,7 @@ def setup(cfg, modules, clients, began):
     run = Run(cfg, folder, worlds, *splits, base, policy, began=began)
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run, base_set
 
 

@@ -40,6 +40,7 @@ from chat import FORMATS
 from cloning import clone_flags, cloned, continue_cloning
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_env, open_envs
+from evaluation import greedy_and_sampled
 from chat import Speaks
 from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
 from run import begun, settings_for
@@ -76,7 +77,7 @@ def train(run):
         else:                                          #    nothing is learned in this step
             batch, figures = None, means_of(Counter(), [])
         seconds = time.perf_counter() - began
-        metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
+        metrics.record(run, metrics.Outcome(horizon, played, stats, kept, batch, figures, seconds))
         run.step += 1
         evaluate_and_save(run)                         # after SIGTERM it ends the process
 
@@ -298,7 +299,7 @@ def setup(cfg, modules, clients, began):
             exp_avg_sq=torch.zeros_like(weights))
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run
 
 
@@ -481,7 +482,7 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
+                run.control, _ = greedy_and_sampled(run, continue_cloning(run))
             metrics.final_table(run)
 
 
