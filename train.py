@@ -39,7 +39,7 @@ from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS
 from cloning import clone_flags, cloned, continue_cloning
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
-from envs import load_env, open_envs
+from envs import load_envs, open_envs
 from chat import Speaks
 from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
 from run import begun, settings_for
@@ -448,7 +448,7 @@ def preset(given, kind=Config):
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what would fail late or without a word.
     ValueError."""
-    families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
+    families_of(load_envs(cfg.env, cfg.data), cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
