@@ -22,7 +22,7 @@ import rollout
 from cloning import Clone, clone, cloned, learn, lesson, trajectories_of
 from curriculum import sample_tasks
 from envs import load_env, open_envs
-from envs.parts.agentgym import threshold
+from envs.parts.agenttraj import threshold
 from chat import Speaks
 from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
 from run import begun, settings_for
@@ -117,7 +117,7 @@ def successes(explored, dedupe):
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
-# As `envs.record` and envs/parts/agentgym.py's `read_trajectories` give them.
+# As `envs.record` and envs/parts/agenttraj.py's `read_trajectories` give them.
 
 
 # ---- a whole run --------------------------------------------------------------------------------

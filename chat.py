@@ -307,7 +307,7 @@ class Agent(Speaks):
         if self.max_turn_tokens < 1:
             raise ValueError(f"max_turn_tokens={self.max_turn_tokens}: expected 1 or more")
         self.tools = tools_of(self.module) if self.format == "tool" else {}
-        self.manner = self.format == "agentgym" and manner_of(self.module.NAME)
+        self.manner = self.format == "agentgym" and manner_of(self.module)
         self.chat = self.tokenizer and Chat(
             self.tokenizer, self.history, self.thinking,
             [schema for _, schema in self.tools.values()], self.stop_ids)

@@ -13,7 +13,7 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from cloning import lesson
-from envs.parts.agentgym import write_trajectories
+from envs.parts.agenttraj import write_trajectories
 from flags import Natural, Worlds, parse_flags
 from run import one_sentence
 
