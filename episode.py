@@ -140,19 +140,20 @@ class Episode:
         digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
         turn.observation_hash = int.from_bytes(digest, "big") >> 1   # unlike hash(), on any machine
         self.messages.append(message)
-        _, words = split_thoughts(text)
+        _, words, cut = split_thoughts(text)
         if self.reflecting:
             turn.valid = None
             for failed in self.trajectory.turns[:-1]:
                 failed.reward = 0.0         # the return is the last try's: failing pays nothing
-            self.lessons.append((words or "").strip())
+            self.lessons.append(words.strip())
             self.history, self.reflecting = [], False
             self.request = self.first_request
             return
-        turn.cut = words is None
-        words = text if self.agent.format == "think" else words or ""     # its thoughts are words
+        turn.cut = cut
+        if self.agent.format == "think":        # its thoughts are words
+            words = text
         self.history.append((self.observation, message, words))
-        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(words, message)
+        action, self.complaint = ("", CUT) if cut else self.agent.read(words, message)
         self.request = Step(action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
@@ -167,8 +168,7 @@ class Episode:
         turn.reward, turn.valid = float(reward), info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
-        self.observation = (self.complaint or observation) if self.agent.manner else \
-            f"{self.complaint}\n{observation}".strip()
+        self.observation = self.agent.later(observation, self.complaint)
         if not done and len(self.history) < self.horizon:
             self._show(self.observation)
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
@@ -188,7 +188,7 @@ class Episode:
         if anew:
             self.messages = agent.start() + shortened(self, text)
         else:
-            self.messages += answer_to(self.messages[-1], text)
+            self.messages.append(answer_to(self.messages[-1], text))
         if not agent.chat:
             return
         if anew or agent.history == "template":
@@ -223,9 +223,9 @@ def shortened(episode, text):
     if recent:
         top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
     first, *later = [observation for observation, *_ in recent] + [text]
-    messages = said("user", "\n\n".join([*filter(None, top), first]))
+    messages = [said("user", "\n\n".join([*filter(None, top), first]))]
     for (_, reply, _), observation in zip(recent, later):
-        messages += [reply, *answer_to(reply, observation)]
+        messages += [reply, answer_to(reply, observation)]
     return messages
 
 

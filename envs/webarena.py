@@ -91,8 +91,6 @@ WIRE = Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
             step="{observation reward terminated truncated}",
             look={"observation_metadata": "observation_metadata"})
 AGENTGYM = Manner(RULES, read_fenced, agreed="Ok.", write=WRITE)
-UNPARSED = "Cannot parse action from response. Your action should be inside triple backticks " \
-    "(```). Please adjust accordingly."         # AgentGym's client
 SEVERAL = "There is more than one action between triple backticks; give one"
 ECHO = 100              # letters of a reply that an error repeats
 GRAMMAR = {             # verb: what is behind it

@@ -321,8 +321,8 @@ def test_tools_are_offered_by_the_template_or_refused(name):
         return
     who = agent_of(name, format="tool", module=WORLD)
     pattern = {"Hermes": HERMES, "Llama": LLAMA}[TABLE[name]["tools"]]
-    assert who.chat.read_calls.args == (pattern,)
-    talk = who.start() + chat.said("user", "Go")
+    assert who.chat.call_syntax == pattern
+    talk = [*who.start(), said("user", "Go")]
     text, ids = rendered(name, talk, tools=SCHEMAS)
     assert who.chat.opening(talk) == ids and all(
         f'"name": "{s["function"]["name"]}"' in text for s in SCHEMAS)
@@ -492,7 +492,7 @@ def test_rules_are_put_into_the_first_user_message_if_the_template_drops_them():
         "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-    ids = Chat(tokenizer).opening(said("system", "Be quick.") + said("user", "Go"))
+    ids = Chat(tokenizer).opening([said("system", "Be quick."), said("user", "Go")])
     assert tokenizer.decode(ids) == (
         "<|im_start|>user\nBe quick.\n\nGo<|im_end|>\n<|im_start|>assistant\n")
 
@@ -502,4 +502,4 @@ def test_a_template_that_fails_later_says_so_in_a_sentence():
         "{% for m in messages %}{% if not m.content %}{{ 1 / 0 }}{% endif %}<|im_start|>"
         "{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
     with pytest.raises(ValueError, match="its chat template fails: division by zero"):
-        Chat(tokenizer, "template").opening(said("user", ""))
+        Chat(tokenizer, "template").opening([said("user", "")])

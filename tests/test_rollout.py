@@ -425,7 +425,7 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     once, and the unfinished one four times."""
     who = agent(max_turn_tokens=1)
     tasks = [0, 1, 2, 3]                   # observations "task 0: go", "task 1: so go", ...
-    prompts = [len(who.chat.opening(who.start() + chat.said("user", Toy().reset(t))))
+    prompts = [len(who.chat.opening([*who.start(), chat.said("user", Toy().reset(t))]))
                for t in tasks]
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
     engine = Engine(policy(), 16, 100, 8)

@@ -75,7 +75,7 @@ class Chat:
 
     def between_replies(self, text, role="user"):
         text = broken(self.special, text)
-        whole = self.prompt(ASKED + REPLIED + said(role, text))
+        whole = self.prompt(ASKED + [REPLIED, said(role, text)])
         behind = whole[whole.index(REPLY) + len(REPLY):]
         while not behind.startswith(self.stop):
             behind = behind[1:]

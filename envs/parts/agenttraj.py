@@ -110,7 +110,7 @@ def opening(agent, demo):
     file's words. ValueError: in another format these would not be the file's."""
     if "opening" not in demo:
         return agent
-    if not agent.manner:
+    if agent.format != "agentgym":
         manner = getattr(agent.module, "AGENTGYM", None)
         if manner and manner.rules_first:
             raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
