@@ -372,8 +372,8 @@ def test_presets_are_what_the_documentation_says():
         base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
         if flags[0] == "ppo":
             base, flags = train.ALGOS["ppo"], flags[1:]
-        told = train.parse_flags(train.Config, [f for f in flags if f != "starpo"],
-                                 preset=lambda given, base=base: base)
+        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
+                                    lambda kind, given, base=base: [("ppo", base)])
         assert told == train.Config(**train.ALGOS[name]), name
 
 
