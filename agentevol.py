@@ -108,8 +108,8 @@ def explore(run):
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
     tasks = [(world, task) for world, ids in run.tasks.items()
              for task in sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)]
-    return rollout.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
+                              cfg.temperature, cfg.max_concurrent)
 
 
 def reward(trajectory):

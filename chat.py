@@ -363,7 +363,6 @@ class Agent(Speaks):
     tokenizer: object               # None: the policy is an API's and takes messages
     prompt: str = ""                # the environment's rules, as the system message
     window: int = 3                 # turns in view in the mode "window"
-    temperature: float = 1.0
     module: object = None           # envs/<name>.py, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 

@@ -113,7 +113,7 @@ def play(cfg, policy, tasks, groups, path):
         return play_by_itself(cfg, mine, keep)
     _, stats = collect(         # horizon: a World has its own most_turns
         policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
-        max_concurrent=cfg.max_concurrent,
+        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent,
         finished=lambda episodes: keep([*map(play_of, episodes)]))
     if not groups:
         raise EnvError(f"no task could be played: {stats.failures[-1]}")

@@ -94,7 +94,7 @@ def open_worlds(policy, path, modules, clients, cfg):
     if cfg.max_context > most:
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
     speaks = part_of(vars(cfg), Speaks) | dict(
-        max_context=min(cfg.max_context, most), temperature=cfg.temperature,
+        max_context=min(cfg.max_context, most),
         stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
     worlds = []
     for module, client in zip(modules, clients, strict=True):

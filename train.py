@@ -111,8 +111,9 @@ def play_step(run, horizon):
     counts = shares_of(cfg.tasks_per_step, len(run.worlds))
     tasks = [(world, task) for world, count in zip(run.worlds, counts)
              for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed)]
-    played, stats = rollout.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
-                                        key=(cfg.seed, run.step, 0))
+    played, stats = rollout.play_tasks(
+        run.policy, tasks, cfg.group_size, horizon, (cfg.seed, run.step, 0), cfg.temperature,
+        cfg.max_concurrent)
     stats.seconds["rollout"] = time.perf_counter() - began
     return played, stats
 
@@ -133,11 +134,12 @@ def credit(run, batch):
     batch.weights = mask.float()        # of each sampled token; recipes/icepop.py changes them
     batch.rollout_logprobs = batch.old_logprobs     # the sampler's: in 16 bit too noisy for a ratio
     if run.policy.compute_dtype != torch.float32:
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(run.policy, batch, cfg.micro_tokens, cfg.temperature)
     if cfg.advantage == "gae":          # PPO sees the return alone, on the last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
-        batch.ref_logprobs = logprobs_under(run, run.reference, batch)
+        batch.ref_logprobs = logprobs_under(
+            run.reference, batch, cfg.micro_tokens, cfg.temperature)
         if cfg.kl == "reward":          # paid at each token
             batch.token_rewards = algos.kl_penalised_rewards(
                 batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)

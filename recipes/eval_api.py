@@ -141,9 +141,9 @@ def play_of(episode):
     return plain_play_of(episode) | evaluation.with_nulls(dict(tokens=SAMPLED[episode]))
 
 
-def collect(api, tasks, group_size, horizon, key, places, max_concurrent, finished):
+def collect(api, tasks, group_size, horizon, key, places, temperature, max_concurrent, finished):
     """As `rollout.collect`, but by an API: an episode a thread. The threads are daemons, so that
-    Ctrl-C waits for no answer."""
+    Ctrl-C waits for no answer. The Api itself asks for the temperature."""
     slots, ended = Slots(tasks, group_size, horizon, key, places, finished=finished), SimpleQueue()
 
     def attempt(slot):

@@ -63,7 +63,8 @@ def credit(run, batch):
     of this rule."""
     cfg, sampled = run.cfg, batch.old_logprobs
     if run.policy.compute_dtype == torch.float32:       # in 16 bit train.credit does it
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(
+            run.policy, batch, cfg.micro_tokens, cfg.temperature)
     plain_credit(run, batch)
     batch.rollout_logprobs = sampled
     batch.weights = RULES[cfg.rule](batch.old_logprobs, sampled, batch.response_mask,

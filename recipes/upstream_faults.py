@@ -33,7 +33,8 @@ def credit(run, batch):
     """train.credit with the fault."""
     if run.cfg.fault == "observations":
         batch.response_mask = (batch.token_ids >= 0) & (batch.position_ids > 0)
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(
+            run.policy, batch, run.cfg.micro_tokens, run.cfg.temperature)
         batch.turn_ids = torch.where(batch.response_mask, batch.turn_ids.clamp(min=0), -1)
     plain_credit(run, batch)
 

@@ -457,7 +457,7 @@ def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch)
     asked, world = [], World(None, Agent(None, module=SimpleNamespace(NAME="toy")))
     run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5, horizon=9), policy="policy",
                           worlds=[world], tasks={world: [*range(6)]})
-    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, tasks, group_size, horizon, key:
+    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_:
                         asked.append((sorted(t for _, t in tasks), group_size, horizon, key)))
     for run.step in range(5):
         explore(run)

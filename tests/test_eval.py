@@ -167,10 +167,11 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     tasks = choose_tasks(maze, "test", 12)
     for who in ("random", "expert"):
         assert rows["maze", f"{who} player"]["success"] == builtin_rate(maze, who, tasks, 6)[0]
+    heat = speaks.pop("temperature")
     agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, module=maze, **speaks)
     world = World(EnvClient(url, "maze"), agent)
     trajectories, _ = collect(load_policy(model).eval(), [(world, task) for task in tasks], 2, 6,
-                              (9,))
+                              (9,), temperature=heat)
     assert (every["n"], every["success"], every["turns"], every["tokens"]) == (
         12, *(statistics.fmean(x) for x in (
             [t.success for t in trajectories], [len(t.turns) for t in trajectories],

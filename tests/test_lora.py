@@ -174,9 +174,9 @@ def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkey
     for run.step in range(2):
         batch = train.to_batch(train.play_step(run, 2)[0])
         train.credit(run, batch)
-        mask, now = batch.response_mask, logprobs_under(run, run.policy, batch)
+        mask, now = batch.response_mask, logprobs_under(run.policy, batch, 8192, 1.0)
         torch.testing.assert_close(batch.old_logprobs[mask], now[mask], atol=1e-5, rtol=1e-5)
-        assert torch.equal(batch.ref_logprobs, logprobs_under(run, base, batch))
+        assert torch.equal(batch.ref_logprobs, logprobs_under(base, batch, 8192, 1.0))
         assert torch.equal(batch.ref_logprobs, now) == (run.step == 0)
         train.update(run, batch)
     assert (now - batch.ref_logprobs)[mask].abs().max() > 0.05

@@ -193,8 +193,8 @@ def test_mismatch_is_the_kl_of_the_sampler_to_the_trainer_before_any_step(url, m
 def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkeypatch):
     """GSPO clips at 3e-4: with the sampler's numbers it would clip a policy that has not moved."""
     asked, logprobs_under = [], train.logprobs_under
-    monkeypatch.setattr(train, "logprobs_under", lambda run, policy, batch: (
-        asked.append(policy) or logprobs_under(run, policy, batch)))
+    monkeypatch.setattr(train, "logprobs_under", lambda policy, *rest: (
+        asked.append(policy) or logprobs_under(policy, *rest)))
     for dtype in (torch.float32, torch.bfloat16):
         run = started(url, config(model, "gspo", filter="none", mini_batches=1, lr=1e-9))
         run.policy = load_policy(model, "cpu", dtype)
