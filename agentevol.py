@@ -22,7 +22,7 @@ from chat import Speaks
 from cloning import Clone, clone, cloned, learn, lesson, trajectories_of
 from curriculum import sample_tasks
 from envs import open_envs
-from envs.parts.agentgym import threshold
+from envs.parts.agenttraj import threshold
 from flags import (
     Count,
     Machine,
@@ -130,7 +130,7 @@ def successes(explored, dedupe):
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
-# As `envs.record` and envs/parts/agentgym.py's `read_trajectories` give them.
+# As `envs.record` and envs/parts/agenttraj.py's `read_trajectories` give them.
 
 
 # ---- a whole run --------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ class Agent(Speaks):
         if self.format == "tool":
             self.tools = tools_of(self.module)
         if self.format == "agentgym":
-            self.manner = manner_of(self.module.NAME)
+            self.manner = manner_of(self.module)
         else:
             self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         self.chat = None

@@ -16,7 +16,7 @@ from batch import micro_batches, to_batch
 from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_envs, open_envs
-from envs.parts.agentgym import SET_SIZES, opening, read_trajectories
+from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
 from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
@@ -167,7 +167,7 @@ def lesson(cfg):
     demos = []
     for module, own in zip(modules, each):
         skill = 1.0 if cfg.set else cfg.skill
-        most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
+        most = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
         tasks = choose_tasks(module, "train", 0, own)
         if most < len(tasks):       # a fair choice: families may lie one behind the other
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))

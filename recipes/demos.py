@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from cloning import lesson
-from envs.parts.agentgym import write_trajectories
+from envs.parts.agenttraj import write_trajectories
 from flags import Natural, Worlds, flag, parse_flags
 from run import one_sentence
 
