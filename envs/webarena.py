@@ -34,7 +34,6 @@ in 4.9 turns on average, 11 at most: it succeeds from any page, but not after wh
 The browser is our own, without JavaScript and pixels: envs/web/browser.py. `--data chromium` plays
 in Chromium. `python -m envs.webarena` prints an address where a person can walk the sites.
 """
-import os
 import re
 from html import unescape
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -42,13 +41,16 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 from lxml import html
 
 import envs
+from envs.parts.agentgym import Manner
+from envs.parts.wires import Wire
 from envs.web import browser as text_browser
 from envs.web import tasks
 from envs.web.browser import chosen, name_of, parsed, plain, role_of, value_of
+from envs.web.prompt import RULES, UNPARSED, WRITE, read_fenced
 
 NAME, HORIZON, SUCCESS = "webarena", 15, 1.0
 ENGINE = "lxml, SQLite"
-BROWSER = ""            # "chromium": `use` changes it
+BROWSER = ""            # "chromium": see `use`
 KINDS = len(tasks.TEMPLATES)
 TRAIN = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 != 9)
 TEST = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 == 9)
@@ -82,8 +84,12 @@ TOOLS = {"```click [{id}]```": "Click the element with this id.",
          "```tab_focus [{number}]```": "Switch to the tab with this number.",
          "```close_tab```": "Close this tab.",
          "```stop [{answer}]```": "End the task with this answer; N/A: it cannot be done."}
-UNPARSED = "Cannot parse action from response. Your action should be inside triple backticks " \
-    "(```). Please adjust accordingly."         # AgentGym's client
+# As AgentGym has it: its JSON, how its client talks to a model.
+WIRE = Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
+            reset="{observation sites object}", closed={"closed": "closed"},
+            step="{observation reward terminated truncated}",
+            look={"observation_metadata": "observation_metadata"})
+AGENTGYM = Manner(RULES, read_fenced, agreed="Ok.", write=WRITE)
 SEVERAL = "There is more than one action between triple backticks; give one"
 ECHO = 100              # letters of a reply that an error repeats
 GRAMMAR = {             # verb: what is behind it
@@ -94,15 +100,10 @@ GRAMMAR = {             # verb: what is behind it
 
 
 def use(data):
-    """Play, here and in the processes started from here, in Chromium."""
-    global BROWSER
+    """What differs when it plays in Chromium: envs.with_data."""
     if data != "chromium":
         raise ValueError(f"data={data!r}: webarena takes chromium, or no data")
-    BROWSER = os.environ["NANO_WEBARENA_BROWSER"] = data
-
-
-if os.environ.get("NANO_WEBARENA_BROWSER"):
-    use(os.environ["NANO_WEBARENA_BROWSER"])
+    return dict(BROWSER=data)
 
 
 def family(task_id):
@@ -253,7 +254,7 @@ class Env(envs.Base):
     last = None             # the action before
 
     def __init__(self):
-        if BROWSER:
+        if self.module.BROWSER:
             from envs.web import chromium
             chromium.started()          # RuntimeError: what is missing
 
@@ -261,7 +262,7 @@ class Env(envs.Base):
         self.close()
         self.web, self.task = tasks.task_of(task_id, task_id % KINDS, task_id in TEST_SET)
         self.config, self.last, self.read = self.task.config, None, set()
-        if BROWSER:
+        if self.module.BROWSER:
             from envs.web.chromium import Chromium
             self.browser = Chromium(self.web.request)
         else:

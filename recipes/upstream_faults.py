@@ -11,7 +11,6 @@ return of its own do not look: `gae` and `reinforce_pp` see no reward. (AgentGym
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -19,14 +18,15 @@ import torch
 
 import train  # before torch: see there
 from batch import logprobs_under
+from flags import flag
 
 plain_credit = train.credit
 
 
 @dataclass
 class Config(train.Config):
-    # what is wrong
-    fault: Literal["observations", "reward"] = "observations"   # see recipes/upstream_faults.py
+    fault: str = flag("observations", "see recipes/upstream_faults.py", ("observations", "reward"),
+                      heading="what is wrong")
 
 
 def credit(run, batch):

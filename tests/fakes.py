@@ -285,7 +285,7 @@ def started(url, cfg):
     train.check(cfg)
     names = cfg.env.split(",")
     return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                       [EnvClient(url, name) for name in names], time.perf_counter())
+                       [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def trained(url, cfg):

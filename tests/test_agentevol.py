@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -30,11 +29,11 @@ import metrics
 import parallel
 import rollout
 import run
-import run as runs
 import train
 from agentevol import Evolve, evolve, explore, reward, successes
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
+from flags import parse_flags
 from cloning import (
     Clone,
     clone,
@@ -46,8 +45,9 @@ from cloning import (
     tokenizer_of,
     trajectories_of,
 )
-from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
+from envs import demonstrations, load_env, maze, record, textcraft, textcraft_small, wordle
 from episode import Trajectory, World
+from flags import parse_flags
 from policy import make_policy
 from recipes import clone_observations
 from rollout import Stats
@@ -102,7 +102,7 @@ def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
 def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypatch):
     asked = []
 
-    def record(name, skill, seed, task_id, horizon):
+    def record(name, skill, seed, task_id, horizon, goal, data):
         asked.append((task_id, skill, seed, horizon))
         return dict(task_id=task_id, success=task_id not in (1, 2, 4))
     monkeypatch.setattr(envs, "record", record)
@@ -363,7 +363,7 @@ def test_successes_are_above_a_threshold_and_rewards_shares_of_the_best_score(en
                                                                               share):
     trajectory = won(env, 3, score)
     assert successes([trajectory], True) == [trajectory] * kept
-    assert reward(trajectory) == pytest.approx(share)
+    assert reward(trajectory, load_env(env)) == pytest.approx(share)
 
 
 def test_successes_are_the_first_of_each_task_or_all():
@@ -477,7 +477,7 @@ def begun(url, **flags):
     cfg = Evolve(**TINY | flags)
     names = cfg.env.split(",")
     return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                           [EnvClient(url, name) for name in names], time.perf_counter())
+                           [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def script(url, *words, **flags):
@@ -621,7 +621,7 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horiz
 
 
 def parsed(kind, command):
-    return runs.parse_flags(kind, command.split(), "", partial(agentevol.preset, kind=kind))
+    return parse_flags(kind, command.split(), "", agentevol.layers)[0]
 
 
 def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model, monkeypatch):

@@ -251,7 +251,8 @@ def test_player_rate_by_hand(monkeypatch):
 def test_both_splits_keeps_to_what_a_server_knows(url, monkeypatch):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]))
                     for name in ("toy", "sums"))
-    monkeypatch.setattr(toys.module, "KNOWN", {3, 5, 41}, raising=False)
+    for name, value in ("ORIGINAL", {3, 5, 41}), ("Served", None):
+        monkeypatch.setattr(toys.module, name, value, raising=False)
     assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])
@@ -368,8 +369,8 @@ def test_presets_are_what_the_documentation_says():
         base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
         if flags[0] == "ppo":
             base, flags = train.ALGOS["ppo"], flags[1:]
-        told = train.parse_flags(train.Config, [f for f in flags if f != "starpo"],
-                                 preset=lambda given, base=base: base)
+        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
+                                    lambda kind, given, base=base: [("ppo", base)])
         assert told == train.Config(**train.ALGOS[name]), name
 
 

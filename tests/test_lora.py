@@ -226,8 +226,8 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     assert not adapters(merged) and merged.known_ids == run.policy.known_ids
     torch.testing.assert_close(token_logprobs(merged, *text()), expected, atol=1e-5, rtol=1e-5)
     assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
-    assert runs.model_settings("merged") == runs.model_settings(folder) and \
-        runs.model_settings("merged")["max_turn_tokens"] == 5
+    assert runs.model_settings("merged")[1] == runs.model_settings(folder)[1] and \
+        runs.model_settings("merged")[1]["max_turn_tokens"] == 5
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
         merge_lora.main()
 

@@ -12,7 +12,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,10 @@ from fakes import command, config, started, trained, trainer_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
-import eval as evaluation
 import metrics
 import parallel
 import run as runs
 import train
-from agentevol import Evolve
-from cloning import Clone
 from envs import load_env
 from episode import Trajectory
 from policy import load_policy
@@ -308,7 +305,7 @@ def test_every_preset_takes_two_steps(algo, url, model):
 
 
 def flags_chosen(command):
-    return train.parse_flags(Config, command.split(), "", train.preset)
+    return train.parse_flags(Config, command.split(), "", train.layers)[0]
 
 
 def test_defaults_follow_the_model(model, tmp_path):
@@ -514,15 +511,3 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, model, 
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("MODEL", model).split())
     assert not os.listdir()
-
-
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone, Evolve],
-                         ids=lambda k: f"{k.__module__}-{k.__name__}")
-def test_help_has_words_for_every_flag(kind, capsys):
-    with pytest.raises(SystemExit):
-        train.parse_flags(kind, ["--help"])
-    printed = capsys.readouterr().out
-    assert len(fields(kind)) <= 60
-    for field in fields(kind):
-        flag = field.name.replace("_", "-")
-        assert re.search(rf"^  --{flag}: .+  # .+$", printed, re.MULTILINE), flag

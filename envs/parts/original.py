@@ -3,12 +3,11 @@
     python train.py --env maze --data http://127.0.0.1:36001
     python env_server.py maze wordle --data maze=http://HOST:PORT,wordle=http://HOST:PORT
 
-`use` puts `served`, a class like an environment's own Env, into its module; env_server.py makes its
-sessions of it, so that client.py speaks one wire. Prompt, families and the two built-in players
-stay those of our local game. The original does not say what success is, nor whether it understood
+`use` gives such a world a class Served beside the file's own Env; env_server.py makes its sessions
+of it, so that client.py speaks one wire. Prompt, families and the two built-in players stay those
+of our local game. The original does not say what success is, nor whether it understood
 an action: success is a score of SUCCESS, `valid` is None.
 """
-import os
 import re
 from contextlib import contextmanager, suppress
 
@@ -23,26 +22,28 @@ ITEM = {"id": int, "observation": str, "reward": float, "done": bool}
 
 
 def use(module, address):
-    """Play this module's world on the original server at `address`, here and in the servers that
-    are started from here. ValueError: it is not played there."""
-    module.Served = served(module, address)
-    module.KNOWN = getattr(module, "ORIGINAL", None)    # the task ids that are there; None: all
-    module.PARALLEL = True                              # its steps take their time
-    if module.NAME == "wordle":                         # it has words of its own
-        session = module.Served()
-        with one_sentence_of(EnvError):
-            words = session.ask(f"filtered_vocab?id={session.create()}")
-            words = field({"words": words}, "words", list[str], address)
-        module.PROMPT = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
-    os.environ[f"NANO_{module.NAME.upper()}_SERVER"] = address
+    """What differs in this module's world when it is played on the original server at `address`.
+    ValueError: it is not played there."""
+    changed = dict(Served=served(module, address), PARALLEL=True)       # its steps take their time
+    if module.NAME == "wordle":
+        words = vocabulary(changed["Served"]())
+        changed["PROMPT"] = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
+    return changed
 
 
 def served(module, address):
     """-> a class like module.Env, whose episodes are played at `address`. ValueError: see `find`"""
     once = connections(TIMEOUT, attempts=1)
-    return type("Served", (Original,), dict(
-        module=module, base=find(once, address, module.NAME), once=once,
-        patient=connections(TIMEOUT, ATTEMPTS)))
+    base = find(once, address, module.NAME)
+    patient = connections(TIMEOUT, ATTEMPTS)
+    return type("Served", (Original,), dict(module=module, base=base, once=once, patient=patient))
+
+
+def vocabulary(session):
+    """The words of an original wordle, which has its own. ValueError: it names none."""
+    with one_sentence_of(EnvError):
+        words = session.ask(f"filtered_vocab?id={session.create()}")
+        return field({"words": words}, "words", list[str], session.base)
 
 
 def find(http, address, name):
@@ -84,7 +85,7 @@ class Original(envs.Base):
 
     def create(self):
         """The id of a new session there."""
-        key = wire_of(self.module.NAME).id_key
+        key = wire_of(self.module).id_key
         made = self.ask("create", {"id": 0} if key == "env_idx" else {})
         return field(made if isinstance(made, dict) else {key: made}, key, int, self.base)
 
@@ -92,7 +93,7 @@ class Original(envs.Base):
         name = self.module.NAME
         if self.number is None:
             self.number = self.create()
-        task = {wire_of(name).task_key: task_id} | RESET_ALSO.get(name, {})
+        task = {wire_of(self.module).task_key: task_id} | RESET_ALSO.get(name, {})
         item = self.item("reset", task)
         if name == "webarena":          # its reset tells the page alone, this the objective as well
             item["observation"] = self.ask(f"observation?env_idx={self.number}")
@@ -104,10 +105,10 @@ class Original(envs.Base):
 
     def item(self, verb, body):
         """What /reset or /step answers -> `item_of` it, every value checked."""
-        key, url = wire_of(self.module.NAME).id_key, f"{self.base}/{verb}"
+        key, url = wire_of(self.module).id_key, f"{self.base}/{verb}"
         answer = self.ask(verb, {key: self.number} | body)
         try:
-            item = item_of(self.module.NAME, verb, self.number, answer, self.module.SUCCESS)
+            item = item_of(wire_of(self.module), verb, self.number, answer, self.module.SUCCESS)
         except (LookupError, TypeError):
             raise EnvError(f"{url}: {brief(answer)} is no answer of {self.module.NAME}") from None
         for name, kind in ITEM.items():
@@ -119,16 +120,15 @@ class Original(envs.Base):
 
     def close(self):
         if self.number is not None:
-            key = wire_of(self.module.NAME).id_key
+            key = wire_of(self.module).id_key
             with suppress(EnvError, ValueError):            # some originals have no /close
                 self.ask("close", {key: self.number}, self.once)
 
 
-def item_of(name, verb, number, answer, success):
+def item_of(wire, verb, number, answer, success):
     """What the original answered for its session `number` -> {"id", "observation", "reward",
     "done", "info"}. success: the score that counts as one. LookupError, TypeError: it is no such
     answer."""
-    wire = wire_of(name)
     form = wire.reset if verb == "reset" else wire.step
     if form[0] == "[":
         answer = answer[0] if type(answer) is list else None
