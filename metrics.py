@@ -14,14 +14,9 @@ import torch
 import algos
 import parallel
 import report
-<<<<<<< HEAD
 from batch import Batch, on_all_rows, to_batch
-from envs import load_env
 from envs.parts.players import mean_and_error
 from evaluation import greedy_and_sampled, means, players
-=======
-from batch import on_all_rows, to_batch
->>>>>>> main
 from panel import collapse_warnings
 from rollout import Stats
 from run import last_checkpoint, with_nulls, write_json
@@ -246,7 +241,6 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     rows = rows_to_show(trajectories, group_size)
     if not rows:
         return
-<<<<<<< HEAD
     shown = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(shown, run.policy.device)
     logprobs, entropies = on_all_rows(run.policy.action_logprobs, batch, run.cfg.micro_tokens,
@@ -255,7 +249,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     columns |= dict(ratios=(logprobs - batch.old_logprobs).exp(), entropies=entropies)
     lines = []
     for row, t in enumerate(shown):
-        line = dict(step=step, split=split, family=load_env(t.env).family(t.task_id))
+        line = dict(step=step, split=split, family=run.modules[t.env].family(t.task_id))
         line |= report.sample_of(t, run.worlds[0].agent.tokenizer)
         for name, column in columns.items():
             if column is not None:
@@ -263,20 +257,6 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
                 line[name] = figures.round(decimals=3).tolist()
         lines.append(line)
     append(run, "samples.jsonl", lines)
-=======
-    picked = [trajectories[row] for row in rows]
-    batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
-    logprobs, batch.entropies = on_all_rows(run.policy.action_logprobs, batch,
-                                            run.cfg.micro_tokens, temperature or 1, "watched")
-    batch.ratios = (logprobs - batch.old_logprobs).exp()
-    columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
-               if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
-    append(run, "samples.jsonl", [
-        dict(step=step, split=split, family=run.modules[t.env].family(t.task_id))
-        | report.sample_of(t, run.worlds[0].agent.tokenizer)
-        | {name: x[row, :len(t.token_ids)].tolist() for name, x in columns.items()}
-        for row, t in enumerate(picked)])
->>>>>>> main
 
 
 def rows_to_show(trajectories, group_size):
