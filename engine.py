@@ -229,8 +229,8 @@ class Engine:
 
     @torch.inference_mode()
     def decode(self, sequences, token_ids):
-        """Read one token more of each sequence: a list of ids -> (B, V) logits. flash-attn's by a CUDA
-        graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
+        """Read one token more of each sequence: a list of ids -> (B, V) logits. flash-attn's by a
+        CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
         weights' addresses, so it lives no longer than this engine: one rollout."""
         for sequence in self._full(sequences):
             self.pages.grow(sequence.row, sequence.length + 1)

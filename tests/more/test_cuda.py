@@ -541,7 +541,8 @@ class TestOnGpu:
         rows, more = [5, 1, 0], texts_of(random.Random(1), [1, 40, 300])    # over pages, several
         for row, observation in zip(rows, more):                                    # new tokens
             texts[row] += observation
-        logits[rows] = engine.prefill([sequences[row] for row in rows], [texts[row] for row in rows])
+        logits[rows] = engine.prefill([sequences[row] for row in rows],
+                                      [texts[row] for row in rows])
         for step in range(steps):
             ids, chosen = sample(logits, torch.zeros(len(texts)), 0.0)
             logprobs.append(chosen)
