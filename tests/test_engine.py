@@ -167,6 +167,24 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
 
 
+@pytest.mark.parametrize("context, read", [
+    ([1, 2, 3, 4, 5, 6, 7, 8], 2),      # reads on
+    ([1, 2, 3, 4, 5, 6], 2),            # the same again: its last token, and what shares its page
+    ([1, 2, 3, 4], 4),                  # less than is cached: the last token of the first page
+    ([1, 2, 3, 4, 5, 9, 9, 9, 9], 5),   # another end
+    ([9, 2, 3, 4, 5, 6], 6)])           # another beginning
+def test_prefill_keeps_the_full_pages_of_what_begins_both(context, read):
+    """Six tokens are cached, in pages of four."""
+    model, stock = twins()
+    engine = Engine(model, rows=1, pages=5, page_size=4)
+    sequence = engine.start()
+    engine.prefill([sequence], [[1, 2, 3, 4, 5, 6]])
+    engine.tokens.clear()
+    logits = engine.prefill([sequence], [context])
+    assert engine.tokens["prefill"] == read and sequence.token_ids == context
+    assert differ(logits, stock, [context]) < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_are_llamas(dtype):
     """To the bit in float32. In 16 bit it is rounded once where Llama's is twice, so it may differ
