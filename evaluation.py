@@ -50,6 +50,12 @@ def means(played, name, parts):
 
 def players(run):
     """{"random", "expert": the rates of each on the held-out tasks}, to judge a curve by. They play
-    once: player_rate remembers."""
-    horizon = run.cfg.horizons[-1]
-    return {who: player_rate(who, tuple(run.eval_tasks), horizon) for who in ("random", "expert")}
+    once: run.players remembers."""
+    if not run.players:
+        ids = defaultdict(list)
+        for world, task in run.eval_tasks:
+            ids[world].append(task)
+        horizon = run.cfg.horizons[-1]
+        worlds = [(world.module, ids[world], min(horizon, world.most_turns)) for world in ids]
+        run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
+    return run.players

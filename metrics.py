@@ -118,7 +118,7 @@ def measure(run, outcome):
     played = outcome.played
     stats = outcome.stats
     trained_tokens = 0
-    trained = dict(trained=0, masked=0.0)
+    trained = dict(trained=0)
     if outcome.batch:
         trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
         trained = of_batch(outcome.batch)
@@ -162,17 +162,15 @@ def of_trajectories(played, group_size):
 
 def of_batch(batch):
     """Figures of what was trained on. Of its sampled tokens: mean, standard deviation and share of
-    zeros of their advantages; the share whose weight is 0; k3 of the sampling policy to the one
-    that RL began with, if that is at hand."""
+    zeros of their advantages; k3 of the sampling policy to the one that RL began with, if that is
+    at hand."""
     mask = batch.response_mask
     advantages = batch.advantages[mask]
-    weights = batch.weights[mask]
     figures = dict(
         trained=len(batch.rewards),
         advantage_mean=advantages.mean().item(),
         advantage_std=advantages.std().item(),
-        advantage_zeros=(advantages == 0).float().mean().item(),
-        masked=(weights == 0).float().mean().item())
+        advantage_zeros=(advantages == 0).float().mean().item())
     if batch.ref_logprobs is not None:
         k3 = algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask])
         figures["kl_start"] = k3.mean().item()
@@ -216,9 +214,8 @@ def log_line(m):
     for name in ("dropped", "skipped", "preempted"):
         if m[name] > 0:
             rare.append(f"{name} {m[name]}")
-    for name in ("masked", "cut_thoughts"):
-        if m[name] > 0:
-            rare.append(f"{name} {m[name]:.0%}")
+    if m["cut_thoughts"] > 0:
+        rare.append(f"cut_thoughts {m['cut_thoughts']:.0%}")
     if m["valid"] < 0.5:
         rare.append(f"valid {m['valid']:.0%}")
     if m["kl"] > 0.05:
@@ -246,6 +243,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     logprobs, entropies = on_all_rows(run.policy.action_logprobs, batch, run.cfg.micro_tokens,
                                       temperature or 1, "watched")
     columns = {name: getattr(batch, name) for name in OF_THE_UPDATE}
+    if batch.paid is not None:
+        columns["token_rewards"] = batch.paid
     columns |= dict(ratios=(logprobs - batch.old_logprobs).exp(), entropies=entropies)
     lines = []
     for row, t in enumerate(shown):
