@@ -37,7 +37,7 @@ import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS
-from cloning import clone_flags, cloned, continue_cloning
+from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_env, open_envs
 from chat import Speaks
@@ -275,7 +275,8 @@ def setup(cfg, modules, clients, began):
     device = parallel.start(cfg.device, cfg.compute)
     folder = open_folder(cfg.path, cfg)
     last = last_checkpoint(folder)
-    start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
+    start_model = cfg.model or clone_policy(
+        config_for_run(cfg), os.path.join(folder, "clone"), device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
@@ -479,7 +480,7 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
+                run.control = metrics.greedy_and_sampled(run, clone_longer(run))
             metrics.final_table(run)
 
 

@@ -33,9 +33,9 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -159,53 +159,83 @@ def open_envs(names, data=""):
     return [open_env(name, folders.get(name, "")) for name in every]
 
 
-# ---- demonstrations -----------------------------------------------------------------------------
+# ---- games of the built-in players --------------------------------------------------------------
+
+class Move(NamedTuple):
+    """A turn of a game: what the player saw, thought and did, and what came of it."""
+    observation: str
+    thought: str | None     # None: a file's, whose action is the whole reply
+    action: str
+    reward: float
+    done: bool
+    info: dict
+
+
+def play(env, task_id, choose, horizon, stream=None):
+    """One episode of a player, choose() -> (thought, action) -> ([Move], the last observation).
+    stream: of the environment's luck, see envs.Base.reset."""
+    observation = env.reset(task_id, stream)
+    moves, done = [], False
+    while not done and len(moves) < horizon:
+        thought, action = choose()
+        answer, reward, done, info = env.step(action)
+        moves.append(Move(observation, thought, action, reward, done, info))
+        observation = answer
+    env.close()
+    return moves, observation
+
 
 PATIENCE = 10        # seconds: below this estimate one process plays them all
 
 
 def record(name, skill, seed, task_id, horizon=0, goal="task"):
     """One episode of a player of mixed skill, who takes the expert's action with the probability
-    `skill` and else a random one, as text: {"env", "task_id", "turns": [[observation, thought,
-    action, reward, done, info], ...], "last": the observation after them, "success"}. horizon: most
-    turns; 0: the environment's own. goal: "other" puts `other_goal` in the expert's place."""
-    module, rng = importlib.import_module(f"envs.{name}"), random.Random(f"{seed} {task_id}")
+    `skill` and else a random one -> {"env", "task_id", "turns": [Move], "last": the observation
+    after them, "success"}. horizon: most turns; 0: the environment's own. goal: "other" puts
+    `other_goal` in the expert's place."""
+    module = importlib.import_module(f"envs.{name}")
     env = module.Env()
-    player = env.expert if goal == "task" else partial(env.other_goal, rng)
-    observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
-    while not done and len(turns) < min(horizon or math.inf, module.HORIZON):
-        thought, action = player()
+    rng = random.Random(f"{seed} {task_id}")
+
+    def choose():
+        thought, action = env.expert() if goal == "task" else env.other_goal(rng)
         if rng.random() > skill:
-            thought, action = "I try something.", env.random_action(rng)
-        seen = observation
-        observation, reward, done, info = env.step(action)
-        turns.append([seen, thought, action, reward, done, info])
-    env.close()
-    return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
+            return "I try something.", env.random_action(rng)
+        return thought, action
+
+    moves, last = play(env, task_id, choose, min(horizon or math.inf, module.HORIZON))
+    return dict(env=name, task_id=task_id, turns=moves, last=last,
+                success=moves[-1].info["success"])
 
 
-def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None, goal="task"):
+def demonstrations(name, task_ids, count, skill, seed, horizon=0, goal="task"):
     """`count` games by `record` of the first tasks. Of an expert (skill 1) successes only, so that
     others may take the place of failures; a player with luck plays every task as often as fit whole
     rounds, each with other chances. Fewer where there are no more tasks."""
-    played, left = [], list(task_ids)
+    left, games = list(task_ids), []
     if skill < 1 or goal == "other":
         for n in range(max(1, count // len(left))):
-            play = partial(record, name, skill, seed + 1_000_003 * n, horizon=horizon, goal=goal)
-            played += recorded(play, left[:count], processes)
-        return played
-    while left and len(played) < count:
-        part, left = left[:count - len(played)], left[count - len(played):]
-        played += [game for game in recorded(partial(record, name, skill, seed, horizon=horizon),
-                                             part, processes) if game["success"]]
-    return played
+            play_one = partial(record, name, skill, seed + 1_000_003 * n, horizon=horizon,
+                               goal=goal)
+            games += play_all(play_one, left[:count])
+        return games
+    while left and len(games) < count:
+        missing = count - len(games)
+        played = play_all(partial(record, name, skill, seed, horizon=horizon), left[:missing])
+        games += [game for game in played if game["success"]]
+        left = left[missing:]
+    return games
 
 
-def recorded(play, task_ids, processes):
-    """play(task id) for every task, in parallel processes where it is slow (babyai's bot)."""
+def play_all(play_one, task_ids):
+    """[play_one(task id) for every task], by parallel processes where it is slow (babyai's bot)."""
     began = time.perf_counter()
-    first, others = [play(task_id) for task_id in task_ids[:8]], task_ids[8:]
-    slow = (time.perf_counter() - began) / 8 * len(task_ids) > PATIENCE
-    with multiprocessing.get_context("spawn").Pool(processes) if slow else nullcontext() as pool:
-        games = pool.imap(play, others, chunksize=4) if slow else map(play, others)
-        return first + [*tqdm(games, "demonstrations", len(others), False, delay=2, disable=None)]
+    games = [play_one(task_id) for task_id in task_ids[:8]]
+    others = task_ids[8:]
+    seconds = (time.perf_counter() - began) / 8 * len(task_ids)
+    bar = partial(tqdm, desc="demonstrations", total=len(others), leave=False, delay=2,
+                  disable=None)
+    if seconds <= PATIENCE:
+        return games + [play_one(task_id) for task_id in bar(others)]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        return games + list(bar(pool.imap(play_one, others, chunksize=4)))

@@ -12,7 +12,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from cloning import lesson
+from cloning import demonstrations_for
 from envs.parts.agentgym import write_trajectories
 from flags import Natural, Worlds, parse_flags
 from run import one_sentence
@@ -31,7 +31,7 @@ class Config(Worlds):
 def main():
     with one_sentence("demos.py"):
         cfg = parse_flags(Config, description=__doc__)
-        print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
+        print("successes written:", write_trajectories(cfg.out, demonstrations_for(cfg), cfg.seed))
 
 
 if __name__ == "__main__":
