@@ -209,7 +209,7 @@ class Scheduler:
             parcels[slot.client if self.lockstep else slot].append(slot)
             self.slots.move(slot, "in flight")
         for parcel in parcels.values():
-            requests = [(slot.session, *slot.episode.request) for slot in parcel]
+            requests = [(slot.session, slot.episode.request) for slot in parcel]
             self.sent[pool.submit(parcel[0].client.answer, requests)] = parcel
 
     def receive(self):
@@ -227,7 +227,7 @@ class Scheduler:
                 self.take(slot, answers[slot])
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew. Who
+        """Give a slot its answer: an Answer for its episode, or an EnvError: it is played anew. Who
         does not play on gives pages and row back."""
         if isinstance(answer, EnvError):
             self.slots.fail(slot, answer)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from chat import Agent
-from client import EnvError, Reply
+from client import Answer, EnvError, Reset, Step
 from fakes import MARKS, chat_tokenizer, twins
 from episode import Episode, play, speak
 
@@ -55,13 +55,13 @@ def say(word):
 
 def test_play_uses_one_session_and_takes_every_answer_to_the_episode():
     episode, *_ = begun()
-    client = Told(Reply("s1", "start", 0.0, False, {}), Reply("s1", "on", 0.25, False, {}),
-                  Reply("s2", "won", 1.0, True, {"score": 1.0, "success": True}))
+    client = Told(Answer("s1", "start", 0.0, False, {}), Answer("s1", "on", 0.25, False, {}),
+                  Answer("s2", "won", 1.0, True, {"score": 1.0, "success": True}))
     session = play(say("go"), episode, client)
     sessions = [session for session, *_ in client.asked]
     assert sessions == [None, "s1", "s1"], \
         f"came requests to the sessions {sessions}, expected [None, 's1', 's1']"
-    assert [kind for _, kind, _ in client.asked] == ["reset", "step", "step"]
+    assert [type(request) for _, request in client.asked] == [Reset, Step, Step]
     assert session == "s2", f"came the session {session!r}, expected 's2', that of the last answer"
     rewards = [turn.reward for turn in episode.trajectory.turns]
     assert rewards == [0.25, 1.0], f"came the rewards {rewards}, expected [0.25, 1.0]"
@@ -70,14 +70,14 @@ def test_play_uses_one_session_and_takes_every_answer_to_the_episode():
 
 def test_play_begins_in_the_session_it_is_given():
     episode, *_ = begun()
-    client = Told(Reply("old", "start", 0.0, False, {}), Reply("old", "won", 1.0, True, {}))
+    client = Told(Answer("old", "start", 0.0, False, {}), Answer("old", "won", 1.0, True, {}))
     play(say("go"), episode, client, session="old")
     assert client.asked[0][0] == "old", f"came {client.asked[0][0]!r}, expected 'old'"
 
 
 def test_play_raises_the_error_of_an_environment():
     episode, *_ = begun()
-    client = Told(Reply("s1", "start", 0.0, False, {}), EnvError("it is down"))
+    client = Told(Answer("s1", "start", 0.0, False, {}), EnvError("it is down"))
     try:
         play(say("go"), episode, client)
     except EnvError as error:

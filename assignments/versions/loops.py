@@ -75,7 +75,7 @@ class Chat:
 
     def between_replies(self, text, role="user"):
         text = broken(self.special, text)
-        whole = self.prompt(ASKED + REPLIED + said(role, text))
+        whole = self.prompt(ASKED + [REPLIED, said(role, text)])
         behind = whole[whole.index(REPLY) + len(REPLY):]
         while not behind.startswith(self.stop):
             behind = behind[1:]
@@ -320,8 +320,7 @@ def play(reply, episode, client, session=None):
         if episode.request is None:
             reply(episode)
         else:
-            kind, argument = episode.request
-            answer = client.answer([(session, kind, argument)])[0]
+            answer = client.answer([(session, episode.request)])[0]
             if isinstance(answer, EnvError):
                 raise answer
             session = answer.session

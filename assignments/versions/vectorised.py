@@ -64,7 +64,7 @@ class Chat:
             patterns.get(m["role"], self.special_in_reply), m["content"])} for m in messages]))
 
     def between_replies(self, text, role="user"):
-        rendered = self.prompt([*ASKED, *REPLIED, *said(role, broken(self.special, text))])
+        rendered = self.prompt([*ASKED, REPLIED, said(role, broken(self.special, text))])
         _, tail = rendered.split(REPLY, 1)
         first, *ids = self.encode(tail[tail.find(self.stop):])
         assert first == self.stop_id
@@ -250,7 +250,7 @@ def play(reply, episode, client, session=None):
     if episode.request is None:
         reply(episode)
         return play(reply, episode, client, session)
-    answer, = client.answer([(session, *episode.request)])
+    answer, = client.answer([(session, episode.request)])
     if isinstance(answer, EnvError):
         raise answer
     episode.observe(answer.observation, answer.reward, answer.done, answer.info)

@@ -539,9 +539,11 @@ FORM = "Your response should use the following format:\nThought:\n<Your Thought>
 def opening(agent, demo):
     """The agent; for a demonstration of a file in the format agentgym one that opens with the
     file's words. ValueError: in another format these would not be the file's."""
-    if "opening" not in demo or not agent.manner and demo["env"] not in ("maze", "wordle"):
+    if "opening" not in demo:
         return agent
-    if not agent.manner:
+    if agent.format != "agentgym":
+        if demo["env"] not in ("maze", "wordle"):
+            return agent
         raise ValueError(f"{demo['env']}: its files hold AgentGym's rules within the first "
                          "observation; use --format agentgym")
     own = copy.copy(agent)

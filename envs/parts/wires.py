@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-MAX_ITEMS = 256         # of a request, and so the most sessions that it opens
+from envs.parts.answers import MAX_ITEMS
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def exchange(episode, env, text):
     """The policy's reply and the environment's answer to it -> the message that the policy sees."""
     episode.trajectory.add_action([0], [0.0])
     episode.replied(text, dict(role="assistant", content=text))
-    episode.observe(*env.step(episode.request[1]))
+    episode.observe(*env.step(episode.request.action))
     return episode.messages[-1]
 
 

@@ -284,7 +284,7 @@ def played(module, task_id, replies, tokenizer):
     for reply in replies:
         ids = tokenizer.encode(reply, add_special_tokens=False) + [agent.chat.stop_id]
         episode.reply(ids, [0.0] * len(ids))
-        episode.observe(*env.step(episode.request[1]))
+        episode.observe(*env.step(episode.request.action))
     return episode
 
 

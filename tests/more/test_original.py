@@ -13,7 +13,7 @@ from fakes import canned, serving
 from test_client import BROKEN, WRONG_FIELDS
 
 import env_server
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
 from envs import maze, open_env, wordle
 from envs.parts import original
@@ -163,9 +163,9 @@ def test_a_whole_episode_goes_through_our_server(as_before):
         with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
             for url in (ours, other):
                 client = EnvClient(url, "maze")
-                replies = client.answer([(None, "reset", (task, 5)) for task in range(5)])
+                replies = client.answer([(None, Reset(task, 5)) for task in range(5)])
                 assert [r.observation for r in replies] == [f"task {task}" for task in range(5)]
-                replies = client.answer([(r.session, "step", "move up") for r in replies])
+                replies = client.answer([(r.session, Step("move up")) for r in replies])
                 assert {(r.reward, r.done, r.info["valid"]) for r in replies} == {(1, True, None)}
                 client.close()
 
