@@ -25,13 +25,21 @@ class Config(Worlds):
     n: Natural = 300              # of each environment, as far as there are training tasks
     set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
     seed: Natural = 0             # of everything random
-    skill, goal, demos, horizon, format = 1.0, "task", "", 0, "agentgym"        # no flags here
+
+    # What `demonstrations_for` reads beside the flags.
+    skill = 1.0
+    goal = "task"
+    demos = ""
+    horizon = 0
+    format = "agentgym"
+    context = "full"
 
 
 def main():
     with one_sentence("demos.py"):
         cfg = parse_flags(Config, description=__doc__)
-        print("successes written:", write_trajectories(cfg.out, demonstrations_for(cfg), cfg.seed))
+        demos = demonstrations_for(cfg)
+        print("successes written:", write_trajectories(cfg.out, demos, cfg.seed))
 
 
 if __name__ == "__main__":

@@ -418,11 +418,11 @@ def explore(run):
     tasks = [(world, task) for world in run.worlds
              for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
                                       run.step, cfg.seed)]
-    return parallel.play_tasks(run, run.policy, tasks, schedule[run.step], cfg.horizon,
+    return rollout.play_tasks(run, run.policy, tasks, schedule[run.step], cfg.horizon,
                                (cfg.seed, run.step, 0))
 
 
-def reward(trajectory):
+def example_weight(trajectory):
     return max(0.0, trajectory.score / max(1.0, load_env(trajectory.env).SUCCESS))
 
 
@@ -438,11 +438,9 @@ def over_weights(response_mask, w):
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), torch.zeros((), device=policy.device)
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = torch.zeros((), device=policy.device)
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -torch.dot(logprobs, part.weights[part.response_mask]) * real

@@ -25,7 +25,7 @@ import re
 import reprlib
 from typing import NamedTuple
 
-from envs import webarena, wordle
+from envs import Move, webarena, wordle
 from envs.parts import tool_rules
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
@@ -520,9 +520,10 @@ def read_item(item, where):
     said, trained = [m["value"] for m in messages], [m.get("loss") is True for m in messages[1::2]]
     expect(any(trained), "loss of gpt's", [m.get("loss") for m in messages[1::2]], "a true")
     opening = 0 if trained[0] else 2            # the rules, and the consent
-    turns = [[said[i], None, said[i + 1], 0.0, False, dict(success=False, valid=True, score=0.0)]
+    going, won = (dict(success=x, valid=True, score=float(x)) for x in (False, True))
+    turns = [Move(said[i], None, said[i + 1], 0.0, False, going)
              for i in range(opening, len(said) - 1, 2)]
-    turns[-1][3:] = 1.0, True, dict(success=True, valid=True, score=1.0)
+    turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
     env, _, number = name.rpartition("_")
     env = {"sqlgym": "bird"}.get(env, re.sub("^(lmrlgym|tool)_", "", env))
     return dict(env=env, task_id=int(number), turns=turns,
@@ -560,10 +561,10 @@ def write_trajectories(path, demos, seed):
         module = importlib.import_module(f"envs.{demo['env']}")
         manner = MANNERS.get(module.NAME) or Manner(f"{module.PROMPT}\n{FORM}", None)
         texts = [manner.rules, manner.agreed]
-        for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
-            thought = rng.choice(WORDINGS).format(thought)
-            texts += [observation if i else manner.first(observation, module.PROMPT),
-                      manner.write.format(thought=thought, action=action)]
+        for i, move in enumerate(demo["turns"]):
+            thought = rng.choice(WORDINGS).format(move.thought)
+            seen = move.observation if i else manner.first(move.observation, module.PROMPT)
+            texts += [seen, manner.write.format(thought=thought, action=move.action)]
         if demo["success"]:
             items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=[
                 {"from": ("human", "gpt")[i % 2], "loss": i > 1 if i % 2 else None, "value": text}
