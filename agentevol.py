@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import before_torch  # noqa: F401  its name says why
 import metrics
@@ -22,7 +21,7 @@ from chat import Speaks
 from cloning import Clone, clone_policy, demonstrations_for, learn, replay
 from curriculum import sample_tasks
 from envs import load_env, open_envs
-from envs.parts.agentgym import threshold
+from envs.parts.agenttraj import threshold
 from flags import (
     Count,
     Machine,
@@ -32,8 +31,10 @@ from flags import (
     Positive,
     Share,
     Worlds,
+    flag,
     parse_flags,
     part_of,
+    settle,
 )
 from lora import base_of
 from policy import check_model
@@ -42,6 +43,7 @@ from run import (
     begun,
     both_splits,
     connected,
+    keep_settings,
     last_checkpoint,
     new_folder,
     one_sentence,
@@ -55,20 +57,19 @@ from run import (
 
 @dataclass
 class Evolve(Plays, Clone):
-    # AgentEvol; the base policy is cloned by the flags of behavioural cloning
-    out: str = "runs/evolve"      # the run's folder
-    n: Natural = 300              # demonstrations of each env, of which the base policy learns
-    skill: Share = 1.0            # of the player that gives them
-    iterations: Natural = 4       # M
-    samples: tuple = (1,)         # K, tries at a task, or its schedule over the iterations: 4,1,1
-    explore: Natural = 0          # tasks explored in each iteration and env; 0: all
-    temperature: NonNegative = 1.0     # of exploration
-    dedupe: bool = True           # keep the first success of each task; no: all
-    start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
-    learn_steps: Count = 400      # optimizer steps of an iteration
-    learn_lr: Positive = 1e-3     # at its peak
-    eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
-    resume: bool = False          # go on after the last finished iteration of --out
+    out: str = flag("runs/evolve", "the run's folder")
+    n: Natural = flag(300, "demonstrations of each env, of which the base policy learns")
+    skill: Share = flag(1.0, "of the player that gives them")
+    iterations: Natural = flag(4, "M", heading="AgentEvol, whose base policy is cloned as above")
+    samples: tuple = flag((1,), "K, tries at a task, or its schedule over the iterations: 4,1,1")
+    explore: Natural = flag(0, "tasks explored in each iteration and env; 0: all")
+    temperature: NonNegative = flag(1.0, "of exploration")
+    dedupe: bool = flag(True, "keep the first success of each task; no: all")
+    start: str = flag("base", "what every iteration begins to learn from", ("base", "last"))
+    learn_steps: Count = flag(400, "optimizer steps of an iteration")
+    learn_lr: Positive = flag(1e-3, "at its peak")
+    eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
+    resume: bool = flag(False, "go on after the last finished iteration of --out")
 
     algo = "AgentEvol"              # no flag: for the table and the curve
 
@@ -111,8 +112,8 @@ def explore(run):
     for world, ids in run.tasks.items():
         chosen = sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)
         tasks += [(world, task) for task in chosen]
-    return rollout.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
-                              (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
+                              cfg.temperature, cfg.max_concurrent)
 
 
 def example_weight(trajectory):
@@ -135,13 +136,14 @@ def successes(explored, dedupe):
 
 # ---- a whole run --------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients, began):
+def setup(cfg, modules, clients, began, origins):
     """Everything before the first iteration -> (Run, base set). A resumed run plays its
     demonstrations again."""
     device = parallel.start(cfg.device, cfg.compute)
     # Before there is a folder: what cfg asks for may be refused.
     demos = parallel.by_first(demonstrations_for, cfg)
-    folder = open_folder(cfg.out, cfg)
+    folder = open_folder(cfg.out, cfg.resume)
+    keep_settings(folder, cfg, origins)
     base = clone_policy(cfg, os.path.join(folder, "clone"), device, demos)
     last = last_checkpoint(folder)
     policy = parallel.load(last or base, device, cfg)
@@ -162,18 +164,25 @@ MAY_CHANGE = {"out", "iterations", "resume"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
 
 
-def preset(given, kind):
-    """What flags leave open: how a model speaks; what the environments ask of a tiny policy, as far
-    as it concerns cloning; with --resume the flags that the run was begun with. ValueError."""
+def layers(kind, given):
+    """What is asked for beside the flags `given`, as `parse_flags` wants it. Of what environments
+    and models ask for: how a model speaks, and what concerns cloning. ValueError."""
     cfg = kind(**given)
-    asked = settings_for(cfg.model, cfg.env)
-    values = part_of(asked, Worlds, Speaks) | part_of(asked.get("clone", {}), kind)
-    values["horizon"] = asked.get("horizons", (0,))[-1]
-    if issubclass(kind, Evolve):        # has demonstrations of its own: few, of the expert
-        values |= dict(n=Evolve.n, skill=Evolve.skill, goal=Evolve.goal)
+    found = []
+    for where, settings, cloning in settings_for(cfg.model, cfg.env):
+        asked = part_of(settings, Worlds, Speaks)
+        if "horizons" in settings:
+            asked["horizon"] = settings["horizons"][-1]
+        settle(Evolve, [(f"{where}, clone,", cloning)])     # refuses unknown names
+        asked |= part_of(cloning, kind)
+        if issubclass(kind, Evolve):
+            # AgentEvol has demonstrations of its own: few, of the expert.
+            for name in ("n", "skill", "goal"):
+                asked.pop(name, None)
+        found.append((where, asked))
     if given.get("resume"):
-        values |= begun(cfg.out, given, kind, MAY_CHANGE)
-    return values
+        found.append(("resumed", begun(cfg.out, given, kind, MAY_CHANGE)))
+    return found
 
 
 def main(argv=None, evolving=Evolve):
@@ -183,7 +192,7 @@ def main(argv=None, evolving=Evolve):
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(given, kind))
+        cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
         if cfg.model:
             check_model(base_of(cfg.model))
         if kind is Clone:
@@ -196,7 +205,7 @@ def main(argv=None, evolving=Evolve):
         modules = open_envs(cfg.env, cfg.data)
         cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
         with connected(cfg.env_url, modules) as clients:
-            run, base_set = setup(cfg, modules, clients, began)
+            run, base_set = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:         # else the run is resumed
                 metrics.evaluate(run)
             evolve(run, base_set)

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from envs import tools_of
 from envs.parts.agentgym import Manner, manner_of
 from envs.parts.tool_calls import action_of, calling, read_calls, syntax_of
+from flags import Count, flag
 
 # ---- messages -----------------------------------------------------------------------------------
 
@@ -347,13 +347,14 @@ FORMATS = {
 
 @dataclass(kw_only=True)
 class Speaks:
-    # how the agent speaks
-    format: FORMATS = "act"       # form of a reply; chat models: react
-    context: Literal["full", "window", "memory"] = "full"   # in view: all turns, the last, a note
-    history: Literal["keep", "template"] = "keep"   # earlier turns: as sampled, or rendered anew
-    thinking: Literal["", "on", "off"] = ""     # the template's switch; empty: as it has it
-    max_turn_tokens: int = 24     # a longer reply is cut; chat models: 512
-    max_context: int = 512        # tokens in view, else the episode is truncated; chat models: 8192
+    format: str = flag("act", "form of a reply; chat models: react", FORMATS,
+                       heading="how the agent speaks")
+    context: str = flag("full", "in view: all turns, the last, a note",
+                        ("full", "window", "memory"))
+    history: str = flag("keep", "earlier turns: as sampled, or rendered anew", ("keep", "template"))
+    thinking: str = flag("", "the template's switch; empty: as it has it", ("", "on", "off"))
+    max_turn_tokens: Count = flag(24, "a longer reply is cut; chat models: 512")
+    max_context: Count = flag(512, "tokens in view, else it is truncated; chat models: 8192")
 
 
 @dataclass
@@ -362,7 +363,6 @@ class Agent(Speaks):
     tokenizer: object               # None: the policy is an API's and takes messages
     prompt: str = ""                # the environment's rules, as the system message
     window: int = 3                 # turns in view in the mode "window"
-    temperature: float = 1.0
     module: object = None           # envs/<name>.py, for its NAME and TOOLS
     stop_ids: tuple = ()            # see Chat
 
@@ -373,7 +373,7 @@ class Agent(Speaks):
         if self.format == "tool":
             self.tools = tools_of(self.module)
         if self.format == "agentgym":
-            self.manner = manner_of(self.module.NAME)
+            self.manner = manner_of(self.module)
         else:
             self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         self.chat = None

@@ -7,7 +7,7 @@
 
 `clone_policy` does all of it. train.py begins with it where there is no --model; agentevol.py
 clones a base policy and then learns, by the same `learn`, from what that policy finds. A
-demonstration is a dict as envs.record gives it, or envs/parts/agentgym.py's read_trajectories.
+demonstration is a dict as envs.record gives it, or envs/parts/agenttraj.py's read_trajectories.
 """
 import copy
 import math
@@ -16,7 +16,6 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from transformers import AutoTokenizer
@@ -27,9 +26,9 @@ from batch import micro_batches, to_batch
 from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_env, open_envs
-from envs.parts.agentgym import SET_SIZES, opening, read_trajectories
+from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
-from flags import Count, Machine, Natural, Positive, Share, Worlds, part_of
+from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
@@ -38,23 +37,23 @@ from run import full_weights, model_settings, tiny_settings, write_json, written
 
 @dataclass
 class Clone(Machine, Speaks, Worlds):
-    # behavioural cloning
-    out: str = "runs/clone"       # the policy's folder; of evolve: the run's
-    seed: Natural = 0             # of everything random
-    n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
-    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
-    demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
-    goal: Literal["task", "other"] = "task"     # other: what is played for is not what is asked
-    skill: Share = 0.6            # probability of such a player's action; else a random legal one
-    model: str = ""               # folder or hub id to begin with; empty: a tiny policy
-    horizon: Natural = 0          # most turns; 0: each environment's own
-    steps: Count = 800            # optimizer steps
-    batch: Count = 32             # episodes per step
-    lr: Positive = 4e-3           # at its peak, after 5% of the steps; falls to a tenth by a cosine
-    vocabulary: Count = 600       # tokens, the 256 bytes and 3 marks of the chat included
-    width: Count = 64             # of the tiny model: hidden size
-    layers: Count = 2             # of the tiny model: decoder layers
-    heads: Count = 4              # query heads; half as many for keys and values
+    seed: Natural = flag(0, "of everything random", heading="behavioural cloning")
+    out: str = flag("runs/clone", "the policy's folder")
+    n: Natural = flag(8000, "games; with skill below 1 in whole rounds of all tasks")
+    set: str = flag("", "not n: as many as its set has, all expert",
+                    ("", "agenttraj", "agenttraj_l"))
+    demos: str = flag("", "a file of demonstrations, all of it; empty: the experts play")
+    goal: str = flag("task", "other: what is played for is not what is asked", ("task", "other"))
+    skill: Share = flag(0.6, "probability of such a player's action; else a random legal one")
+    model: str = flag("", "folder or hub id to begin with; empty: a tiny policy")
+    horizon: Natural = flag(0, "most turns; 0: each environment's own")
+    steps: Count = flag(800, "optimizer steps")
+    batch: Count = flag(32, "episodes per step")
+    lr: Positive = flag(4e-3, "at its peak, after 5% of the steps; falls to a tenth by a cosine")
+    vocabulary: Count = flag(600, "tokens, the 256 bytes and 3 marks of the chat included")
+    width: Count = flag(64, "of the tiny model: hidden size")
+    layers: Count = flag(2, "of the tiny model: decoder layers")
+    heads: Count = flag(4, "query heads; half as many for keys and values")
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
@@ -82,7 +81,7 @@ def demonstrations_for(cfg):
             raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
         # AgentGym's sets are an expert's, and each has its own size in each environment.
         skill = 1.0 if cfg.set else cfg.skill
-        wanted = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
+        wanted = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
         tasks = choose_tasks(module, "train", 0, own_families)
         # A fair choice of them, because families may lie one behind the other.
         if wanted < len(tasks):
@@ -245,7 +244,7 @@ def clone_policy(cfg, out, device, demos=None):
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
-        settings = model_settings(cfg.model)
+        _, settings = model_settings(cfg.model)
     else:
         tokenizer = train_tokenizer(demos, make_agents(names, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
@@ -268,9 +267,14 @@ def clone_policy(cfg, out, device, demos=None):
 
 
 def config_for_run(cfg):
-    """How a run of train.py, with these flags, clones a policy of its own -> Clone."""
-    settings = part_of(vars(cfg), Worlds, Speaks, Machine) | tiny_settings(cfg.env).get("clone", {})
-    return Clone(seed=cfg.seed, horizon=cfg.horizons[-1], **settings)
+    """How a run of train.py, with these flags, clones a policy of its own -> Clone. ValueError: the
+    environment's TINY has a name in `clone` that is no flag."""
+    own = part_of(vars(cfg), Worlds, Speaks, Machine)
+    own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
+    asked = tiny_settings(cfg.env).get("clone", {})
+    layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
+    config, _ = settle(Clone, layers)
+    return config
 
 
 def clone_longer(run):

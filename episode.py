@@ -72,7 +72,7 @@ class Trajectory:
 @dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
 class World:
     """One environment as it is played: where, and how the policy speaks there. The agents of one
-    policy's worlds have the same tokenizer, longest reply and temperature."""
+    policy's worlds have the same tokenizer and longest reply."""
     client: EnvClient           # its servers
     agent: Agent
     most_turns: float = math.inf    # of an episode, whatever horizon is asked for
@@ -246,11 +246,11 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
     while not episode.request:
         seen = torch.tensor(episode.seen, device=policy.device)
         logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
         uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
-        token, logprob = sample(logits, uniform, episode.agent.temperature)
+        token, logprob = sample(logits, uniform, temperature)
         episode.sampled(token.item(), logprob.item())

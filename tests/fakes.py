@@ -153,11 +153,11 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
     return rollout.collect(policy, [(world, task) for task in tasks], *arguments, **settings)
 
 
-def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
+def play(policy, agent, client, task_id, horizon, key=(0, 0, 0), temperature=1.0):
     """episode.play of a single environment, token by token -> Trajectory."""
     one = Episode(agent, task_id, key, horizon)
     with closing(client):
-        play_episode(functools.partial(speak, policy), one, client)
+        play_episode(functools.partial(speak, policy, temperature=temperature), one, client)
     return one.trajectory
 
 
@@ -285,7 +285,7 @@ def started(url, cfg):
     train.check(cfg)
     names = cfg.env.split(",")
     return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                       [EnvClient(url, name) for name in names], time.perf_counter())
+                       [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def trained(url, cfg):

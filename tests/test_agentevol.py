@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -47,7 +46,7 @@ from cloning import (
     train_tokenizer,
 )
 from envs import demonstrations, record
-from envs.parts.agentgym import SET_SIZES
+from envs.parts.agentgym import Manner, read_line
 from episode import Trajectory
 from flags import parse_flags
 from policy import make_policy
@@ -167,7 +166,7 @@ def test_demonstrations_for_plays_a_fair_choice_of_the_families_asked_for():
 def test_demonstrations_for_plays_as_many_as_a_set_has(monkeypatch, capsys):
     """A set's demonstrations are an expert's; more than there are tasks are not to be had; an
     environment that is not in it gives n."""
-    monkeypatch.setitem(SET_SIZES["agenttraj"], "toy", 50)
+    monkeypatch.setattr(sys.modules["envs.toy"], "SET_SIZES", dict(agenttraj=50), raising=False)
     demos = demonstrations_for(replace(SMALL, env="toy,sums", set="agenttraj", n=7, skill=0.6))
     assert Counter(demo["env"] for demo in demos) == dict(toy=40, sums=7)
     assert all(demo["success"] for demo in demos)
@@ -184,7 +183,7 @@ def test_demonstrations_for_plays_as_many_as_a_set_has(monkeypatch, capsys):
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
 def test_replay_masks_exactly_the_replies(demos, style, context):
     tokenizer, module = chat_tokenizer("tiny"), toy()
-    module.NAME = "textcraft"               # AgentGym's manner there
+    module.AGENTGYM = Manner("The rules.", read_line)
     agent = Agent(tokenizer, format=style, context=context, window=2, max_turn_tokens=1,
                   max_context=9, module=module)
     games = (record("toy", 0.0, 0, task) for task in range(40))
@@ -382,9 +381,11 @@ def won(env, task_id, score):
 
 @pytest.fixture
 def scales(monkeypatch):
-    """Environments of these names with the originals' best scores."""
-    for name, best in dict(sciworld=100.0, babyai=0.2, maze=1.0, wordle=1.0).items():
-        monkeypatch.setitem(sys.modules, f"envs.{name}", SimpleNamespace(SUCCESS=best))
+    """Environments of these names with the originals' best scores, and the thresholds of two."""
+    for name, settings in dict(sciworld=dict(SUCCESS=100.0, KEPT_ABOVE=99),
+                               babyai=dict(SUCCESS=0.2, KEPT_ABOVE=0), maze=dict(SUCCESS=1.0),
+                               wordle=dict(SUCCESS=1.0)).items():
+        monkeypatch.setitem(sys.modules, f"envs.{name}", SimpleNamespace(**settings))
 
 
 @pytest.mark.parametrize("env, score, kept, share", [
@@ -522,7 +523,7 @@ def begun(url, **flags):
     cfg = Evolve(**TINY | flags)
     names = cfg.env.split(",")
     return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                           [EnvClient(url, name) for name in names], time.perf_counter())
+                           [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def script(url, *words, **flags):
@@ -667,7 +668,7 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90, goal="other"), max_cont
 
 
 def parsed(kind, command):
-    return parse_flags(kind, command.split(), "", partial(agentevol.preset, kind=kind))
+    return parse_flags(kind, command.split(), "", agentevol.layers)[0]
 
 
 def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model, monkeypatch):

@@ -34,7 +34,7 @@ from fakes import (
 )
 
 import chat
-import engine
+import episode
 import rollout
 from batch import to_batch
 from chat import FORMATS, Agent, Chat
@@ -319,8 +319,8 @@ def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
 
 # ---- collect and play ---------------------------------------------------------------------------
 
-def play_all(who, tasks, group_size, horizon):
-    return [play(policy(), who, LocalClient(), task, horizon, (0, place, member))
+def play_all(who, tasks, group_size, horizon, temperature=1.0):
+    return [play(policy(), who, LocalClient(), task, horizon, (0, place, member), temperature)
             for place, task in enumerate(tasks) for member in range(group_size)]
 
 
@@ -330,10 +330,10 @@ def play_all(who, tasks, group_size, horizon):
 def test_collect_equals_play(name, context):
     horizon = 2 if name == "reflect" else 3                # of each of its two tries
     for temperature, tasks in ((0.0, [3]), (1.0, [3, 8])):
-        who = agent(format=name, context=context, window=1, temperature=temperature)
+        who = agent(format=name, context=context, window=1)
         client = LocalClient()
-        got, stats = collect(policy(), who, client, tasks, 2, horizon)
-        want = play_all(who, tasks, 2, horizon)
+        got, stats = collect(policy(), who, client, tasks, 2, horizon, temperature=temperature)
+        want = play_all(who, tasks, 2, horizon, temperature)
         assert all(same(a, b) for a, b in zip(got, want)) and len(got) == len(want)
         assert [t.key for t in got] == [t.key for t in want] and stats.dropped == 0
         assert stats.failures == [] and client.open == {}          # every session was closed
@@ -384,13 +384,13 @@ def test_collect_depends_on_nothing_but_task_and_key():
 
 
 def test_mask_covers_exactly_what_was_sampled(monkeypatch):
-    sampled, ends, sample = [], set(), engine.sample
+    sampled, ends, sample = [], set(), episode.sample
 
     def noting(logits, uniforms, temperature):
         ids, logprobs = sample(logits, uniforms, temperature)
         sampled.append((ids.item(), logprobs.item()))
         return ids, logprobs
-    monkeypatch.setattr(engine, "sample", noting)
+    monkeypatch.setattr(episode, "sample", noting)
     for member in range(6):
         sampled.clear()
         t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))
@@ -408,8 +408,8 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
 
 def test_old_logprobs_are_those_of_the_trainer():
     for context in ("full", "window"):
-        who = agent(context=context, window=1, temperature=0.7)
-        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4)
+        who = agent(context=context, window=1)
+        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4, temperature=0.7)
         batch = to_batch(got)
         with torch.no_grad():
             logprobs = token_logprobs(policy(), batch.token_ids, batch.response_mask,
@@ -748,7 +748,7 @@ def test_admit_counts_a_token_more_and_a_page_for_each_slot_that_decodes(
         slot.episode.observe("x" * (length - 3))            # <|user|>, <|end|>, <|assistant|>
         assert len(slot.episode.seen) == length
         slots.move(slot, "ready")
-    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots)
+    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots, 1.0)
     first, second = slots.everyone
     if decodes:
         first.sequence = sampler.engine.start()

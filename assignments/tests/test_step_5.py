@@ -9,26 +9,26 @@ from fakes import MARKS, chat_tokenizer, twins
 from episode import Episode, play, speak
 
 
-def begun(temperature=1.0, **settings):
+def begun(**settings):
     """(an episode that has read its first observation, a policy, the same in transformers)."""
     tokenizer = chat_tokenizer()
     loud = [0, *tokenizer.convert_tokens_to_ids(MARKS)]
     policy, stock = twins(vocabulary=len(tokenizer), loud=loud, seed=4)
     agent = Agent(tokenizer, prompt="Be quick.", max_turn_tokens=8, max_context=500,
-                  temperature=temperature, **settings)
+                  **settings)
     return Episode(agent, 3, (0, 1, 0), 3), policy, stock
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_speak_draws_each_token_from_its_own_number_after_all_that_was_seen(temperature):
-    episode, policy, stock = begun(temperature)
+    episode, policy, stock = begun()
     episode.observe("so go")
     context, uniforms, wanted = list(episode.seen), list(episode.uniforms), []
     while len(wanted) < 8 and 0 not in wanted:              # 0 ends a reply
         logits = stock(torch.tensor([context + wanted])).logits[0, -1].double() / temperature
         total = logits.softmax(-1).cumsum(-1)
         wanted.append(int((total <= uniforms[len(wanted)]).sum()))
-    speak(policy, episode)
+    speak(policy, episode, temperature)
     turn = episode.trajectory.turns[0]
     came = episode.trajectory.token_ids[turn.start:turn.end]
     assert came == wanted, f"came the reply {came}, expected {wanted}"

@@ -328,14 +328,14 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     while episode.request is None:
         seen = torch.tensor(episode.seen, device=policy.device)
         layout = layout_for(policy, [len(seen)])
         logits = forward(policy, seen, layout)[-1:]
         drawn = len(episode.token_ids)
         uniform = torch.tensor([episode.uniforms[drawn]])
-        token, logprob = sample(logits, uniform, episode.agent.temperature)
+        token, logprob = sample(logits, uniform, temperature)
         episode.sampled(int(token), float(logprob))
 
 
@@ -621,8 +621,8 @@ def explore(run):
         count = cfg.explore or len(run.tasks[world])
         for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed):
             tasks.append((world, task))
-    return rollout.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
+                              cfg.temperature, cfg.max_concurrent)
 
 
 def example_weight(trajectory):

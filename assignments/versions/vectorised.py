@@ -258,11 +258,11 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     for uniform in episode.uniforms:
         ids = torch.as_tensor(episode.seen, device=policy.device)
         row = forward(policy, ids, layout_for(policy, [len(ids)]), logits_to_keep=1)
-        drawn = sample(row, torch.tensor([uniform]), episode.agent.temperature)
+        drawn = sample(row, torch.tensor([uniform]), temperature)
         episode.sampled(*(x.item() for x in drawn))
         if episode.request:
             return
@@ -418,8 +418,8 @@ def explore(run):
     tasks = [(world, task) for world in run.worlds
              for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
                                       run.step, cfg.seed)]
-    return rollout.play_tasks(run, run.policy, tasks, schedule[run.step], cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, schedule[run.step], cfg.horizon,
+                              (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
 def example_weight(trajectory):

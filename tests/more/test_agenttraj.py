@@ -22,9 +22,10 @@ from agentevol import example_weight, successes
 from chat import ASK_REACT, Agent
 from cloning import Clone, demonstrations_for, make_agents, replay, train_tokenizer
 from envs import Move, demonstrations, maze, textcraft, textcraft_small, wordle
-from envs.parts import agentgym
-from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
+from envs.parts.agenttraj import read_trajectories, write_trajectories
+from envs.parts.maze_prompt import MAZE
 from episode import Episode, Trajectory
+from flags import parse_flags
 from recipes import demos as recipe
 from test_agentevol import sampled_texts
 
@@ -66,7 +67,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     recipe.main()
     items, played = json.load(open(out)), demonstrations_for(recipe.Config(env=name, n=9))
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
-    manner = MANNERS.get(name)
+    manner = getattr(module, "AGENTGYM", None)
     consent, form = (AGREED, r"(?s)Thought:\n(.*)\n\nAction:\n(.*)") if name != "weather" else (
         "Ok.", r"Thought: (.*)\n\nAction: (.*)")
     for item, demo in zip(items, played, strict=True):
@@ -128,8 +129,8 @@ def test_read_trajectories_takes_the_names_of_agentgyms_files_and_leaves_others_
     assert [(d["env"], d["task_id"]) for d in got] == [
         ("maze", 3), ("maze", 4), ("textcraft_small", 12), ("bird", 5), ("bird", 6)]
     assert [d["task_id"] for d in read(items, tmp_path, "weather")] == [7]
-    with pytest.raises(ValueError, match="f.json: only bird, maze, textcraft_small, weather, "
-                                         "nothing of wordle, sciworld"):
+    with pytest.raises(ValueError, match="f.json: only bird, maze, sqlgym, textcraft_small, "
+                                         "weather, nothing of wordle, sciworld"):
         read(items, tmp_path, "wordle", "sciworld")
 
 
@@ -205,8 +206,8 @@ def test_replay_of_a_file_keeps_each_items_own_words(tmp_path):
     begins = [tokenizer.decode(t.token_ids).partition("first")[0] for t in trajectories]
     assert "the rules" in begins[0] and "Yes." in begins[0] and AGREED not in begins[0]
     assert "other rules" in begins[2] and "Aye." in begins[2]
-    assert begins[1] == begins[3] and MANNERS["maze"].rules in begins[1] and AGREED in begins[1]
-    assert agentgym.MAZE not in begins[1]              # the file's first observation has it or not
+    assert begins[1] == begins[3] and maze.AGENTGYM.rules in begins[1] and AGREED in begins[1]
+    assert MAZE not in begins[1]              # the file's first observation has it or not
     assert sampled_texts(trajectories[1], tokenizer) == [
         "Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
 
@@ -309,7 +310,7 @@ def test_replay_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_pa
 
 # ---- cloning ------------------------------------------------------------------------------------
 
-def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
+def test_train_tokenizer_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     item = ITEM | dict(conversations=conversation(
         "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
     cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
@@ -318,9 +319,9 @@ def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
                            for demos in (read([item], tmp_path), demonstrations_for(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
         assert len(of_file.encode(word)) == 1
-    assert len(of_file.encode(MANNERS["maze"].rules)) > 20              # which the file has not
-    assert len(of_experts.encode(MANNERS["maze"].rules)) < 10           # words, not bytes
-    assert len(of_experts.encode(agentgym.MAZE)) < 1024 < len(agentgym.MAZE)
+    assert len(of_file.encode(maze.AGENTGYM.rules)) > 20              # which the file has not
+    assert len(of_experts.encode(maze.AGENTGYM.rules)) < 10           # words, not bytes
+    assert len(of_experts.encode(MAZE)) < 1024 < len(MAZE)
 
 
 @pytest.mark.parametrize("style, env", [("agentgym", "maze"), ("react", "textcraft_small")])
@@ -356,7 +357,7 @@ def test_the_sets_have_the_papers_sizes(capsys):
     assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
     said = capsys.readouterr().out.splitlines()[1]
     assert said.startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1")
-    assert agentgym.SET_SIZES["agenttraj_l"]["maze"] == 215
+    assert maze.SET_SIZES["agenttraj_l"] == 215
 
 
 def test_demonstrations_of_other_goals_never_set_out_for_the_tasks_own():
@@ -365,9 +366,9 @@ def test_demonstrations_of_other_goals_never_set_out_for_the_tasks_own():
         wishes = {move.thought for move in demo["turns"]}
         assert all(wish.startswith("I would like to have ") for wish in wishes)
         assert f"I would like to have {goal}." not in wishes
-    given = dict(env="textcraft_small")
-    assert agentevol.preset(given, Clone)["goal"] == "other"        # for RL to find the goal
-    assert agentevol.preset(given, agentevol.Evolve)["goal"] == "task"
+    for kind, goal in ((Clone, "other"), (agentevol.Evolve, "task")):       # for RL to find it
+        cfg, _ = parse_flags(kind, ["--env", "textcraft_small"], "", agentevol.layers)
+        assert cfg.goal == goal
 
 
 def test_threshold_and_weight_are_those_of_the_real_worlds():

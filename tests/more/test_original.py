@@ -15,8 +15,9 @@ from test_client import BROKEN, WRONG_FIELDS
 import env_server
 from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
-from envs import maze, open_env, wordle
+from envs import load_env, maze, open_env, wordle
 from envs.parts import original
+from envs.parts.wires import wire_of
 
 TEXTCRAFT = {"observation": "Crafting commands:\n...\n\nGoal: craft light blue dye.", "done": False,
              "reward": 0}
@@ -68,7 +69,8 @@ def recorded(name, step):
 
 def played(name, address, success=1.0):
     """A session of a module of this name, as far as its episodes elsewhere need one."""
-    module = SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000))
+    module = SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000),
+                             WIRE=wire_of(load_env(name)))
     return original.served(module, address)()
 
 
