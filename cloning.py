@@ -1,9 +1,9 @@
 """Demonstrations, and behavioural cloning: a policy learns to do what was demonstrated.
 
-    demos = demonstrations_for(cfg)                 games of the built-in players, or a file's
-    agents = make_agents(names, speaks, tokenizer)  how the policy will speak in each environment
-    trajectories = replay(demos, agents)            what a policy would have seen and said
-    learn(policy, trajectories, weights, ...)       AdamW on the log-likelihood of the replies
+    demos = demonstrations_for(cfg)                   games of the built-in players, or a file's
+    agents = make_agents(modules, speaks, tokenizer)  how the policy will speak in each environment
+    trajectories = replay(demos, agents)              what a policy would have seen and said
+    learn(policy, trajectories, weights, ...)         AdamW on the log-likelihood of the replies
 
 `clone_policy` does all of it. train.py begins with it where there is no --model; agentevol.py
 clones a base policy and then learns, by the same `learn`, from what that policy finds. A
@@ -25,7 +25,7 @@ import parallel
 from batch import micro_batches, to_batch
 from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
-from envs import demonstrations, load_env, open_envs
+from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
 from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
@@ -86,7 +86,8 @@ def demonstrations_for(cfg):
         # A fair choice of them, because families may lie one behind the other.
         if wanted < len(tasks):
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
-        games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal)
+        games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal,
+                               getattr(module, "data", ""))
         won = sum(game["success"] for game in games)
         parallel.say(f"{module.NAME}: {len(games)} demonstrations of {wanted} wanted, skill "
                      f"{skill:g}, {won} succeed")
@@ -94,14 +95,11 @@ def demonstrations_for(cfg):
     return demos
 
 
-def make_agents(names, speaks, tokenizer=None):
+def make_agents(modules, speaks, tokenizer=None):
     """{environment: its Agent}. speaks: the values of chat.Speaks' fields. tokenizer: None where
     the agents are to compose texts, but no tokens."""
-    agents = {}
-    for name in names:
-        module = load_env(name)
-        agents[name] = Agent(tokenizer, module.PROMPT, module=module, **speaks)
-    return agents
+    return {module.NAME: Agent(tokenizer, module.PROMPT, module=module, **speaks)
+            for module in modules}
 
 
 def train_tokenizer(demos, agents, vocabulary):
@@ -239,21 +237,21 @@ def clone_policy(cfg, out, device, demos=None):
         return out
     if demos is None:
         demos = parallel.by_first(demonstrations_for, cfg)
-    names = cfg.env.split(",")
+    modules = load_envs(cfg.env, cfg.data)
     speaks = part_of(vars(cfg), Speaks)
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
         _, settings = model_settings(cfg.model)
     else:
-        tokenizer = train_tokenizer(demos, make_agents(names, speaks), cfg.vocabulary)
+        tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         parallel.say(f"no --model: cloned is a Llama of {policy.num_parameters() / 1e6:.2f}M "
                      f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
         settings = dict(tiny=True)
     if demos:
-        trajectories = replay(demos, make_agents(names, speaks, tokenizer))
+        trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
               cfg.micro_tokens, cfg.seed)
     weights = full_weights(policy)

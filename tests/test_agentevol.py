@@ -45,7 +45,7 @@ from cloning import (
     replay_one,
     train_tokenizer,
 )
-from envs import demonstrations, record
+from envs import demonstrations, load_env, record
 from envs.parts.agentgym import Manner, read_line
 from episode import Trajectory
 from flags import parse_flags
@@ -226,7 +226,7 @@ def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
 def test_the_tokenizer_is_the_same_after_a_save(demos, folder):
     """Beside a config.json that says qwen2 AutoTokenizer once put Qwen's own splitting."""
     texts = [text for demo in demos for move in demo["turns"] for text in (move[0], move[2])]
-    made = train_tokenizer(demos, make_agents(["toy"], SPEAKS), SMALL.vocabulary)
+    made = train_tokenizer(demos, make_agents([load_env("toy")], SPEAKS), SMALL.vocabulary)
     loaded = AutoTokenizer.from_pretrained(folder)
     assert made.get_vocab() == make_tokenizer(texts, SMALL.vocabulary).get_vocab()
     assert loaded.get_vocab() == made.get_vocab()
@@ -397,7 +397,7 @@ def test_successes_are_above_a_threshold_and_weights_shares_of_the_best_score(en
                                                                               share, scales):
     trajectory = won(env, 3, score)
     assert successes([trajectory], True) == [trajectory] * kept
-    assert example_weight(trajectory) == pytest.approx(share)
+    assert example_weight(trajectory, load_env(env)) == pytest.approx(share)
 
 
 def test_successes_are_the_first_of_each_task_or_all():
@@ -425,7 +425,8 @@ class Played:
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30,
                             batch=5, micro_tokens=6) | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy=NamedPolicy("last"), optimizer=None,
-                                   start_model="base", evaluations=[])
+                                   start_model="base", evaluations=[],
+                                   modules={name: load_env(name) for name in ("maze", "babyai")})
 
     def evolve(self, base_set):
         with patch.multiple(
@@ -653,7 +654,8 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     clone_policy(cfg, str(tmp_path / "both"), CPU, demos)
     assert [demo["env"] for demo in demos] == ["toy"] * 4 + ["sums"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
-    agents = make_agents(["toy", "sums"], SPEAKS | dict(context="window"), tokenizer)
+    worlds = [load_env("toy"), load_env("sums")]
+    agents = make_agents(worlds, SPEAKS | dict(context="window"), tokenizer)
     base_set = replay(demos, agents)
     for word in ("Task", "Sum"):
         assert len(tokenizer.encode(word)) == 1

@@ -604,7 +604,9 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [example_weight(trajectory) for trajectory in data]
+            weights = []
+            for trajectory in data:
+                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
@@ -625,8 +627,8 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def example_weight(trajectory):
-    best = max(load_env(trajectory.env).SUCCESS, 1.0)
+def example_weight(trajectory, module):
+    best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
 

@@ -21,7 +21,7 @@ import envs
 from agentevol import example_weight, successes
 from chat import ASK_REACT, Agent
 from cloning import Clone, demonstrations_for, make_agents, replay, train_tokenizer
-from envs import Move, demonstrations, maze, textcraft, textcraft_small, wordle
+from envs import DemoTurn, demonstrations, load_env, maze, textcraft, textcraft_small, wordle
 from envs.parts.agenttraj import read_trajectories, write_trajectories
 from envs.parts.maze_prompt import MAZE
 from episode import Episode, Trajectory
@@ -53,7 +53,7 @@ def read(items, tmp_path, *names):
 def imitate(items, tmp_path, env="maze", tokenizer=None, **settings):
     """The items of a file as Trajectories, and the tokenizer."""
     tokenizer = tokenizer or chat_tokenizer("chatml")
-    agents = make_agents([env], SPOKEN | settings, tokenizer)
+    agents = make_agents([load_env(env)], SPOKEN | settings, tokenizer)
     return replay(read(items, tmp_path, env), agents), tokenizer
 
 
@@ -91,7 +91,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
 
 def game(task_id=0, success=True):
     """A game of maze as `envs.record` gives it."""
-    move = Move("seen", "I go.", "up", 0.0, False, {})
+    move = DemoTurn("seen", "I go.", "up", 0.0, False, {})
     return dict(env="maze", task_id=task_id, success=success, turns=[move] * 20)
 
 
@@ -194,7 +194,8 @@ def test_replay_trains_on_the_replies_that_a_file_marks(losses, expected, style,
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
     assert (trajectory.env, trajectory.task_id, trajectory.success, trajectory.done) == (
         env, 3, True, True)
-    assert example_weight(trajectory) == 1 and successes([trajectory], True) == [trajectory]
+    assert example_weight(trajectory, load_env(env)) == 1
+    assert successes([trajectory], True) == [trajectory]
 
 
 def test_replay_of_a_file_keeps_each_items_own_words(tmp_path):
@@ -233,7 +234,7 @@ def test_replay_of_a_file_is_not_mixed_with_other_rules(env, tmp_path):
         imitate(items, tmp_path, env, format="react")
     assert len(imitate(items, tmp_path, env)[0]) == 1
     demos = demonstrations("maze", maze.TRAIN[:1], 1, 1.0, 0)      # no file's
-    agents = make_agents(["maze"], SPOKEN | dict(format="react"), chat_tokenizer("chatml"))
+    agents = make_agents([maze], SPOKEN | dict(format="react"), chat_tokenizer("chatml"))
     assert replay(demos, agents)[0].success
 
 
@@ -258,12 +259,12 @@ def test_replay_measures_each_context_by_itself():
     """In a window the policy sees a part of the episode at a time."""
     demos = demonstrations("maze", maze.TRAIN[:5], 5, 0.3, 0)
     speaks = SPOKEN | dict(format="act", context="window")
-    made = replay(demos, make_agents(["maze"], speaks, chat_tokenizer("chatml")))
+    made = replay(demos, make_agents([maze], speaks, chat_tokenizer("chatml")))
     longest = max(b - a for t in made for a, b in zip(
         t.contexts, [*t.contexts[1:], len(t.token_ids)]))
     assert sorted(len(t.token_ids) for t in made)[2] > longest      # the median of five
     speaks["max_context"] = longest
-    assert replay(demos, make_agents(["maze"], speaks, chat_tokenizer("chatml"))) == made
+    assert replay(demos, make_agents([maze], speaks, chat_tokenizer("chatml"))) == made
 
 
 def played(module, task_id, replies, tokenizer):
@@ -314,7 +315,7 @@ def test_train_tokenizer_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     item = ITEM | dict(conversations=conversation(
         "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
     cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
-    agents = make_agents(["maze"], SPOKEN)
+    agents = make_agents([maze], SPOKEN)
     of_file, of_experts = (train_tokenizer(demos, agents, cfg.vocabulary)
                            for demos in (read([item], tmp_path), demonstrations_for(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
@@ -377,4 +378,4 @@ def test_threshold_and_weight_are_those_of_the_real_worlds():
         trajectory = Trajectory(3, env=env, score=score)
         trajectory.add_action([2], [0.0])
         assert successes([trajectory], True) == [trajectory] * kept
-        assert example_weight(trajectory) == pytest.approx(share)
+        assert example_weight(trajectory, load_env(env)) == pytest.approx(share)
