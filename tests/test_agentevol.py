@@ -425,7 +425,9 @@ class Played:
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30,
                             batch=5, micro_tokens=6) | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy=NamedPolicy("last"), optimizer=None,
-                                   start_model="base", evaluations=[])
+                                   start_model="base", evaluations=[],
+                                   modules=dict(maze=SimpleNamespace(SUCCESS=1.0),
+                                                babyai=SimpleNamespace(SUCCESS=0.05)))
 
     def evolve(self, base_set):
         with patch.multiple(
