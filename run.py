@@ -73,6 +73,10 @@ class Run:
     written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
 
     @property
+    def valuer(self):             # what predicts values: that critic, or the policy's value head
+        return self.critic or self.policy
+
+    @property
     def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
         models = dict(policy=self.policy, critic=self.critic) if self.optimizer else {}
         return {part: model for part, model in models.items() if model}
