@@ -1,9 +1,9 @@
 """Demonstrations, and behavioural cloning: a policy learns to do what was demonstrated.
 
-    demos = demonstrations_for(cfg)                   games of the built-in players, or a file's
-    agents = make_agents(modules, speaks, tokenizer)  how the policy will speak in each environment
-    trajectories = replay(demos, agents)              what a policy would have seen and said
-    learn(policy, trajectories, weights, ...)         AdamW on the log-likelihood of the replies
+    demos = demonstrations_for(cfg)                 games of the built-in players, or a file's
+    agents = make_agents(modules, speaks, ...)      how the policy will speak in each environment
+    trajectories = replay(demos, agents)            what a policy would have seen and said
+    learn(policy, trajectories, weights, ...)       AdamW on the log-likelihood of the replies
 
 `clone_policy` does all of it. train.py begins with it where there is no --model; agentevol.py
 clones a base policy and then learns, by the same `learn`, from what that policy finds. A

@@ -16,7 +16,7 @@ import random
 import re
 import reprlib
 
-from envs import DemoTurn, load_env
+from envs import Move, load_env
 from envs.parts.agentgym import Manner
 
 
@@ -62,7 +62,7 @@ def read_item(item, where):
     turns = []
     for i in range(opening, len(said) - 1, 2):
         info = dict(success=False, valid=True, score=0.0)
-        turns.append(DemoTurn(said[i], None, said[i + 1], 0.0, False, info))
+        turns.append(Move(said[i], None, said[i + 1], 0.0, False, info))
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 

@@ -7,7 +7,7 @@ import math
 import random
 from contextlib import suppress
 
-from envs import one_game
+from envs import play
 
 
 def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
@@ -22,16 +22,16 @@ def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
             return env.expert()
         return "", env.random_action(rng)
 
-    turns, last = one_game(env, task_id, choose, horizon, stream)
+    moves, last = play(env, task_id, choose, horizon, stream)
     conversation = []
-    for turn in turns:
-        conversation.append(dict(role="user", content=turn.observation))
-        conversation.append(dict(role="assistant", content=turn.action))
+    for move in moves:
+        conversation.append(dict(role="user", content=move.observation))
+        conversation.append(dict(role="assistant", content=move.action))
     conversation.append(dict(role="user", content=last))
-    end = turns[-1].info
+    end = moves[-1].info
     return dict(env=module.NAME, task_id=task_id, success=bool(end["success"]),
-                score=float(end["score"]), reward=sum(float(turn.reward) for turn in turns),
-                turns=len(turns), valid=sum(turn.info.get("valid", True) for turn in turns),
+                score=float(end["score"]), reward=sum(float(move.reward) for move in moves),
+                turns=len(moves), valid=sum(move.info.get("valid", True) for move in moves),
                 conversation=conversation)
 
 

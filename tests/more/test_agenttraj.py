@@ -21,7 +21,7 @@ import envs
 from agentevol import example_weight, successes
 from chat import ASK_REACT, Agent
 from cloning import Clone, demonstrations_for, make_agents, replay, train_tokenizer
-from envs import DemoTurn, demonstrations, load_env, maze, textcraft, textcraft_small, wordle
+from envs import Move, demonstrations, load_env, maze, textcraft, textcraft_small, wordle
 from envs.parts.agenttraj import read_trajectories, write_trajectories
 from envs.parts.maze_prompt import MAZE
 from episode import Episode, Trajectory
@@ -91,7 +91,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
 
 def game(task_id=0, success=True):
     """A game of maze as `envs.record` gives it."""
-    move = DemoTurn("seen", "I go.", "up", 0.0, False, {})
+    move = Move("seen", "I go.", "up", 0.0, False, {})
     return dict(env="maze", task_id=task_id, success=success, turns=[move] * 20)
 
 
