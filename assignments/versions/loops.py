@@ -597,9 +597,11 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [reward(trajectory) for trajectory in data]
-            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
-                  cfg.seed + 1 + run.step)
+            weights = []
+            for trajectory in data:
+                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
+                  cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
         metrics.evaluate(run)
@@ -618,7 +620,7 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory, module):
+def example_weight(trajectory, module):
     best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
@@ -646,11 +648,9 @@ def over_weights(response_mask, w):
     return found
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), 0.0
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = 0.0
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = 0.0
