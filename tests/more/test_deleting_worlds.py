@@ -4,6 +4,7 @@ In a copy of the project a world's file goes, those of envs/ that nobody else ne
 the worlds that are built on it. What is left must start, and the core's tests must be green.
 """
 import ast
+import functools
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ HELPERS = [ROOT / "tests" / name for name in ("conftest.py", "fakes.py", "famili
                                               "players.py")]
 
 
+@functools.cache
 def modules_of(file):
     """The modules of envs/ that a Python file imports, wherever it does."""
     found = set()
@@ -104,8 +106,9 @@ gone = []
 out = os.dup(1)
 os.dup2(2, 1)
 start()
-for name, module in list(sys.modules.items()):
-    if str(getattr(module, "__file__", None)).startswith(root):
+ours = {"envs", *(name[:-3] for name in os.listdir(root) if name.endswith(".py"))}
+for name in list(sys.modules):
+    if name.partition(".")[0] in ours:
         del sys.modules[name]
 for line in sys.stdin:
     gone = json.loads(line)
