@@ -58,12 +58,13 @@ class Batch:
     rewards: torch.Tensor            # (B,): their sums
     observation_hashes: torch.Tensor     # (B, N): see Turn; -1 after the last turn
     advantages: torch.Tensor = None  # from here on: added by the training step
+    paid: torch.Tensor = None        # token_rewards as the learning rule sees them: train.credit
     weights: torch.Tensor = None
     rollout_logprobs: torch.Tensor = None   # the sampler's; old_logprobs may become the trainer's
     ref_logprobs: torch.Tensor = None
     values: torch.Tensor = None
     returns: torch.Tensor = None
-    value_weights: torch.Tensor = None
+    per_token: torch.Tensor = None   # 1 / tokens of the mini-batch, at each of them
 
     def rows(self, index, begin=0, end=None):
         """The rows of `index`, of each its tokens begin:end -> Batch."""

@@ -65,11 +65,16 @@ class Run:
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
+    players: dict = None          # those of the built-in players: metrics.players
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
     warnings: list = field(default_factory=list)        # [(step, signal, sentence)]
     written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
+
+    @property
+    def valuer(self):             # what predicts values: that critic, or the policy's value head
+        return self.critic or self.policy
 
     @property
     def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
