@@ -1,5 +1,6 @@
 """pytest tests/test_client.py: batches, lost answers, dead servers; every value that comes is checked
-by the client before it is used.
+before it is used.
+
 The servers play test_env_server's toy, in this process or as children of it.
 """
 import copy
