@@ -234,9 +234,16 @@ EVALUATION = 987_654_321      # in the key of a held-out episode, where training
 
 def players(run):
     """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by. They
-    play once: player_rate remembers."""
-    return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
-            for who in ("random", "expert")}
+    play once: run.players remembers."""
+    if not run.players:
+        ids_of = defaultdict(list)
+        for world, task in run.eval_tasks:
+            ids_of[world].append(task)
+        horizon = run.cfg.horizons[-1]
+        worlds = [(world.module, ids, min(horizon, world.most_turns))
+                  for world, ids in ids_of.items()]
+        run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
+    return run.players
 
 
 def held_out(run, temperature, policy=None):

@@ -36,7 +36,7 @@ import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS, Speaks
-from cloning import clone_flags, cloned, continue_cloning
+from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
 from flags import (
@@ -331,7 +331,10 @@ def setup(cfg, modules, clients, began, origins):
     folder = open_folder(cfg.path, cfg.resume)
     keep_settings(folder, cfg, origins)
     last = last_checkpoint(folder)
-    start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
+    start_model = cfg.model
+    if not start_model:
+        clone = os.path.join(folder, "clone")
+        start_model = clone_policy(config_for_run(cfg), clone, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
@@ -532,7 +535,7 @@ def check(cfg):
     if cfg.model:
         check_model(base_of(cfg.model))
     else:
-        clone_flags(cfg)
+        config_for_run(cfg)
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
@@ -561,7 +564,7 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
+                run.control = metrics.greedy_and_sampled(run, clone_longer(run))
             metrics.final_table(run)
 
 

@@ -235,22 +235,6 @@ def test_metrics_of_each_environment_are_what_its_episodes_say(both, ppo):
     assert not any("toy" in key for key in ppo.run.history[0])      # no second name of one alone
 
 
-def test_player_rate_by_hand(monkeypatch):
-    """Three tasks of one at 0.5 +- 0.1, one of the other at 1 +- 0.2: 0.625 +- 0.0901, root of
-    (3/4 * 0.1)^2 + (1/4 * 0.2)^2."""
-    asked = []
-
-    def builtin_rate(module, player, tasks, horizon):
-        asked.append((module.NAME, player, tasks, horizon))
-        return {"toy": (0.5, 0.1), "sums": (1.0, 0.2)}[module.NAME]
-    monkeypatch.setattr(players, "builtin_rate", builtin_rate)
-    toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
-                   for name, most in (("toy", math.inf), ("sums", 2)))
-    rate = players.player_rate("random", ((toys, 4), (others, 4), (toys, 2), (toys, 9)), 5)
-    assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
-    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4)
-
-
 def test_both_splits_keeps_to_what_a_server_knows(url, monkeypatch):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]))
                     for name in ("toy", "sums"))

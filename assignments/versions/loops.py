@@ -363,18 +363,11 @@ class Scheduler:
             self.slots.fail(slot, answer)
         else:
             slot.session = answer.session
-            contexts = len(episode.trajectory.contexts)
-            before = list(episode.seen) if slot.sequence else []
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(episode.trajectory.contexts) != contexts:
-                keep = 0
-                while keep < min(len(before), len(episode.seen) - 1) and \
-                        before[keep] == episode.seen[keep]:
-                    keep += 1
-                if keep < slot.sequence.length:
-                    self.engine.forget(slot.sequence, keep=keep)
             if not episode.over and slot.group not in self.slots.lost:
                 self.slots.move(slot, "ready")
+                if slot.sequence is not None:
+                    self.engine.keep_prefix(slot.sequence, episode.seen)
                 return
             self.slots.finish(slot)
         if slot.sequence is not None:
@@ -396,9 +389,9 @@ class Sampler:
                 first[prompt] = slot
                 slot.sequence = self.engine.start()
             readers.append(slot)
-        unread = [slot.episode.seen[slot.sequence.length:] for slot in readers]
+        contexts = [slot.episode.seen for slot in readers]
         with self.stats.clock("prefill"):
-            logits = self.engine.prefill([slot.sequence for slot in readers], unread)
+            logits = self.engine.prefill([slot.sequence for slot in readers], contexts)
         rows, slots = [], []
         for slot in readers:
             slots.append(slot)
@@ -604,9 +597,9 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [reward(trajectory) for trajectory in data]
-            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
-                  cfg.seed + 1 + run.step)
+            weights = [example_weight(trajectory) for trajectory in data]
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
+                  cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
         metrics.evaluate(run)
@@ -625,7 +618,7 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory, module):
+def example_weight(trajectory, module):
     best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
@@ -653,11 +646,9 @@ def over_weights(response_mask, w):
     return found
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), 0.0
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = 0.0
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = 0.0

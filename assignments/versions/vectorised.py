@@ -422,7 +422,7 @@ def explore(run):
                               (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory, module):
+def example_weight(trajectory, module):
     return max(0.0, trajectory.score / max(1.0, module.SUCCESS))
 
 
@@ -438,11 +438,9 @@ def over_weights(response_mask, w):
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), torch.zeros((), device=policy.device)
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = torch.zeros((), device=policy.device)
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -torch.dot(logprobs, part.weights[part.response_mask]) * real

@@ -11,10 +11,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fakes import command, config, started
-from test_train import GROUPS, fakes
+from fakes import command, config, flags_of, started
+from safetensors.torch import load_file
+from test_train import GROUPS, fakes, same
 
+import agentevol
 import algos
+import cloning
 import metrics
 import rollout
 import train
@@ -142,6 +145,45 @@ def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monk
     asked.clear()
     chosen = refill.keep_groups(refill.play_step(run, 2)[0], run.cfg)
     assert len(asked) == 4 and len(chosen) == 16
+
+
+EVOLVE = dict(n=4, steps=2, batch=4, iterations=1, learn_steps=2, horizon=2, eval_tasks=4,
+              max_turn_tokens=4, max_context=200, device="cpu", explore=3, width=16, layers=1,
+              heads=2, vocabulary=280, format="act", skill=0.5)
+
+
+def evolved(recipe, out, monkeypatch, *words, **flags):
+    """An iteration of a recipe, or of agentevol.py itself -> [the weights of its clone, its own].
+    What the recipe replaces comes back afterwards."""
+    words = [*words, *flags_of(out=out, **EVOLVE | flags)]
+    with monkeypatch.context() as patched:
+        for owner, name in ((cloning, "learn_step"), (agentevol, "explore")):
+            patched.setattr(owner, name, getattr(owner, name))
+        patched.setattr(sys, "argv", ["recipe", *words])
+        if recipe:
+            runpy.run_path(str(RECIPES / recipe), run_name="__main__")
+        else:
+            agentevol.main()
+    return [load_file(f"{out}/{part}/model.safetensors") for part in ("clone", "step_1")]
+
+
+def test_clone_observations_reaches_the_loop(here, url, monkeypatch):
+    """At a share of 0 it is plain AgentEvol; else both the clone and the iteration are others."""
+    plain = evolved("", "plain", monkeypatch, "evolve", env="toy", env_url=url)
+    for share, equal in (("0.0", True), ("0.5", False)):
+        monkeypatch.setenv("OBSERVATIONS", share)
+        own = evolved("clone_observations.py", f"at_{share}", monkeypatch, "evolve", env="toy",
+                      env_url=url)
+        assert [same(a, b) for a, b in zip(own, plain)] == [equal, equal]
+
+
+def test_unexplored_reaches_the_loop(here, url, monkeypatch):
+    for left_out, explored in (("", 6), ("sums", 3)):
+        out = f"without_{left_out}"
+        evolved("unexplored.py", out, monkeypatch, env="toy,sums", unexplored=left_out,
+                env_url=url)
+        (line,) = Path(out, "metrics.jsonl").read_text().splitlines()
+        assert json.loads(line)["explored"] == explored
 
 
 def test_unexplored_environments_are_left_out(monkeypatch):
