@@ -12,7 +12,7 @@ anybody would notice it. At most three to a function.
 
 FAULTS = {
     "algos.py": [
-        ("over_weights", "weighted.sum", "(weighted > 0).sum", "test_over_weights_by_hand"),
+        ("example_weights", "weighted.sum", "(weighted > 0).sum", "test_example_weights_by_hand"),
         ("group_centred",
          "groups.mean(1, keepdim=True)",
          "groups.mean()",
