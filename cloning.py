@@ -96,12 +96,10 @@ def demonstrations_for(cfg):
 
 
 def make_agents(modules, speaks, tokenizer=None):
-    """{name: its Agent} of these environments. speaks: the values of chat.Speaks' fields. tokenizer: None where
+    """{environment: its Agent}. speaks: the values of chat.Speaks' fields. tokenizer: None where
     the agents are to compose texts, but no tokens."""
-    agents = {}
-    for module in modules:
-        agents[module.NAME] = Agent(tokenizer, module.PROMPT, module=module, **speaks)
-    return agents
+    return {module.NAME: Agent(tokenizer, module.PROMPT, module=module, **speaks)
+            for module in modules}
 
 
 def train_tokenizer(demos, agents, vocabulary):

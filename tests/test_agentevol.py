@@ -655,7 +655,8 @@ def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
     clone_policy(cfg, str(tmp_path / "both"), CPU, demos)
     assert [demo["env"] for demo in demos] == ["toy"] * 4 + ["sums"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
-    agents = make_agents([load_env("toy"), load_env("sums")], SPEAKS | dict(context="window"), tokenizer)
+    worlds = [load_env("toy"), load_env("sums")]
+    agents = make_agents(worlds, SPEAKS | dict(context="window"), tokenizer)
     base_set = replay(demos, agents)
     for word in ("Task", "Sum"):
         assert len(tokenizer.encode(word)) == 1

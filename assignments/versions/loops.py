@@ -597,7 +597,9 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [example_weight(trajectory) for trajectory in data]
+            weights = []
+            for trajectory in data:
+                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began

@@ -194,7 +194,8 @@ def test_replay_trains_on_the_replies_that_a_file_marks(losses, expected, style,
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
     assert (trajectory.env, trajectory.task_id, trajectory.success, trajectory.done) == (
         env, 3, True, True)
-    assert example_weight(trajectory, load_env(env)) == 1 and successes([trajectory], True) == [trajectory]
+    assert example_weight(trajectory, load_env(env)) == 1
+    assert successes([trajectory], True) == [trajectory]
 
 
 def test_replay_of_a_file_keeps_each_items_own_words(tmp_path):
