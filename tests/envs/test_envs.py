@@ -16,7 +16,7 @@ import pytest
 from players import ROOT, play, printed
 
 from cloning import Clone
-from envs import record, tools_of
+from envs import data_of, record, tools_of
 from train import Config
 
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
@@ -327,3 +327,24 @@ def test_original_is_what_agentgyms_server_has_too(world):
         families = {world.family(i) for i in (*world.TRAIN, *world.TEST) if i in world.ORIGINAL}
         left = {"maze": {"double-t"}, "sciworld": set(world.FAMILIES[:23])}
         assert families == left.get(world.NAME, set(world.FAMILIES))
+
+
+# ---- --data ----
+
+ASKED = "ws://h:1?field=guess&success=1"
+
+
+@pytest.mark.parametrize("names, data, opened", [
+    ("maze,textcraft", "textcraft=folder", [("maze", ""), ("textcraft", "folder")]),
+    ("bird,sheet", "sheet=a/b,bird=c", [("bird", "c"), ("sheet", "a/b")]),
+    ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
+    ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
+    ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
+def test_data_of_gives_each_environment_its_own(names, data, opened):
+    assert [*data_of(names.split(","), data).items()] == opened
+
+
+@pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
+def test_data_of_refuses_what_is_nobodys(data):
+    with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
+        data_of(["maze", "sheet"], data)
