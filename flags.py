@@ -134,12 +134,12 @@ def settle(kind, layers):
     return kind(**values), origins
 
 
-def told(cfg, origins):
+def told(settings, origins):
     """Which settings are not their fields' defaults, a paragraph for each place that they are
     from. origins: see `settle`."""
     groups = {}
-    for setting in fields(cfg):
-        value = getattr(cfg, setting.name)
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
         if value != setting.default:
             where = origins.get(setting.name, "set")
             groups.setdefault(where, []).append(f"{setting.name}={value}")

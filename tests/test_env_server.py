@@ -471,15 +471,14 @@ ASKED = "ws://h:1?field=guess&success=1"
     ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
     ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
     ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
-def test_open_envs_gives_each_environment_its_own_data(monkeypatch, names, data, opened):
-    monkeypatch.setattr(envs, "open_env", lambda *asked: asked)
-    assert envs.open_envs(names, data) == opened
+def test_data_of_gives_each_environment_its_own(names, data, opened):
+    assert [*envs.data_of(names.split(","), data).items()] == opened
 
 
 @pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
-def test_open_envs_refuses_data_that_is_nobodys(data):
+def test_data_of_refuses_what_is_nobodys(data):
     with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
-        envs.open_envs("maze,sheet", data)
+        envs.data_of(["maze", "sheet"], data)
 
 
 @contextmanager
@@ -508,9 +507,9 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
 
 
-def test_server_ends_when_its_parent_is_killed():
+def test_server_ends_when_its_parent_is_killed(toy_path):
     script = ("import time, env_server\n"
-              "with env_server.local_server('bandit'):\n"
+              "with env_server.local_server('toy'):\n"
               "    print('ready', flush=True)\n"
               "    time.sleep(60)\n")
     with running("-c", script) as parent:
