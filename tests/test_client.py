@@ -1,5 +1,6 @@
-"""pytest tests/test_client.py: batches, lost answers, dead servers; every value that comes is checked
-by the client before it is used.
+"""pytest tests/test_client.py: batches, lost answers, dead servers; each value is checked that comes
+in an answer.
+
 The servers play test_env_server's toy, in this process or as children of it.
 """
 import copy
@@ -14,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from urllib.request import urlopen
 
@@ -40,33 +41,24 @@ def url():
         yield address
 
 
-class Server:
-    """A context, the address of a server of the toy. posts: the paths of the POSTs that arrived, in
-    order; the answer to number `lost` is lost. change(target, body, status, text) -> the answer,
-    in another thread for each connection."""
+@contextmanager
+def server(posts=None, lost=None, change=None):
+    """The address of a server of the toy. posts: gets the paths of the POSTs that arrive, in order;
+    the answer to number `lost` is lost. change(target, body, status, text) -> the answer."""
+    services = {"toy": Service("toy")}
+    posts = [] if posts is None else posts
 
-    def __init__(self, lost=None, change=None):
-        self.posts = []
-        self.lost = lost
-        self.change = change
-        self.services = {"toy": Service("toy")}
-        self.serving = serving(canned(self.answer))
-
-    def answer(self, method, target, body, handler):
-        answer = respond(self.services, method, target, body)
-        if self.change:
-            answer = self.change(target, body, *answer)
+    def answer(method, target, body, handler):
+        answer = respond(services, method, target, body)
+        if change:
+            answer = change(target, body, *answer)
         if method == "POST":
-            self.posts.append(target)
-            if len(self.posts) == self.lost:
+            posts.append(target)
+            if len(posts) == lost:
                 return None             # the connection ends without an answer
         return answer
-
-    def __enter__(self):
-        return self.serving.__enter__()
-
-    def __exit__(self, *error):
-        return self.serving.__exit__(*error)
+    with serving(canned(answer)) as address:
+        yield address
 
 
 def opened(client, tasks):
@@ -92,15 +84,15 @@ def test_answer_asks_two_servers_at_a_time_and_keeps_the_order():
         return answer
     tasks = [7, 15, 24, 5, 7]
     actions = ["1", "2", "nonsense", "5", "7"]
-    servers = [Server(change=together) for _ in range(2)]
+    posts = [], []
     with ExitStack() as stack:
-        urls = [stack.enter_context(server) for server in servers]
+        urls = [stack.enter_context(server(own, change=together)) for own in posts]
         client = EnvClient(",".join(urls), "toy")
         answers = opened(client, tasks)
         assert [answer.observation for answer in answers] == [STARTS[task] for task in tasks]
         sessions = [answer.session for answer in answers]
         assert [url for url, _ in sessions] == [f"{urls[i]}/toy" for i in (0, 1, 0, 1, 0)]
-        assert len(set(sessions)) == 5 and [len(server.posts) for server in servers] == [1, 1]
+        assert len(set(sessions)) == 5 and posts == (["/toy/resets"], ["/toy/resets"])
         answers = client.answer([(s, Step(action)) for s, action in zip(sessions, actions)])
         assert [answer.session for answer in answers] == sessions
         assert [(a.observation, a.reward, a.done, a.info["valid"]) for a in answers] == [
@@ -110,19 +102,19 @@ def test_answer_asks_two_servers_at_a_time_and_keeps_the_order():
         client.close()
         client.close()                  # with no session open nothing is asked
     asked = ["/toy/resets", "/toy/steps", "/toy/closes"]
-    assert [server.posts for server in servers] == [asked, asked]
+    assert posts == (asked, asked)
 
 
 @pytest.mark.parametrize("task, sentence", [
     (9999, "toy: no task 9999"), (-1, "toy: no task -1"), ("7", "Input should be int")])
 def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(task, sentence):
-    server = Server()
-    with server as url:
+    posts = []
+    with server(posts) as url:
         client = EnvClient(url, "toy")
         with pytest.raises(ValueError, match=sentence) as error:
             client.answer([(None, Reset(8, 5)), (None, Reset(task, 5))])
     one_sentence(error)
-    assert server.posts == ["/toy/resets"]
+    assert posts == ["/toy/resets"]
 
 
 # ---- who is there? ----
@@ -246,15 +238,15 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_named_and_not_followed(status):
-    server = Server()
-    with server as url, serving(canned(
+    posts = []
+    with server(posts) as url, serving(canned(
             lambda *_: (status, "", {"Location": f"{url}/toy/steps"}))) as address:
         client = EnvClient(url, "toy")
         (error,) = client.answer([((address, 0), Step("1"))])
         assert isinstance(error, EnvError) and f"redirects to {url}/toy/steps" in str(error)
         with pytest.raises(EnvError, match="redirects to"):
             EnvClient(address, "toy")
-    assert server.posts == []
+    assert posts == []
 
 
 # ---- servers that go away ----
@@ -303,11 +295,11 @@ def undisturbed_by(got):
 
 def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again():
     """By the same key, to the same tokens; the step that acted unseen is not sent twice."""
-    server = Server(lost=3)
-    with server as address:
+    posts = []
+    with server(posts, lost=3) as address:
         got, stats = played(EnvClient(address, "toy"))
     assert undisturbed_by(got) and stats.dropped == 0 and len(stats.failures) == 8
-    assert server.posts[:4] == ["/toy/resets", "/toy/steps", "/toy/steps", "/toy/resets"]
+    assert posts[:4] == ["/toy/resets", "/toy/steps", "/toy/steps", "/toy/resets"]
 
 
 def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(toy_path):      # noqa: F811
@@ -360,7 +352,7 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault():
         if b"dream" in body:
             time.sleep(0.4)
         return answer
-    with Server(change=slow) as address:
+    with server(change=slow) as address:
         client = EnvClient(address, "toy", timeout=0.1)
         a, b = opened(client, [7, 8])
         began = time.perf_counter()
@@ -395,10 +387,10 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(retries):
             thrown.append(rng.choice(BROKEN))
             text = thrown[-1]
         return status, text
-    with Server() as address:
+    with server() as address:
         want = {t.key: t for t in played(EnvClient(address, "toy"), **settings)[0]}
     assert len(want) == 24
-    with Server(change=garbled) as address:
+    with server(change=garbled) as address:
         got, stats = played(EnvClient(address, "toy"), retries=retries, **settings)
     assert len(thrown) > 1 and stats.failures
     assert all(same(t, want[t.key]) for t in got) and len(got) + 2 * stats.dropped == 24

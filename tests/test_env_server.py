@@ -26,7 +26,6 @@ from players import ROOT
 from players import asked as ask
 
 import env_server
-import envs
 from env_server import HttpServer, Service, local_server
 from envs.parts.answers import MAX_ITEMS
 from envs.parts.wires import Wire
@@ -460,25 +459,6 @@ def test_local_server_tells_why_it_cannot_start(toy_path, capfd, name, file, wor
         local_server(name).__enter__()
     said = capfd.readouterr().err
     assert said.startswith(words) and said.count("\n") == bool(words)
-
-
-ASKED = "ws://h:1?field=guess&success=1"
-
-
-@pytest.mark.parametrize("names, data, opened", [
-    ("maze,textcraft", "textcraft=folder", [("maze", ""), ("textcraft", "folder")]),
-    ("bird,sheet", "sheet=a/b,bird=c", [("bird", "c"), ("sheet", "a/b")]),
-    ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
-    ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
-    ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
-def test_data_of_gives_each_environment_its_own(names, data, opened):
-    assert [*envs.data_of(names.split(","), data).items()] == opened
-
-
-@pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
-def test_data_of_refuses_what_is_nobodys(data):
-    with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
-        envs.data_of(["maze", "sheet"], data)
 
 
 @contextmanager

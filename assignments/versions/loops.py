@@ -639,7 +639,7 @@ def successes(explored, dedupe):
     return kept
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     found, total = torch.zeros(response_mask.shape), 0.0
     places = response_mask.nonzero().tolist()
     for b, _ in places:

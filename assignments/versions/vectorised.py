@@ -431,7 +431,7 @@ def successes(explored, dedupe):
     return [t for t in good if not dedupe or firsts[t.env, t.task_id] is t]
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     weighted = torch.where(response_mask.bool(), w[:, None], 0.0)
     total = weighted.sum()
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 0.0)
