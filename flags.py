@@ -59,10 +59,14 @@ class Plays:
 
 
 @dataclass
-class Machine:
+class Device:
     device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1",
                        heading="on which machine")
     attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
+
+
+@dataclass
+class Machine(Device):
     compute: str = flag("auto", "auto: bfloat16 on cuda", ("auto", "float32", "bfloat16"))
     shard: str = flag("full", "none: each rank holds all weights, not a share", ("full", "none"))
     micro_tokens: Count = flag(8192, "tokens whose activations are in memory at a time")
