@@ -189,7 +189,7 @@ def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
     began, words = time.perf_counter(), argv or sys.argv[1:]
     kind = {"evolve": evolving, "clone": Clone}.get(words[0] if words else "")
-    with one_sentence("agentevol.py"):
+    with parallel.ranks(), one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
         cfg, origins = parse_flags(kind, words[1:], __doc__, layers)

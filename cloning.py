@@ -197,7 +197,7 @@ def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, se
         order = order[batch_size:]
         batch = to_batch([trajectories[i] for i in chosen], policy.device)
         each = torch.tensor([weights[i] for i in chosen], device=policy.device)
-        batch.weights = algos.over_weights(batch.response_mask, each)
+        batch.weights = algos.example_weights(batch.response_mask, each)
         loss = learn_step(policy, optimizer, batch, micro_tokens)
         if step % 100 == 0 or step == steps - 1:
             parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")

@@ -553,7 +553,7 @@ def check(cfg):
 def main(argv=None, kind=Config):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
     began = time.perf_counter()
-    with one_sentence("train.py"):
+    with parallel.ranks(), one_sentence("train.py"):
         cfg, origins = parse_flags(kind, argv, __doc__, layers)
         check(cfg)
         modules = open_envs(cfg.env, cfg.data)

@@ -33,6 +33,9 @@ What more may be there:
     PARALLEL = True       a step may take long, and many can be taken at once
     use(data)             -> {name: value}: what differs when it plays with data of the user's. An
                           Env finds these values, and all others of its file, in `self.module`
+    WIRE, AGENTGYM        the JSON of AgentGym's server, if it has words of its own there, and how
+                          its client talks to a model: a Wire of parts/wires.py, a Manner of
+                          parts/agentgym.py. Its files of trajectories: parts/agenttraj.py
     ORIGINAL              the ids that the original AgentGym's server has as well; without it: all
     exact_success(task_id, player, horizon)     of a built-in player: computed, and not played
     EXPERT_RATE           the expert's success rate where luck limits even the best player

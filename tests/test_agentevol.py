@@ -325,7 +325,7 @@ def two_steps(learn_step, micro_tokens):
         (name, w.grad.clone()) for name, w in policy.named_parameters()))
     for _ in range(2):
         batch = to_batch([t for t, _ in WEIGHED])
-        batch.weights = algos.over_weights(batch.response_mask,
+        batch.weights = algos.example_weights(batch.response_mask,
                                            torch.tensor([w for _, w in WEIGHED]))
         loss = learn_step(policy, optimizer, batch, micro_tokens)
     return loss, grads
