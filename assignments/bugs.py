@@ -13,7 +13,7 @@ BUGS = {
     "bug_b": ("Pages that others share are freed with their first reader; members of a group read "
               "each other's keys. mismatch is 0.06 in the first step of grpo and 0.3 in the "
               "second, not 1e-13; late turns derail. A world of short prompts shows nothing.",
-              [("engine.py", "pages[~np.isin(pages, self.table)].tolist()", "pages.tolist()")],
+              [("engine.py", "if page not in self.table:", "if page >= 0:")],
               "tests/test_engine.py::"
               "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
     "bug_c": ("Advantages are whitened over padding and observations as well. With reinforce_pp "

@@ -457,24 +457,24 @@ class Pages:
 
 class Memory:
     def slots(self, table, row, position):
-        KH, S = self.keys.shape[2:4]
+        KH, S = self.kv.shape[3:5]
         found = []
         for r, place in zip(row.tolist(), position.tolist()):
             page, offset = int(table[r, place // S]), place % S
             for head in range(KH):
                 found.append((page * KH + head) * S + offset)
-        return torch.tensor(found, dtype=torch.long, device=self.keys.device)
+        return torch.tensor(found, dtype=torch.long, device=self.kv.device)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
-        for pool, x in ((self.keys, key), (self.values, value)):
+        for pool, x in ((self.kv[0], key), (self.kv[1], value)):
             flat = pool[layer].view(-1, D)
             for slot, vector in zip(slots.tolist(), x.reshape(-1, D)):
                 flat[slot] = vector
 
     def gather(self, layer, table):
         found = []
-        for pool in (self.keys, self.values):
+        for pool in (self.kv[0], self.kv[1]):
             rows = []
             for pages in table.tolist():
                 rows.append(torch.cat([pool[layer, page] for page in pages], dim=1))
@@ -482,12 +482,12 @@ class Memory:
         return found
 
 
-def walk_pages(query, runs, readers, scale):
+def walk_pages(query, runs, scale):
     B, KH, G, D = query.shape
     scores, values = {}, {}              # of each (row, head): lists of (G, S) and (S, D)
-    readers, at = readers.tolist(), 0
-    for keys, own, W, bias in runs:
+    for keys, own, readers, bias in runs:
         P, _, S, _ = keys.shape
+        readers, at, W = readers.tolist(), 0, len(readers) // (P * KH)
         for page in range(P):
             for head in range(KH):
                 for w in range(W):
@@ -508,11 +508,12 @@ def walk_pages(query, runs, readers, scale):
 
 class Engine:
     def fork(self, parent):
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids = list(parent.token_ids)
         sources, targets = self.pages.fork(parent.row, child.row, parent.length)
         for source, target in zip(sources, targets):
-            self.memory.keys[:, target] = self.memory.keys[:, source]
-            self.memory.values[:, target] = self.memory.values[:, source]
+            self.memory.kv[0][:, target] = self.memory.kv[0][:, source]
+            self.memory.kv[1][:, target] = self.memory.kv[1][:, source]
         return child
 
 

@@ -75,8 +75,8 @@ def one_sentence_of(*errors):
 
 
 class Original(envs.Base):
-    """A session on the server at `base`; `served` sets the class's module, wire and base, and `once`
-    and `patient`, which send. EnvError: that server failed. Ours then answers with an error, never
+    """A session on the server at `base`; `served` sets the class's module, wire and base, and what
+    sends, `once` and `patient`. EnvError: that server failed. Ours then answers with an error, not
     with a reward."""
     number = None       # of the session there
 

@@ -924,9 +924,9 @@ FAULTS = {
          "(400, 413, 422)",
          "(413, 422)",
          "test_a_wrong_task_is_the_users_mistake_and_not_tried_again"),
-        ("",
-         "type(x) in (int, float) and abs(x) < 1e30",
-         "type(x) in (int, float)",
+        ("fits",
+         "type(value) in (int, float) and abs(value) < 1e30",
+         "type(value) in (int, float)",
          "test_answer_makes_an_outage_of_a_wrong_field_of_ours"),
     ],
     "envs/parts/wires.py": [
