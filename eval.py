@@ -240,11 +240,9 @@ def notes_on(groups, wanted, max_turn_tokens, max_context):
 # ---- an evaluation ------------------------------------------------------------------------------
 
 def evaluate(cfg, origins=None, elsewhere=None):
-    """Play, print the table, keep it in the folder -> what results.json holds.
-
-    elsewhere(cfg) -> what plays instead of a policy in this process, called as play(tasks, places,
-    keep): recipes/eval_api.py has one. ValueError: what cannot be played.
-    """
+    """Play, print the table, keep it in the folder -> what results.json holds. elsewhere(cfg) ->
+    what plays instead of a policy in this process: recipes/eval_api.py has one. ValueError: what
+    cannot be played."""
     if bool(cfg.policy) == bool(cfg.model):
         raise ValueError("give --model FOLDER_OR_ID or --policy random or expert")
     began = time.perf_counter()
