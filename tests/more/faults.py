@@ -315,8 +315,8 @@ FAULTS = {
     "eval.py": [
         ("figures_of", "any", "all", "test_figures_of_k_samples_a_task"),
         ("play_model", "(seed,)", "(0,)", "test_evaluate_measures_a_model"),
-        ("turns_asked",
-         "horizon or world.module.HORIZON",
+        ("evaluate",
+         "cfg.horizon or world.module.HORIZON",
          "world.module.HORIZON",
          "test_evaluate_measures_a_model"),
         ("rows_of_one",
