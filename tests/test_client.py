@@ -1,5 +1,5 @@
-"""pytest tests/test_client.py: batches, lost answers, dead servers; each value is checked that comes
-in an answer.
+"""pytest tests/test_client.py: batches, lost answers, dead servers; each value that
+comes is checked.
 
 The servers play test_env_server's toy, in this process or as children of it.
 """

@@ -163,11 +163,12 @@ def test_with_one_world_left_the_core_is_green_and_trains(copied, name, tmp_path
     assert [path.stem for path in (fork / "envs").glob("[!_]*.py")] == [name]
 
     def run(*arguments):
-        done = subprocess.run([sys.executable, *arguments], cwd=fork, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *arguments], cwd=fork, text=True,
+                              capture_output=True)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
         return done.stdout
 
     run("-m", "pytest", "-x", "-p", "no:cacheprovider", *[f"tests/{file.name}" for file in CORE])
     run("train.py", "--env", name, "--steps", "1", "--tasks-per-step", "2", "--group-size", "2",
-        "--out", "one")
-    assert Path(fork, "one/result.json").exists() or Path(fork, "runs/one/result.json").exists()
+        "--name", "one")
+    assert Path(fork, "runs/one/result.json").exists()
