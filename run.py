@@ -58,7 +58,7 @@ class Run:
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
-    players: dict = None          # those of the built-in players: metrics.players
+    players: dict = None          # those of the built-in players: evaluation.players
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
