@@ -163,8 +163,10 @@ class Engine:
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.tokens = Counter()
         self.use_graphs = self.kernel != "torch"
-        self.recorded = {}              # rows of a decode step -> its graph, see `record`
-        self.threads = torch.get_num_threads()          # of a decode step
+        # Rows of a decode step -> its graph: see `record`.
+        self.recorded = {}
+        # Threads of a decode step.
+        self.threads = torch.get_num_threads()
         if rows * model.config.num_hidden_layers * model.config.hidden_size ** 2 < SMALL_STEP:
             self.threads = 1
 
@@ -280,8 +282,9 @@ class Engine:
         weights' addresses, so it lives no longer than this engine: one rollout."""
         B = len(token_ids)
         rows = B
+        # The first graph has the most rows, so that the others fit into its memory.
         if self.use_graphs and not self.recorded:
-            rows = self.rows                # the first graph has the most: see `record`
+            rows = self.rows
         inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
         if not self.use_graphs:
             return self.step(inputs)[:B]
@@ -339,9 +342,10 @@ def record(step, inputs, pool=None):
     """One decode step of fixed shapes as a CUDA graph, whose replay launches all kernels at once ->
     (inputs, graph, logits): a replay reads and writes these addresses. pool: the memory of an
     earlier graph, which must have had more rows."""
-    step(inputs)                                        # warm up: kernels load lazily
+    # Kernels load lazily, which a capture does not allow: so one step before it.
+    step(inputs)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool):                 # on one stream for all
+    with torch.cuda.graph(graph, pool):
         logits = step(inputs)
     return inputs, graph, logits
 
