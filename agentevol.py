@@ -21,7 +21,7 @@ import rollout
 from chat import Speaks
 from cloning import Clone, clone, cloned, learn, lesson, trajectories_of
 from curriculum import sample_tasks
-from envs import load_env, open_envs
+from envs import open_envs
 from envs.parts.agenttraj import threshold
 from flags import (
     Count,
@@ -94,7 +94,7 @@ def evolve(run, base_set):
             run.policy = None                               # freed before the next is loaded
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:                                            # max of the sum of r(tau) log pi(tau)
-            learn(run.policy, data, [reward(t) for t in data], cfg.learn_steps, cfg.learn_lr, cfg,
+            learn(run.policy, data, [reward(t, run.modules[t.env]) for t in data], cfg.learn_steps, cfg.learn_lr, cfg,
                   cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
@@ -112,9 +112,9 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    """r(tau) from 0 to 1: the score, of sciworld in hundredths."""
-    return max(trajectory.score, 0.0) / max(load_env(trajectory.env).SUCCESS, 1.0)
+def reward(trajectory, module):
+    """r(tau) from 0 to 1, in this environment: the score, of sciworld in hundredths."""
+    return max(trajectory.score, 0.0) / max(module.SUCCESS, 1.0)
 
 
 def successes(explored, dedupe):

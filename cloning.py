@@ -15,7 +15,7 @@ import parallel
 from batch import micro_batches, to_batch
 from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
-from envs import demonstrations, load_env, open_envs
+from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
 from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
@@ -174,7 +174,7 @@ def lesson(cfg):
         if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
             raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
         played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon,
-                                goal=cfg.goal)
+                                goal=cfg.goal, data=getattr(module, "data", ""))
         demos += played
         parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
                      f"{skill:g}, {sum(d['success'] for d in played)} succeed")
@@ -184,8 +184,8 @@ def lesson(cfg):
 def agents_of(cfg, tokenizer=None):
     """{environment: an Agent that truncates nothing}."""
     speaks = part_of(vars(cfg), Speaks) | dict(max_context=10**9)
-    return {name: Agent(tokenizer, load_env(name).PROMPT, module=load_env(name), **speaks)
-            for name in cfg.env.split(",")}
+    return {module.NAME: Agent(tokenizer, module.PROMPT, module=module, **speaks)
+            for module in load_envs(cfg.env, cfg.data)}
 
 
 def tokenizer_of(demos, cfg):

@@ -10,6 +10,8 @@ the horizons and tasks that an unbroken run would have got. Steps and stages cou
 """
 import random
 
+from envs import playable
+
 
 def horizon_at(step, horizons, switch_every):
     """The number of turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
@@ -29,14 +31,12 @@ def choose_tasks(module, split, n, families=""):
     """n task ids of an environment's split, always the same ones; all of them for n = 0.
 
     module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
-    their tasks, "" for all. Tasks that an original server does not have (module.KNOWN) are left
-    out. The n are a random sample, in ascending order: every k-th id would not be fair, since
+    their tasks, "" for all. Tasks that an original server does not have (`playable`) are left out.
+    The n are a random sample, in ascending order: every k-th id would not be fair, since
     families take turns.
     """
     wanted = set(filter(None, families.split(",")))
-    known = getattr(module, "KNOWN", None)
-    tasks = [t for t in {"train": module.TRAIN, "test": module.TEST}[split]
-             if (not wanted or module.family(t) in wanted) and (known is None or t in known)]
+    tasks = [t for t in playable(module, split) if not wanted or module.family(t) in wanted]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):

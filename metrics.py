@@ -18,7 +18,6 @@ import torch
 import algos
 import report
 from batch import on_all_rows, to_batch
-from envs import load_env
 from panel import collapse_warnings
 from run import last_checkpoint, with_nulls, write_json
 
@@ -156,7 +155,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
                if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
     append(run, "samples.jsonl", [
-        dict(step=step, split=split, family=load_env(t.env).family(t.task_id))
+        dict(step=step, split=split, family=run.modules[t.env].family(t.task_id))
         | report.sample_of(t, run.worlds[0].agent.tokenizer)
         | {name: x[row, :len(t.token_ids)].tolist() for name, x in columns.items()}
         for row, t in enumerate(picked)])

@@ -34,7 +34,7 @@ from chat import Agent, Speaks
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of, shares_of
 from env_server import local_server
-from envs import load_env
+from envs import as_flag, load_env
 from episode import World
 from flags import part_of, told
 from lora import adapters, save_adapters, tokenizer_path
@@ -75,6 +75,10 @@ class Run:
     def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
         models = dict(policy=self.policy, critic=self.critic) if self.optimizer else {}
         return {part: model for part, model in models.items() if model}
+
+    @property
+    def modules(self):            # {name: the world's file, or what its data make of it}
+        return {world.module.NAME: world.module for world in self.worlds}
 
     @property
     def rl_seconds(self):         # of all steps so far, those before a resume included
@@ -285,7 +289,8 @@ def connected(env_url, modules):
     """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
     that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
     names = [module.NAME for module in modules]
-    with nullcontext(env_url) if env_url else local_server(*names) as urls:
+    with nullcontext(env_url) if env_url else local_server(
+            *names, data=as_flag(modules)) as urls:
         yield [EnvClient(urls, name) for name in names]
 
 

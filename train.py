@@ -38,7 +38,7 @@ from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS, Speaks
 from cloning import clone_flags, cloned, continue_cloning
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
-from envs import load_env, open_envs
+from envs import load_envs, open_envs
 from flags import (
     Count,
     Machine,
@@ -467,7 +467,7 @@ def layers(kind, given):
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what would fail late or without a word.
     ValueError."""
-    families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
+    families_of(load_envs(cfg.env, cfg.data), cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
     else:

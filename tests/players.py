@@ -83,9 +83,9 @@ def asked(services, path, body=None, status=200):
     return json.loads(text)
 
 
-def wire(name):
+def wire(name, data=""):
     """A server of this environment, without a socket: `asked` of it."""
-    return partial(asked, {name: Service(name)})
+    return partial(asked, {name: Service(name, data)})
 
 
 def bm25(docs, words):

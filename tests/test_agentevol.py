@@ -45,7 +45,7 @@ from cloning import (
     tokenizer_of,
     trajectories_of,
 )
-from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
+from envs import demonstrations, load_env, maze, record, textcraft, textcraft_small, wordle
 from episode import Trajectory, World
 from flags import parse_flags
 from policy import make_policy
@@ -102,7 +102,7 @@ def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
 def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypatch):
     asked = []
 
-    def record(name, skill, seed, task_id, horizon):
+    def record(name, skill, seed, task_id, horizon, goal, data):
         asked.append((task_id, skill, seed, horizon))
         return dict(task_id=task_id, success=task_id not in (1, 2, 4))
     monkeypatch.setattr(envs, "record", record)
@@ -363,7 +363,7 @@ def test_successes_are_above_a_threshold_and_rewards_shares_of_the_best_score(en
                                                                               share):
     trajectory = won(env, 3, score)
     assert successes([trajectory], True) == [trajectory] * kept
-    assert reward(trajectory) == pytest.approx(share)
+    assert reward(trajectory, load_env(env)) == pytest.approx(share)
 
 
 def test_successes_are_the_first_of_each_task_or_all():

@@ -31,7 +31,7 @@ def test_choose_tasks_takes_a_split_whole_or_a_fixed_sample_of_it():
     some = choose_tasks(maze, "test", 50)
     assert len(set(some)) == 50 and set(some) <= set(maze.TEST) and some == sorted(some)
     assert some == choose_tasks(maze, "test", 50)
-    original = types.SimpleNamespace(**vars(TOY), KNOWN={2, 5, 7})       # the server has no others
+    original = types.SimpleNamespace(**vars(TOY), ORIGINAL={2, 5, 7}, Served=None)  # no others
     assert choose_tasks(original, "train", 3) == [2, 5, 7]
     assert choose_tasks(TOY, "train", 0, "odd") == [1, 3, 5, 7, 9]
     assert choose_tasks(TOY, "test", 0, "even,odd") == list(range(90, 99))

@@ -191,9 +191,9 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
 
 
 def test_run_on_an_original_plays_what_it_has_and_says_whose_players_these_are(
-        model, monkeypatch, capsys, as_before):
+        model, monkeypatch, capsys):
     """The fake original is won by any reply; it has 50 words, of which every fifth is in TEST."""
-    wordle.ORIGINAL = range(50)
+    monkeypatch.setattr(wordle, "ORIGINAL", range(50), raising=False)
     prompts = []
     monkeypatch.setattr(metrics, "collect", lambda policy, tasks, *rest, **more: prompts.append(
         tasks[0][0].agent.prompt) or collect(policy, tasks, *rest, **more))

@@ -253,7 +253,8 @@ def test_player_rate_by_hand(monkeypatch):
 def test_both_splits_keeps_to_what_a_server_knows(url, monkeypatch):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]))
                     for name in ("toy", "sums"))
-    monkeypatch.setattr(toys.module, "KNOWN", {3, 5, 41}, raising=False)
+    for name, value in ("ORIGINAL", {3, 5, 41}), ("Served", None):
+        monkeypatch.setattr(toys.module, name, value, raising=False)
     assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])

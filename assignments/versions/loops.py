@@ -625,8 +625,8 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    best = max(load_env(trajectory.env).SUCCESS, 1.0)
+def reward(trajectory, module):
+    best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
 

@@ -422,8 +422,8 @@ def explore(run):
                               (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    return max(0.0, trajectory.score / max(1.0, load_env(trajectory.env).SUCCESS))
+def reward(trajectory, module):
+    return max(0.0, trajectory.score / max(1.0, module.SUCCESS))
 
 
 def successes(explored, dedupe):

@@ -3,12 +3,11 @@
     python train.py --env maze --data http://127.0.0.1:36001
     python env_server.py maze wordle --data maze=http://HOST:PORT,wordle=http://HOST:PORT
 
-`use` puts `served`, a class like an environment's own Env, into its module; env_server.py makes its
-sessions of it, so that client.py speaks one wire. Prompt, families and the two built-in players
-stay those of our local game. The original does not say what success is, nor whether it understood
+`use` gives such a world a class Served beside the file's own Env; env_server.py makes its sessions
+of it, so that client.py speaks one wire. Prompt, families and the two built-in players stay those
+of our local game. The original does not say what success is, nor whether it understood
 an action: success is a score of SUCCESS, `valid` is None.
 """
-import os
 import re
 from contextlib import contextmanager, suppress
 
@@ -23,26 +22,28 @@ ITEM = {"id": int, "observation": str, "reward": float, "done": bool}
 
 
 def use(module, address):
-    """Play this module's world on the original server at `address`, here and in the servers that
-    are started from here. ValueError: it is not played there."""
-    module.Served = served(module, address)
-    module.KNOWN = getattr(module, "ORIGINAL", None)    # the task ids that are there; None: all
-    module.PARALLEL = True                              # its steps take their time
-    if module.NAME == "wordle":                         # it has words of its own
-        session = module.Served()
-        with one_sentence_of(EnvError):
-            words = session.ask(f"filtered_vocab?id={session.create()}")
-            words = field({"words": words}, "words", list[str], address)
-        module.PROMPT = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
-    os.environ[f"NANO_{module.NAME.upper()}_SERVER"] = address
+    """What differs in this module's world when it is played on the original server at `address`.
+    ValueError: it is not played there."""
+    changed = dict(Served=served(module, address), PARALLEL=True)       # its steps take their time
+    if module.NAME == "wordle":
+        words = vocabulary(changed["Served"]())
+        changed["PROMPT"] = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
+    return changed
 
 
 def served(module, address):
     """-> a class like module.Env, whose episodes are played at `address`. ValueError: see `find`"""
     once = connections(TIMEOUT, attempts=1)
-    return type("Served", (Original,), dict(
-        module=module, base=find(once, address, module.NAME), once=once,
-        patient=connections(TIMEOUT, ATTEMPTS)))
+    base = find(once, address, module.NAME)
+    patient = connections(TIMEOUT, ATTEMPTS)
+    return type("Served", (Original,), dict(module=module, base=base, once=once, patient=patient))
+
+
+def vocabulary(session):
+    """The words of an original wordle, which has its own. ValueError: it names none."""
+    with one_sentence_of(EnvError):
+        words = session.ask(f"filtered_vocab?id={session.create()}")
+        return field({"words": words}, "words", list[str], session.base)
 
 
 def find(http, address, name):
