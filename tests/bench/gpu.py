@@ -158,8 +158,10 @@ def decoding(model, B, context, graphs=False):
         for pool in engine.memory.pools:
             pool.normal_()
         for _ in range(B):
-            sequences.append(engine.start(context))
-            engine.pages.grow(sequences[-1].row, context)
+            sequence = engine.start()
+            sequence.token_ids = [0] * context
+            engine.pages.grow(sequence.row, context)
+            sequences.append(sequence)
     return engine, sequences
 
 
@@ -171,7 +173,7 @@ def row_of(what, name, model, B, context, tokens, seconds, share):
 
 
 def bench_decode(name, model, limits, B, context):
-    ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
+    ids, least = torch.randint(1000, (B,)).tolist(), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine, sequences = decoding(model, B, context, mode == "graph")
         if engine is None:
