@@ -85,12 +85,12 @@ def check_model(path):
             raise ValueError("rotary positions that depend on the length of the text")
         with torch.device("meta"), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
-            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), ready={},
-                                           begin=lambda *_: (watch,))
+            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), prepared={},
+                                           prepare=lambda *_: None, attend=watch)
             forward(equip(model), torch.arange(2), layout)
         if layers != list(range(len(model.model.layers))):
             raise ValueError("not every layer has attention, once")
-        if getattr(config, "sliding_window", None) and not kinds and not any(layout.ready):
+        if getattr(config, "sliding_window", None) and not kinds and not any(layout.prepared):
             raise ValueError("attention that is not told of its window")
     except Exception as e:                 # other people's code: whatever it raises, it cannot run
         raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "

@@ -26,7 +26,7 @@ def answers(part):
     return real & (acted > begun) & (part.rewards <= 0)[:, None]
 
 
-def part_loss(run, part):
+def part_loss(run, part, first):
     """train.part_loss, and ECHO's beside it."""
     read, action_logprobs, extra = answers(part), run.policy.action_logprobs, []
 
@@ -39,11 +39,11 @@ def part_loss(run, part):
 
     run.policy.action_logprobs = of_both
     try:
-        loss, sums = plain_loss(run, part)
+        loss, watched = plain_loss(run, part, first)
     finally:
         run.policy.action_logprobs = action_logprobs
-    weight = part.value_weights.max()           # 1 / the mini-batch's number of sampled tokens
-    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], sums
+    weight = part.per_token.max()
+    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], watched
 
 
 if __name__ == "__main__":
