@@ -22,14 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
 from attention import Decode, Flash, kv_shape, layout_for, upload
-from policy import forward
 
 SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
                           # costs more than it saves, and the environment servers need the core
-transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -189,7 +186,7 @@ class Engine:
             ids = upload([t for i in part for t in token_ids[i]], self.device)
             last = upload(np.cumsum(new) - 1, self.device)
             self.tokens["prefill"] += len(ids)
-            logits.update(zip(part, forward(self.model, ids, layout, logits_to_keep=last)))
+            logits.update(zip(part, self.model.logits(ids, layout, last)))
         return torch.stack([logits[i] for i in range(len(sequences))])
 
     def _cached(self, sequences):
@@ -219,7 +216,7 @@ class Engine:
         if self.kernel == "torch":
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
-            logits = forward(self.model, token_ids.to(self.device),
+            logits = self.model.logits(token_ids.to(self.device),
                              Decode(np.ones(len(starts), int), self.memory, table, starts))
             torch.set_num_threads(before)
             return logits
@@ -238,7 +235,7 @@ class Engine:
     def _step(self, inputs):
         """What `step_inputs` made, on the GPU -> (rows, V) logits; nothing else is sent there."""
         ids, starts, table = inputs[:, 0], inputs[:, 1], inputs[:, 2:].contiguous()
-        return forward(self.model, ids, Flash(self.kernel, len(ids), 1, self.memory,
+        return self.model.logits(ids, Flash(self.kernel, len(ids), 1, self.memory,
                                               torch.ones_like(starts), table, starts))
 
 

@@ -31,7 +31,7 @@ from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
 from flags import Count, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
-from lora import load_policy
+from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
@@ -92,7 +92,7 @@ def load(cfg):
         return None
     device = device_of(cfg.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return load_policy(cfg.model, device, dtype, cfg.attention).eval()
+    return load_adapted(cfg.model, device, dtype, cfg.attention).eval()
 
 
 def play(cfg, policy, tasks, groups, path):

@@ -149,8 +149,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         return
     picked = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
-    logprobs, batch.entropies = on_all_rows(run.policy.action_logprobs, batch,
-                                            run.cfg.micro_tokens, temperature or 1, "watched")
+    logprobs, batch.entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
+                                            run.cfg.micro_tokens, temperature or 1)
     batch.ratios = (logprobs - batch.old_logprobs).exp()
     columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
                if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}

@@ -217,13 +217,13 @@ def checkpoints(folder):
     return sorted(Path(folder).glob("step_*[0-9]"), key=lambda path: int(path.name[5:]))
 
 
-def full_weights(model):
+def full_weights(policy):
     """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
     rank 0: the others may get less."""
-    weights = get_model_state_dict(model, options=StateDictOptions(
+    weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
-    names = {k for k, _ in (*model.named_parameters(), *model.named_buffers())}     # tied: once
-    return {k: v for k, v in weights.items() if k in names and not k.startswith("value_head")}
+    names = {k for k, _ in (*policy.model.named_parameters(), *policy.model.named_buffers())}     # tied: once
+    return {k: v for k, v in weights.items() if k in names}
 
 
 def trainer_state(run):
@@ -250,7 +250,7 @@ def save(run):
             if adapters(run.policy):
                 save_adapters(run.policy, aside)
             else:
-                run.policy.save_pretrained(aside, state_dict=weights)
+                run.policy.model.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
             _, settings = model_settings(run.start_model)
             write_json(aside / "defaults.json", settings | part_of(vars(run.cfg), Speaks))

@@ -51,7 +51,7 @@ from flags import (
     flag,
     parse_flags,
 )
-from lora import base_of, without_adapters
+from lora import Base, base_of
 from parallel import progress
 from policy import check_model
 from run import (
@@ -214,8 +214,8 @@ def part_loss(run, part):
     """
     cfg, mask = run.cfg, part.response_mask
     inputs = part.token_ids, mask, part.position_ids
-    logprobs, entropy = run.policy.action_logprobs(
-        *inputs, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
+    logprobs, entropy = run.policy.logprobs_and_entropy(
+        *inputs, cfg.temperature, differentiable=cfg.entropy_coef != 0)
     old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
     loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl != "reward":
@@ -297,7 +297,7 @@ def setup(cfg, modules, clients, began, origins):
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
     groups = [dict(params=policy.parameters(), lr=cfg.lr)]
     if cfg.lora and base_of(start_model) == start_model:      # fresh adapters add nothing yet
-        run.reference = without_adapters(policy)
+        run.reference = Base(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
     if cfg.critic == "own":

@@ -379,7 +379,7 @@ def broken(model, tmp_path_factory):
     policy.model.norm.weight.data[3] = math.nan
     for name in ("nan", "few"):
         shutil.copytree(model, folder / name)
-        policy.save_pretrained(folder / name)
+        policy.model.save_pretrained(folder / name)
         policy.resize_token_embeddings(264)     # for the second
     return folder
 

@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from attention import PAGE_SIZES, choose_kernel, kv_shape, layout_for
 from engine import Engine, sample
 from envs import textcraft
-from policy import equip
+from policy import Policy
 from tests.more.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
