@@ -18,7 +18,7 @@ S tokens in a page, P pages at hand, W readers of a page, A sampled tokens, V vo
 """
 import heapq
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -123,9 +123,13 @@ class Memory:
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence in the engine: its row of the page table, and how many tokens are cached."""
+    """A sequence in the engine: its row of the page table, and the tokens that are cached."""
     row: int
-    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def length(self):
+        return len(self.token_ids)
 
 
 class Engine:
@@ -146,12 +150,13 @@ class Engine:
         work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
         self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
 
-    def start(self, length=0):
-        return Sequence(heapq.heappop(self.free_rows), length)
+    def start(self):
+        return Sequence(heapq.heappop(self.free_rows))
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids = parent.token_ids.copy()
         source, target = self.pages.fork(parent.row, child.row, parent.length)
         for pool in self.memory.pools:
             pool[:, target] = pool[:, source]
@@ -166,14 +171,31 @@ class Engine:
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
         full = keep // self.pages.page_size
         self.pages.clear(sequence.row, full)
-        sequence.length = full * self.pages.page_size
+        del sequence.token_ids[full * self.pages.page_size:]
+
+    def keep_prefix(self, sequence, context):
+        """Before `context`, a list of token ids, is read: keep only the full pages of what begins
+        both it and what is cached. Its last token is read anew, because its logits are wanted."""
+        cached = sequence.token_ids
+        if sequence.length < len(context) and cached == context[:sequence.length]:
+            return
+        same = 0
+        for token, wanted in zip(cached, context[:-1]):
+            if token != wanted:
+                break
+            same += 1
+        self.forget(sequence, keep=same)
 
     @torch.inference_mode()
-    def prefill(self, sequences, token_ids):
-        """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token."""
-        for sequence, ids in zip(sequences, token_ids):
-            self.pages.grow(sequence.row, sequence.length + len(ids))
+    def prefill(self, sequences, contexts):
+        """Make contexts[i], a list of token ids, what sequences[i] has cached -> (B, V) logits of
+        each last token. What begins both is kept, see `keep_prefix`; the rest is read."""
+        token_ids = []
+        for sequence, context in zip(sequences, contexts):
+            self.keep_prefix(sequence, context)
+            token_ids.append(context[sequence.length:])
+        for sequence, context in zip(sequences, contexts):
+            self.pages.grow(sequence.row, len(context))
         cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
         logits = {}
         for part in prefill_parts(cached, lengths, self.prefill_tokens):
@@ -182,7 +204,7 @@ class Engine:
             layout = layout_for(self.model, new, self.memory, table,
                                 starts if cached[part[0]] else None)
             for i in part:
-                sequences[i].length += lengths[i]
+                sequences[i].token_ids += token_ids[i]
             ids = upload([t for i in part for t in token_ids[i]], self.device)
             last = upload(np.cumsum(new) - 1, self.device)
             self.tokens["prefill"] += len(ids)
@@ -204,19 +226,19 @@ class Engine:
 
     @torch.inference_mode()
     def decode(self, sequences, token_ids):
-        """Read one token more of each sequence: (B,) ids -> (B, V) logits. flash-attn's by a CUDA
-        graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
+        """Read one token more of each sequence: a list of ids -> (B, V) logits. flash-attn's by a
+        CUDA graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
         weights' addresses, so it lives no longer than this engine: one rollout."""
         for sequence in self._full(sequences):
             self.pages.grow(sequence.row, sequence.length + 1)
         table, starts = self._cached(sequences)
-        for sequence in sequences:
-            sequence.length += 1
+        for sequence, token in zip(sequences, token_ids):
+            sequence.token_ids.append(token)
         self.tokens["decode"] += len(starts)
         if self.kernel == "torch":
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
-            logits = self.model.logits(token_ids.to(self.device),
+            logits = self.model.logits(upload(token_ids, self.device),
                              Decode(np.ones(len(starts), int), self.memory, table, starts))
             torch.set_num_threads(before)
             return logits
@@ -260,7 +282,7 @@ def step_inputs(token_ids, table, starts, rows, pages):
     inputs = np.full((max(8, 1 << (rows - 1).bit_length()), 2 + width), pages.count, np.int32)
     inputs[:, :2] = 0
     n, w = table.shape
-    inputs[:n, 0], inputs[:n, 1], inputs[:n, 2:2 + w] = token_ids.numpy(force=True), starts, table
+    inputs[:n, 0], inputs[:n, 1], inputs[:n, 2:2 + w] = token_ids, starts, table
     inputs[inputs < 0] = pages.count               # behind a sequence's end
     return inputs
 

@@ -158,7 +158,7 @@ def as_trained(policy, device, cfg, value_head=False, frozen=False):
         policy.requires_grad_(False)
     if cfg.checkpointing:
         policy.model.activation_checkpointing_enable(dict(use_reentrant=False))
-    # FSDP gathers the weights around these methods. Of a policy that is not sharded it does nothing.
+    # FSDP gathers the weights around these methods. It does nothing to what is not sharded.
     for method in ("logits", "action_logprobs", "logprobs_and_entropy", "action_values"):
         register_fsdp_forward_method(policy, method)
     return policy

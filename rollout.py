@@ -11,7 +11,6 @@ context for every token. `collect` plays many at once on pages and must give the
 import gc
 import itertools
 import math
-import os
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -234,18 +233,15 @@ class Scheduler:
         if isinstance(answer, EnvError):
             self.slots.fail(slot, answer)
         else:
-            slot.session, trajectory = answer.session, slot.episode.trajectory
-            contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
+            slot.session = answer.session
             slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(trajectory.contexts) > contexts:
-                # pages of what begins both are kept; the last token is read anew, for its logits
-                same = os.path.commonprefix([before, slot.episode.seen[:-1]])
-                if len(same) < slot.sequence.length:
-                    self.engine.forget(slot.sequence, keep=len(same))
             if slot.group in self.slots.lost or slot.episode.over:
                 self.slots.finish(slot)
             else:
                 self.slots.move(slot, "ready")
+                # Pages that a new context has no use for are free at once, for the others.
+                if slot.sequence:
+                    self.engine.keep_prefix(slot.sequence, slot.episode.seen)
         if slot.sequence and slot.state != "ready":
             self.engine.release(slot.sequence)
             slot.sequence = None
@@ -278,7 +274,7 @@ class Sampler:
         readers = [slot for slot in admitted if slot.sequence]
         with self.stats.clock("prefill"):
             logits = self.engine.prefill([s.sequence for s in readers],
-                                         [s.episode.seen[s.sequence.length:] for s in readers])
+                                         [s.episode.seen for s in readers])
         row = {slot: i for i, slot in enumerate(readers)}      # slot -> its row of the logits
         for slot in admitted:
             if not slot.sequence:
@@ -294,7 +290,7 @@ class Sampler:
             sequences = [slot.sequence for slot in slots]
             if self.engine.pages_short(sequences) <= 0:
                 with self.stats.clock("decode"):
-                    last = torch.tensor([slot.episode.token_ids[-1] for slot in slots])
+                    last = [slot.episode.token_ids[-1] for slot in slots]
                     logits = self.engine.decode(sequences, last)
                 return self.draw(slots, logits)
             self.preempt(spare=slots[0])            # the first of them always goes on

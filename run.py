@@ -93,7 +93,7 @@ def open_worlds(policy, path, modules, clients, cfg):
     policy, how a built-in player or an API does. Of several environments none is played longer than
     its own HORIZON. ValueError."""
     tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path)) if policy else None
-    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
+    ends = policy and policy.model.generation_config.eos_token_id         # None, an id, or several
     most = longest_text(policy.config) if policy else math.inf
     if cfg.max_context > most:
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
@@ -222,7 +222,8 @@ def full_weights(policy):
     rank 0: the others may get less."""
     weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
-    names = {k for k, _ in (*policy.model.named_parameters(), *policy.model.named_buffers())}     # tied: once
+    model = policy.model
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}   # tied: once
     return {k: v for k, v in weights.items() if k in names}
 
 

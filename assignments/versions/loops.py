@@ -363,18 +363,11 @@ class Scheduler:
             self.slots.fail(slot, answer)
         else:
             slot.session = answer.session
-            contexts = len(episode.trajectory.contexts)
-            before = list(episode.seen) if slot.sequence else []
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(episode.trajectory.contexts) != contexts:
-                keep = 0
-                while keep < min(len(before), len(episode.seen) - 1) and \
-                        before[keep] == episode.seen[keep]:
-                    keep += 1
-                if keep < slot.sequence.length:
-                    self.engine.forget(slot.sequence, keep=keep)
             if not episode.over and slot.group not in self.slots.lost:
                 self.slots.move(slot, "ready")
+                if slot.sequence is not None:
+                    self.engine.keep_prefix(slot.sequence, episode.seen)
                 return
             self.slots.finish(slot)
         if slot.sequence is not None:
@@ -396,9 +389,9 @@ class Sampler:
                 first[prompt] = slot
                 slot.sequence = self.engine.start()
             readers.append(slot)
-        unread = [slot.episode.seen[slot.sequence.length:] for slot in readers]
+        contexts = [slot.episode.seen for slot in readers]
         with self.stats.clock("prefill"):
-            logits = self.engine.prefill([slot.sequence for slot in readers], unread)
+            logits = self.engine.prefill([slot.sequence for slot in readers], contexts)
         rows, slots = [], []
         for slot in readers:
             slots.append(slot)

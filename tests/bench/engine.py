@@ -111,7 +111,7 @@ def decode_ours(ours, prompts, new):
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
     began = time.perf_counter()
     for uniform in uniforms[1:]:
-        ids, _ = sample(engine.decode(sequences, ids), uniform, 1.0)
+        ids, _ = sample(engine.decode(sequences, ids.tolist()), uniform, 1.0)
     return dict(seconds=time.perf_counter() - began)
 
 

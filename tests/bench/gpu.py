@@ -114,6 +114,7 @@ def save_model(name, folder, device):
 
 def weights_of(model):
     """Weights that a token multiplies: (those of the layers, those of the head)."""
+    model = model.model
     head = model.lm_head.weight.numel()
     embeddings = model.get_input_embeddings().weight.numel()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
@@ -158,8 +159,10 @@ def decoding(model, B, context, graphs=False):
         for pool in engine.memory.pools:
             pool.normal_()
         for _ in range(B):
-            sequences.append(engine.start(context))
-            engine.pages.grow(sequences[-1].row, context)
+            sequence = engine.start()
+            sequence.token_ids = [0] * context
+            engine.pages.grow(sequence.row, context)
+            sequences.append(sequence)
     return engine, sequences
 
 
@@ -171,7 +174,7 @@ def row_of(what, name, model, B, context, tokens, seconds, share):
 
 
 def bench_decode(name, model, limits, B, context):
-    ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
+    ids, least = torch.randint(1000, (B,)).tolist(), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine, sequences = decoding(model, B, context, mode == "graph")
         if engine is None:
@@ -330,8 +333,7 @@ def measured(args, limits, deadline):
             torch.cuda.empty_cache()
             model, here = make_model(name, "cuda"), name
         try:
-            equip(model, kernel)
-            found = [*PARTS[part](name, model, limits, B, context)]
+            found = [*PARTS[part](name, Policy(model, kernel), limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
             without.add(kernel)
             print(reason)

@@ -27,15 +27,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+import attention as attention_module
 import engine as engine_module
 import parallel
+import policy as policy_module
 import rollout
 import train
 from attention import PAGE_SIZES, Flash, choose_kernel
 from client import EnvClient
 from engine import Engine, sample
 from lora import adapt
-from policy import equip
+from policy import Policy
 from recipes import icepop
 from train import Config
 
@@ -162,9 +164,9 @@ WHOLE = types.SimpleNamespace(flash_attn_varlen_func=flash2)      # the package 
 def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
     monkeypatch.setitem(sys.modules, "flash_attn", WHOLE)
-    monkeypatch.setattr(engine_module, "varlen_attn", varlen)
+    monkeypatch.setattr(attention_module, "varlen_attn", varlen)
     monkeypatch.setattr(engine_module, "recorded", recorded)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (request.param, "stood in"))
     return request.param
 
 
@@ -286,16 +288,16 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
         model = twins(kind, layers=layers)[1].bfloat16()
         if rank:
             adapt(model, rank, 32, "")
-        engine = Engine(equip(model), 3, 12, 256, graphs=False)
+        engine = Engine(Policy(model), 3, 12, 256, graphs=False)
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])
         with parallel.gathered_weights(model), Writes() as writes:
-            engine.decode(sequences, torch.tensor([1, 2, 3]))
+            engine.decode(sequences, [1, 2, 3])
         assert all(p.dtype == torch.float32 for name, p in model.named_parameters()
                    if "lora" in name)                                   # as before
         return writes.count
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
-    monkeypatch.setattr(engine_module, "varlen_attn",
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
+    monkeypatch.setattr(attention_module, "varlen_attn",
                         lambda query, *_, **more: query.contiguous())           # one operation
     assert operations(2) - operations(1) == most + 1
 
@@ -318,9 +320,9 @@ def pretended(monkeypatch):
             waits.append(gpu.waits - before)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
-    monkeypatch.setattr(engine_module, "varlen_attn", attention)
+    monkeypatch.setattr(attention_module, "varlen_attn", attention)
     monkeypatch.setattr(engine_module, "recorded", recorded)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
                         lambda x: None)         # C++ saves tensors without their pretended device
     monkeypatch.setattr(parallel, "start", lambda *_: GPU)
@@ -394,8 +396,8 @@ def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, mode
         return post(client, url.replace("toy", place), verb, body)
     monkeypatch.setattr(engine_module, "Memory", noting)
     monkeypatch.setattr(EnvClient, "post", failing)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (attention, "asked for"))
-    monkeypatch.setattr(engine_module, "varlen_attn",
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (attention, "asked for"))
+    monkeypatch.setattr(attention_module, "varlen_attn",
                         lambda query, *_, **more: query.contiguous())
     monkeypatch.setattr(engine_module, "recorded", lambda step, inputs, *_: (
         inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)))
@@ -443,7 +445,7 @@ def on_gpu(dtype, attention="auto", layers=2):
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.load_state_dict(stock.state_dict())
     try:
-        return equip(model.cuda().eval(), attention), stock.cuda().eval()
+        return Policy(model.cuda().eval(), attention), stock.cuda().eval()
     except ValueError as missing:
         pytest.skip(str(missing))
 
@@ -471,7 +473,7 @@ class TestFsdpOnGpu:
         engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel], **more)
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, texts_of(random.Random(0), [300, 7, 64]))
-        return torch.stack([engine.decode(sequences, torch.tensor([5, 6, 7])).clone()
+        return torch.stack([engine.decode(sequences, [5, 6, 7]).clone()
                             for _ in range(steps)]), engine
 
     def test_a_captured_graph_decodes_with_gathered_weights_as_an_eager_step(self, policy):
@@ -513,7 +515,7 @@ class TestFsdpOnGpu:
                 engine.prefill(sequences, texts_of(rng, range(1, 10)))
                 rows.append([])
                 for count in (3, 9, 3, 3, 9):
-                    logits = engine.decode(sequences[:count], torch.full((count,), 7))
+                    logits = engine.decode(sequences[:count], [7] * count)
                     rows[-1].append(logits.clone())
         for captured, eager in zip(*rows):
             assert (captured.log_softmax(-1) - eager.log_softmax(-1)).abs().max() < 6e-2
@@ -537,16 +539,17 @@ class TestOnGpu:
         logits = torch.cat([logits, logits[:1]])
         texts, logprobs = [list(p) for p in (*prompts, prompts[0])], []
         rows, more = [5, 1, 0], texts_of(random.Random(1), [1, 40, 300])    # over pages, several
-        logits[rows] = engine.prefill([sequences[row] for row in rows], more)       # new tokens
-        for row, observation in zip(rows, more):
+        for row, observation in zip(rows, more):                                    # new tokens
             texts[row] += observation
+        logits[rows] = engine.prefill([sequences[row] for row in rows],
+                                      [texts[row] for row in rows])
         for step in range(steps):
             ids, chosen = sample(logits, torch.zeros(len(texts)), 0.0)
             logprobs.append(chosen)
             for text, token in zip(texts, ids.tolist()):
                 text.append(token)
             if step < steps - 1:
-                logits = engine.decode(sequences, ids)
+                logits = engine.decode(sequences, ids.tolist())
         for sequence in sequences:
             engine.release(sequence)
         return texts, torch.stack(logprobs, 1)
