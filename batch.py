@@ -26,7 +26,7 @@ def micro_batches(batch, max_tokens, whole_rows=False):
 @torch.no_grad()
 def on_all_rows(method, batch, max_tokens, *more):
     """What a model's method(token_ids, response_mask, position_ids, *more) says of each sampled
-    token, (A,) numbers or several kinds of them (kinds, A), computed by the ranks together
+    token, (K,) numbers or several kinds of them (kinds, K), computed by the ranks together
     -> (B, T) or (kinds, B, T) on all of them, 0 where none was sampled."""
     out = None
     for (rows, begin, end), real in micro_batches(batch, max_tokens):
@@ -48,7 +48,7 @@ def logprobs_under(model, batch, micro_tokens, temperature):
 @dataclass
 class Batch:
     """Trajectories as tensors: (B, T) unless said, column t speaks of token t. x[response_mask] are
-    the (A,) numbers of the sampled tokens, response_mask.nonzero()[:, 0] their rows."""
+    the (K,) numbers of the sampled tokens, response_mask.nonzero()[:, 0] their rows."""
     token_ids: torch.Tensor          # -1 after a row's end
     position_ids: torch.Tensor       # place in its context; a 0 begins a new context
     response_mask: torch.Tensor      # bool: the policy sampled this token
@@ -58,12 +58,13 @@ class Batch:
     rewards: torch.Tensor            # (B,): their sums
     observation_hashes: torch.Tensor     # (B, N): see Turn; -1 after the last turn
     advantages: torch.Tensor = None  # from here on: added by the training step
+    paid: torch.Tensor = None        # token_rewards as the learning rule sees them: train.credit
     weights: torch.Tensor = None
     rollout_logprobs: torch.Tensor = None   # the sampler's; old_logprobs may become the trainer's
     ref_logprobs: torch.Tensor = None
     values: torch.Tensor = None
     returns: torch.Tensor = None
-    value_weights: torch.Tensor = None
+    per_token: torch.Tensor = None   # 1 / tokens of the mini-batch, at each of them
 
     def rows(self, index, begin=0, end=None):
         """The rows of `index`, of each its tokens begin:end -> Batch."""

@@ -129,7 +129,7 @@ def describe(run):
 def log_line(m):
     """The line of metrics `m` for a person: what is rare stands in a second line."""
     rare = [f"{name} {m[name]:{form}}" for name, form in (
-        ("dropped", "d"), ("skipped", "d"), ("preempted", "d"), ("masked", ".0%"),
+        ("dropped", "d"), ("skipped", "d"), ("preempted", "d"),
         ("cut_thoughts", ".0%")) if m[name] > 0]
     rare += [f"valid {m['valid']:.0%}"] * (m["valid"] < 0.5) + [f"kl {m['kl']:.2f}"] * (
         m["kl"] > 0.05)
@@ -152,6 +152,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     logprobs, batch.entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
                                             run.cfg.micro_tokens, temperature or 1)
     batch.ratios = (logprobs - batch.old_logprobs).exp()
+    if batch.paid is not None:
+        batch.token_rewards, batch.paid = batch.paid, None
     columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
                if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
     append(run, "samples.jsonl", [
@@ -166,12 +168,11 @@ def of_batch(batch):
     share whose weight is 0; k3 of the sampling policy to the one that RL began with, if that is at
     hand. None: nothing was trained on."""
     if batch is None:
-        return dict(trained=0, masked=0.0)
+        return dict(trained=0)
     mask = batch.response_mask
     advantages = batch.advantages[mask]
     figures = dict(advantage_mean=advantages.mean(), advantage_std=advantages.std(),
-                   advantage_zeros=(advantages == 0).float().mean(),
-                   masked=(batch.weights[mask] == 0).float().mean())
+                   advantage_zeros=(advantages == 0).float().mean())
     if batch.ref_logprobs is not None:
         figures["kl_start"] = algos.kl_k3(batch.old_logprobs[mask], batch.ref_logprobs[mask]).mean()
     return dict(trained=len(batch.rewards)) | {name: x.item() for name, x in figures.items()}
@@ -233,9 +234,16 @@ EVALUATION = 987_654_321      # in the key of a held-out episode, where training
 
 def players(run):
     """{"random", "expert": the success of each on the held-out tasks}, to judge a curve by. They
-    play once: player_rate remembers."""
-    return {who: player_rate(who, tuple(run.eval_tasks), run.cfg.horizons[-1])
-            for who in ("random", "expert")}
+    play once: run.players remembers."""
+    if not run.players:
+        ids_of = defaultdict(list)
+        for world, task in run.eval_tasks:
+            ids_of[world].append(task)
+        horizon = run.cfg.horizons[-1]
+        worlds = [(world.module, ids, min(horizon, world.most_turns))
+                  for world, ids in ids_of.items()]
+        run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
+    return run.players
 
 
 def held_out(run, temperature, policy=None):

@@ -81,8 +81,16 @@ def start(device="auto", compute="auto"):
     return device
 
 
+@contextmanager
+def ranks():
+    """Within, `start` may join other ranks; at the end, however it comes, this one leaves them."""
+    try:
+        yield
+    finally:
+        end()
+
+
 def end():
-    """Leave the other ranks; whatever happened, at the end of a run."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

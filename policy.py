@@ -302,7 +302,7 @@ def check_config(config):
         Policy(model).logits(torch.arange(2), watch)
     if watch.layers != list(range(len(model.model.layers))):
         raise ValueError("not every layer has attention, once")
-    if getattr(config, "sliding_window", None) and not kinds and not any(watch.ready):
+    if getattr(config, "sliding_window", None) and not kinds and not any(watch.prepared):
         raise ValueError("attention that is not told of its window")
 
 
@@ -314,12 +314,12 @@ class Watch:
     def __init__(self, shape):
         self.shape = tuple(shape)
         self.layers = []
-        self.ready = {}
+        self.prepared = {}
 
-    def begin(self, window, groups):
-        return (Watch.attend,)
+    def prepare(self, window, groups):
+        return None
 
-    def attend(self, layer, query, key, value, scale):
+    def attend(self, prepared, layer, query, key, value, scale):
         self.layers.append(layer)
         if not key.shape[1:] == value.shape[1:] == self.shape:
             raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")

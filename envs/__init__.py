@@ -33,6 +33,9 @@ What more may be there:
     PARALLEL = True       a step may take long, and many can be taken at once
     use(data)             -> {name: value}: what differs when it plays with data of the user's. An
                           Env finds these values, and all others of its file, in `self.module`
+    WIRE, AGENTGYM        the JSON of AgentGym's server, if it has words of its own there, and how
+                          its client talks to a model: a Wire of parts/wires.py, a Manner of
+                          parts/agentgym.py. Its files of trajectories: parts/agenttraj.py
     ORIGINAL              the ids that the original AgentGym's server has as well; without it: all
     exact_success(task_id, player, horizon)     of a built-in player: computed, and not played
     EXPERT_RATE           the expert's success rate where luck limits even the best player
@@ -218,88 +221,85 @@ def as_flag(worlds):
     return ",".join(f"{world.NAME}={world.data}" for world in worlds if hasattr(world, "data"))
 
 
-# ---- demonstrations -----------------------------------------------------------------------------
+# ---- games of the built-in players --------------------------------------------------------------
 
-PATIENCE = 10        # seconds: below this estimate one process plays them all
-
-
-class DemoTurn(NamedTuple):
-    """One turn of a demonstration."""
-    observation: str        # what was replied to
-    thought: str | None     # None: a file has only the whole reply, which is the action
+class Move(NamedTuple):
+    """A turn of a game: what the player saw, thought and did, and what came of it."""
+    observation: str
+    thought: str | None     # None: a file's, whose action is the whole reply
     action: str
     reward: float
     done: bool
     info: dict
 
 
-def one_game(env, task_id, player, horizon, stream=None):
-    """One episode of a player, a function -> (thought, action), of at most so many turns, at least
-    one -> ([DemoTurn], the observation after them)."""
+def play(env, task_id, choose, horizon, stream=None):
+    """One episode of a player, choose() -> (thought, action) -> ([Move], the last observation).
+    stream: of the environment's luck, see Base.reset."""
     observation = env.reset(task_id, stream)
-    turns = []
+    moves = []
     done = False
-    while not done and len(turns) < horizon:
-        seen = observation
-        thought, action = player()
-        observation, reward, done, info = env.step(action)
-        turns.append(DemoTurn(seen, thought, action, reward, done, info))
+    while not done and len(moves) < horizon:
+        thought, action = choose()
+        answer, reward, done, info = env.step(action)
+        moves.append(Move(observation, thought, action, reward, done, info))
+        observation = answer
     env.close()
-    return turns, observation
+    return moves, observation
+
+
+PATIENCE = 10        # seconds: below this estimate one process plays them all
 
 
 def record(name, skill, seed, task_id, horizon=0, goal="task", data=""):
     """One episode of a player of mixed skill, who takes the expert's action with the probability
-    `skill` and else a random one, as text: {"env", "task_id", "turns": [DemoTurn], "last": the
-    observation after them, "success"}. horizon: most turns; 0: the environment's own. goal: "other"
-    puts `other_goal` in the expert's place."""
+    `skill` and else a random one -> {"env", "task_id", "turns": [Move], "last": the observation
+    after them, "success"}. horizon: most turns; 0: the environment's own. goal: "other" puts
+    `other_goal` in the expert's place."""
     world = load_env(name, data)
     env = world.Env()
     rng = random.Random(f"{seed} {task_id}")
 
-    def player():
+    def choose():
         thought, action = env.expert() if goal == "task" else env.other_goal(rng)
         if rng.random() > skill:
             return "I try something.", env.random_action(rng)
         return thought, action
 
     most = min(horizon or world.HORIZON, world.HORIZON)
-    turns, last = one_game(env, task_id, player, most)
-    success = turns[-1].info["success"]
-    return dict(env=name, task_id=task_id, turns=turns, last=last, success=success)
+    moves, last = play(env, task_id, choose, most)
+    success = moves[-1].info["success"]
+    return dict(env=name, task_id=task_id, turns=moves, last=last, success=success)
 
 
-def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None, goal="task",
-                   data=""):
+def demonstrations(name, task_ids, count, skill, seed, horizon=0, goal="task", data=""):
     """`count` games by `record` of the first tasks. Of an expert (skill 1) successes only, so that
     others may take the place of failures; a player with luck plays every task as often as fit whole
     rounds, each with other chances. Fewer where there are no more tasks."""
-    more = dict(horizon=horizon, goal=goal, data=data)
-    played = []
+    one = partial(record, name, skill, horizon=horizon, goal=goal, data=data)
     left = list(task_ids)
+    games = []
     if skill < 1 or goal == "other":
         for n in range(max(1, count // len(left))):
-            play = partial(record, name, skill, seed + 1_000_003 * n, **more)
-            played += recorded(play, left[:count], processes)
-        return played
-    play = partial(record, name, skill, seed, **more)
-    while left and len(played) < count:
-        wanted = count - len(played)
-        games = recorded(play, left[:wanted], processes)
-        played += [game for game in games if game["success"]]
-        left = left[wanted:]
-    return played
+            games += play_all(partial(one, seed + 1_000_003 * n), left[:count])
+        return games
+    while left and len(games) < count:
+        missing = count - len(games)
+        played = play_all(partial(one, seed), left[:missing])
+        games += [game for game in played if game["success"]]
+        left = left[missing:]
+    return games
 
 
-def recorded(play, task_ids, processes):
-    """play(task id) for every task, in parallel processes where it is slow (babyai's bot)."""
+def play_all(play_one, task_ids):
+    """[play_one(task id) for every task], by parallel processes where it is slow (babyai's bot)."""
     began = time.perf_counter()
-    games = [play(task_id) for task_id in task_ids[:8]]
+    games = [play_one(task_id) for task_id in task_ids[:8]]
     seconds = (time.perf_counter() - began) / 8 * len(task_ids)
     others = task_ids[8:]
     bar = partial(tqdm, desc="demonstrations", total=len(others), leave=False, delay=2,
                   disable=None)
     if seconds <= PATIENCE:
-        return games + [*bar(map(play, others))]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return games + [*bar(pool.imap(play, others, chunksize=4))]
+        return games + [play_one(task_id) for task_id in bar(others)]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        return games + list(bar(pool.imap(play_one, others, chunksize=4)))

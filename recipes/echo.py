@@ -26,7 +26,7 @@ def answers(part):
     return real & (acted > begun) & (part.rewards <= 0)[:, None]
 
 
-def part_loss(run, part):
+def part_loss(run, part, first):
     """train.part_loss, and ECHO's beside it."""
     read, both_of, extra = answers(part), run.policy.logprobs_and_entropy, []
 
@@ -39,11 +39,11 @@ def part_loss(run, part):
 
     run.policy.logprobs_and_entropy = of_both
     try:
-        loss, sums = plain_loss(run, part)
+        loss, watched = plain_loss(run, part, first)
     finally:
         run.policy.logprobs_and_entropy = both_of
-    weight = part.value_weights.max()           # 1 / the mini-batch's number of sampled tokens
-    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], sums
+    weight = part.per_token.max()
+    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], watched
 
 
 if __name__ == "__main__":

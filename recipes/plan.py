@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 import train  # before torch: see there
 from attention import OURS, attend, kv_shape
-from engine import LlamaRMSNorm
+from policy import LlamaRMSNorm
 from flags import Natural, NonNegative, flag, parse_flags
 from policy import HEAD_CHUNK, from_pretrained, longest_text, same_code
 from run import one_sentence
@@ -48,8 +48,9 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
         if same_code(type(norm).forward, LlamaRMSNorm.forward):
             norm.forward = partial(F.layer_norm, normalized_shape=norm.weight.shape,
                                    weight=norm.weight)
-    layout = SimpleNamespace(memory=None, ready={}, begin=lambda *_: (lambda _, layer, *qkv: (
-        flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)),))
+    layout = SimpleNamespace(
+        memory=None, prepared={}, prepare=lambda *_: None, attend=lambda _, layer, *qkv: (
+            flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)))
     if any("experts" in name for name, _ in model.named_modules()):
         model.bfloat16()                # experts on the meta device take nothing else
     if checkpointing:

@@ -125,7 +125,8 @@ class Checked:
 def check_sampling(model, stock, seed):
     """What the engine samples with, in every kind of pass and pages of 8, is transformers'."""
     rng = random.Random(seed)
-    checked = Checked(model, stock, rows=12, pages=60, page_size=8, prefill_tokens=64)
+    checked = Checked(model, stock, rows=12, pages=60, page_size=8)
+    checked.engine.prefill_tokens = 64
     sequences = [checked.start() for _ in range(6)]
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 7, 8, 9, 23, 40)])
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 9, 8, 3, 1, 17)])
@@ -232,12 +233,13 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
         sharers[page] = torch.tensor([R - 1, *rng.sample([R - 2, 0, 1, R, R], 2)])
     shared = torch.tensor(sorted(order[8:13]))
     each = bias.repeat_interleave(KH, 0)[:, None]          # (P * KH, 1, S)
-    runs = [(keys, values, 1, each),                                             # in place
-            (keys[shared], values[shared], 3,                                    # selected
-             bias[shared].repeat_interleave(KH, 0)[:, None])]
-    readers = [row * KH + kh for owners in (owner, sharers[shared]) for page in owners.tolist()
-               for kh in range(KH) for row in page]
-    got = walk_pages(query, runs, torch.tensor(readers), scale=1.0)
+    def readers(owners):
+        return torch.tensor([row * KH + kh for page in owners.tolist() for kh in range(KH)
+                             for row in page])
+    got = walk_pages(query, [
+        (keys, values, readers(owner), each),                                     # in place
+        (keys[shared], values[shared], readers(sharers[shared]),                  # selected
+         bias[shared].repeat_interleave(KH, 0)[:, None])], scale=1.0)
     for row in range(R):
         for kh in range(KH):
             slots = [(keys[p, kh, s], values[p, kh, s]) for p in range(P) for s in range(filled[p])
@@ -308,7 +310,7 @@ def pages_of(engine, sequence):
 
 
 def runs_of(engine, sequences):
-    table, lengths = engine._cached(sequences)
+    table, lengths = engine.table_of(sequences)
     return page_runs(table, lengths, engine.pages.page_size)
 
 
@@ -343,8 +345,8 @@ def random_schedule(seed, window=None):
     every book checked -> what happened."""
     rng, happened = random.Random(seed), set()
     model = Mean(window=window)
-    engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
-                    prefill_tokens=rng.choice((8, 64)))
+    engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)))
+    engine.prefill_tokens = rng.choice((8, 64))
     texts, active = {}, []        # row -> (sequence, what it has read); the sequences that decode
     tokens = Counter()            # read in prefills and decode steps
 

@@ -248,6 +248,6 @@ def fails(url, cfg):
         run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
     os.fsync = full
     with pytest.raises(SystemExit, match="^train.py: .*No space left on device"), \
-            runs.one_sentence("train.py"):
+            parallel.ranks(), runs.one_sentence("train.py"):
         runs.save(run)
     os.fsync = fsync

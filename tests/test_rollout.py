@@ -371,7 +371,8 @@ def test_collect_depends_on_nothing_but_task_and_key():
         pages = each + rng.choice((0, 0, 8, 10 * each))
         before = rng.choice((None, lambda *_: time.sleep(rng.random() * 0.003)))
         client = LocalClient(before=before)
-        engine = Engine(policy(), rows, pages, size, prefill_tokens=rng.choice((64, 4096)))
+        engine = Engine(policy(), rows, pages, size)
+        engine.prefill_tokens = rng.choice((64, 4096))
         got, stats = within(60, collect, policy(), agent(max_context=160), client, tasks, 3, 4,
                              places=tasks, engine=engine)
         want = [undisturbed()[task, m] for task in tasks for m in range(3)]
@@ -733,7 +734,7 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert engine.rows == 10 and engine.pages.count == 160 and engine.pages.page_size == 32
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
-    assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
+    assert math.prod(engine.memory.kv.shape) == 2 * 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
 
 
 @pytest.mark.parametrize("lengths, page_size, pages, decodes, admitted", [

@@ -457,24 +457,24 @@ class Pages:
 
 class Memory:
     def slots(self, table, row, position):
-        KH, S = self.keys.shape[2:4]
+        KH, S = self.kv.shape[3:5]
         found = []
         for r, place in zip(row.tolist(), position.tolist()):
             page, offset = int(table[r, place // S]), place % S
             for head in range(KH):
                 found.append((page * KH + head) * S + offset)
-        return torch.tensor(found, dtype=torch.long, device=self.keys.device)
+        return torch.tensor(found, dtype=torch.long, device=self.kv.device)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
-        for pool, x in ((self.keys, key), (self.values, value)):
+        for pool, x in ((self.kv[0], key), (self.kv[1], value)):
             flat = pool[layer].view(-1, D)
             for slot, vector in zip(slots.tolist(), x.reshape(-1, D)):
                 flat[slot] = vector
 
     def gather(self, layer, table):
         found = []
-        for pool in (self.keys, self.values):
+        for pool in (self.kv[0], self.kv[1]):
             rows = []
             for pages in table.tolist():
                 rows.append(torch.cat([pool[layer, page] for page in pages], dim=1))
@@ -482,12 +482,12 @@ class Memory:
         return found
 
 
-def walk_pages(query, runs, readers, scale):
+def walk_pages(query, runs, scale):
     B, KH, G, D = query.shape
     scores, values = {}, {}              # of each (row, head): lists of (G, S) and (S, D)
-    readers, at = readers.tolist(), 0
-    for keys, own, W, bias in runs:
+    for keys, own, readers, bias in runs:
         P, _, S, _ = keys.shape
+        readers, at, W = readers.tolist(), 0, len(readers) // (P * KH)
         for page in range(P):
             for head in range(KH):
                 for w in range(W):
@@ -508,11 +508,12 @@ def walk_pages(query, runs, readers, scale):
 
 class Engine:
     def fork(self, parent):
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids = list(parent.token_ids)
         sources, targets = self.pages.fork(parent.row, child.row, parent.length)
         for source, target in zip(sources, targets):
-            self.memory.keys[:, target] = self.memory.keys[:, source]
-            self.memory.values[:, target] = self.memory.values[:, source]
+            self.memory.kv[0][:, target] = self.memory.kv[0][:, source]
+            self.memory.kv[1][:, target] = self.memory.kv[1][:, source]
         return child
 
 
@@ -597,9 +598,11 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [reward(trajectory) for trajectory in data]
-            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
-                  cfg.seed + 1 + run.step)
+            weights = []
+            for trajectory in data:
+                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
+                  cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
         metrics.evaluate(run)
@@ -618,7 +621,7 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory, module):
+def example_weight(trajectory, module):
     best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
@@ -636,7 +639,7 @@ def successes(explored, dedupe):
     return kept
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     found, total = torch.zeros(response_mask.shape), 0.0
     places = response_mask.nonzero().tolist()
     for b, _ in places:
@@ -646,11 +649,9 @@ def over_weights(response_mask, w):
     return found
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), 0.0
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = 0.0
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = 0.0

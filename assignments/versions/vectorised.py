@@ -290,7 +290,7 @@ class Pages:
         return self.table[row, :count].tolist()
 
     def grow(self, row, length):
-        have, want = len(self.of(row)), math.ceil(length / self.page_size)
+        have, want = len(self.of(row)), -(-length // self.page_size)
         if want > have:
             self.table[row, have:want] = [heapq.heappop(self.free) for _ in range(want - have)]
 
@@ -311,28 +311,27 @@ class Pages:
 
 class Memory:
     def slots(self, table, row, position):
-        KH, S = self.keys.shape[2:4]
+        KH, S = self.kv.shape[3:5]
         page = table[row].gather(1, (position // S)[:, None]).long()
         heads = S * torch.arange(KH, device=page.device)
         return (page * KH * S + heads + (position % S)[:, None]).reshape(-1)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
-        self.keys[layer].view(-1, D)[slots] = key.reshape(-1, D)
-        self.values[layer].view(-1, D)[slots] = value.reshape(-1, D)
+        self.kv[0, layer].view(-1, D)[slots] = key.reshape(-1, D)
+        self.kv[1, layer].view(-1, D)[slots] = value.reshape(-1, D)
 
     def gather(self, layer, table):
-        return [pool[layer][table].transpose(1, 2).flatten(2, 3) for pool in self.pools]
+        return [pool[layer][table].transpose(1, 2).flatten(2, 3) for pool in self.kv]
 
 
-def walk_pages(query, runs, readers, scale):
+def walk_pages(query, runs, scale):
     B, KH, G, D = query.shape
     q = torch.cat([query.reshape(B * KH, G, D), query.new_zeros(KH, G, D)])
-    scores, values, whose, at = [], [], [], 0
-    for keys, own, W, bias in runs:
+    scores, values, whose = [], [], []
+    for keys, own, readers, bias in runs:
         P, _, S, _ = keys.shape
-        owner = readers[at:at + P * KH * W].clamp(max=B * KH)
-        at += len(owner)
+        owner, W = readers.clamp(max=B * KH), len(readers) // (P * KH)
         page = torch.arange(P * KH).repeat_interleave(W)
         hidden = bias.expand(P * KH, W * G, S).reshape(P * KH * W, G, S)
         scores.append(scale * torch.einsum("ngd,nsd->ngs", q[owner], keys.flatten(0, 1)[page])
@@ -352,11 +351,11 @@ def walk_pages(query, runs, readers, scale):
 
 class Engine:
     def fork(self, parent):
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids += parent.token_ids
         source, target = self.pages.fork(parent.row, child.row, parent.length)
         if source:
-            self.memory.keys[:, target] = self.memory.keys[:, source].clone()
-            self.memory.values[:, target] = self.memory.values[:, source].clone()
+            self.memory.kv[:, :, target] = self.memory.kv[:, :, source].clone()
         return child
 
 
@@ -422,7 +421,7 @@ def explore(run):
                               (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory, module):
+def example_weight(trajectory, module):
     return max(0.0, trajectory.score / max(1.0, module.SUCCESS))
 
 
@@ -432,17 +431,15 @@ def successes(explored, dedupe):
     return [t for t in good if not dedupe or firsts[t.env, t.task_id] is t]
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     weighted = torch.where(response_mask.bool(), w[:, None], 0.0)
     total = weighted.sum()
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), torch.zeros((), device=policy.device)
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = torch.zeros((), device=policy.device)
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -torch.dot(logprobs, part.weights[part.response_mask]) * real

@@ -149,15 +149,17 @@ def make_engine(model, rows, tokens, graphs=False):
     each = -(-tokens // size)
     if (rows * each + 1) * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
         return None
-    return Engine(model, rows, rows * each, size, TOKENS, graphs, each)
+    engine = Engine(model, rows, rows * each, size, each)
+    engine.prefill_tokens = TOKENS
+    engine.use_graphs &= graphs
+    return engine
 
 
 def decoding(model, B, context, graphs=False):
     """An engine, or None; and its B sequences, `context` random tokens cached of each."""
     engine, sequences = make_engine(model, B, context + 64, graphs), []
     if engine is not None:
-        for pool in engine.memory.pools:
-            pool.normal_()
+        engine.memory.kv.normal_()
         for _ in range(B):
             sequence = engine.start()
             sequence.token_ids = [0] * context
@@ -200,7 +202,7 @@ def bench_pieces(name, model, limits, B, context):
         lambda: [x.mul_(1.0) for _ in range(11 * layers)]), 0)
     engine, sequences = decoding(model, B, context)
     if engine is not None and model.kernel != "torch":
-        table, starts = engine._cached(sequences)
+        table, starts = engine.table_of(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
                         dtype=torch.bfloat16)

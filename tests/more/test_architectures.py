@@ -114,7 +114,7 @@ def window_of(model):
     layout = layout_for(model, [9])
     model.logits(torch.arange(9), layout)
     told = {(None,): "none", (5,): "every layer", (None, 5): "some layers"}
-    return told[tuple(window for window in (None, 5) if window in layout.ready)]
+    return told[tuple(window for window in (None, 5) if window in layout.prepared)]
 
 
 def check_training(model, stock):

@@ -165,7 +165,7 @@ def kernel(request, monkeypatch):
     """One of the stand-ins in the place of its package, chosen for every model of ours."""
     monkeypatch.setitem(sys.modules, "flash_attn", WHOLE)
     monkeypatch.setattr(attention_module, "varlen_attn", varlen)
-    monkeypatch.setattr(engine_module, "recorded", recorded)
+    monkeypatch.setattr(engine_module, "record", recorded)
     monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (request.param, "stood in"))
     return request.param
 
@@ -183,7 +183,8 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     rng, (model, stock) = random.Random(0), twins(kind)
     assert model.kernel == kernel
     check_training(model, stock)
-    checked = Checked(model, stock, rows=6, pages=14, page_size=PAGE_SIZES[kernel], graphs=graphs)
+    checked = Checked(model, stock, rows=6, pages=14, page_size=PAGE_SIZES[kernel])
+    checked.engine.use_graphs = graphs
     first, second, third = sequences = [checked.start() for _ in range(3)]
     checked.prefill(sequences, texts_of(rng, [250, 3, 17]))
     child = checked.fork(first)
@@ -191,7 +192,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     for active in ([child, first, third], [second, first], [*sequences, child]):
         for _ in range(2):
             checked.decode(active, tokens_of(rng, len(active)))
-    recorded = checked.engine.graphs
+    recorded = checked.engine.recorded
     if graphs:                                             # padded to the same 8 rows, 14 pages
         assert [*recorded] == [8] and recorded[8][0].shape == (8, 2 + 14)
 
@@ -199,7 +200,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
 def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kernel):
     """20 rows: 3 decode by a graph for 32, then by one for 8; 9 by one for 16; each is kept."""
     checked = Checked(*twins(), rows=20, pages=40, page_size=PAGE_SIZES[kernel], width=3)
-    sequences, made, graphs = [checked.start() for _ in range(9)], [], checked.engine.graphs
+    sequences, made, graphs = [checked.start() for _ in range(9)], [], checked.engine.recorded
     checked.prefill(sequences, [[n] for n in range(9)])
     for count in (3, 3, 9, 3, 9):
         checked.decode(sequences[:count], [7] * count)
@@ -238,7 +239,7 @@ def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
     bounds = [Flash("varlen", sum(lengths), max(lengths), None, torch.tensor(lengths), None, None)
-              .begin(window, 2)[1] for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
+              .prepare(window, 2) for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
@@ -288,7 +289,8 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
         model = twins(kind, layers=layers)[1].bfloat16()
         if rank:
             adapt(model, rank, 32, "")
-        engine = Engine(Policy(model), 3, 12, 256, graphs=False)
+        engine = Engine(Policy(model), 3, 12, 256)
+        engine.use_graphs = False
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])
         with parallel.gathered_weights(model), Writes() as writes:
@@ -321,7 +323,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
     monkeypatch.setattr(attention_module, "varlen_attn", attention)
-    monkeypatch.setattr(engine_module, "recorded", recorded)
+    monkeypatch.setattr(engine_module, "record", recorded)
     monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
                         lambda x: None)         # C++ saves tensors without their pretended device
@@ -399,7 +401,7 @@ def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, mode
     monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (attention, "asked for"))
     monkeypatch.setattr(attention_module, "varlen_attn",
                         lambda query, *_, **more: query.contiguous())
-    monkeypatch.setattr(engine_module, "recorded", lambda step, inputs, *_: (
+    monkeypatch.setattr(engine_module, "record", lambda step, inputs, *_: (
         inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)))
     run = started(url, config(model))
     gc.collect()
@@ -456,8 +458,8 @@ PRECISION = {torch.float32: 1e-4, torch.bfloat16: 6e-2}      # of log-probabilit
 class TestFsdpOnGpu:
     """The first to run on a new machine. On a GPU train.py always samples from FSDP's weights: its
     hooks (each layer's, and the root's, which makes two streams wait for the capturing one) run
-    inside the capture of a graph. If that fails: decode with graphs=False, or sample through a
-    second module without hooks whose parameters are the gathered tensors."""
+    inside the capture of a graph. If that fails: decode with use_graphs = False, or sample through
+    a second module without hooks whose parameters are the gathered tensors."""
     pytestmark = on_cuda
 
     @pytest.fixture
@@ -468,9 +470,10 @@ class TestFsdpOnGpu:
         yield parallel.load(tmp_path, device, Config(model=str(tmp_path)))
         parallel.end()
 
-    def logits(self, policy, steps=3, **more):
+    def logits(self, policy, steps=3, graphs=True):
         """(steps, 3, V): what three sequences decode after a prefill, and the engine."""
-        engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel], **more)
+        engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel])
+        engine.use_graphs &= graphs
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, texts_of(random.Random(0), [300, 7, 64]))
         return torch.stack([engine.decode(sequences, [5, 6, 7]).clone()
@@ -483,7 +486,7 @@ class TestFsdpOnGpu:
             with parallel.gathered_weights(policy):
                 eager, _ = self.logits(policy, graphs=False)
                 captured, engine = self.logits(policy)
-            assert engine.graphs or policy.kernel == "torch"
+            assert engine.recorded or policy.kernel == "torch"
             assert (eager.log_softmax(-1) - captured.log_softmax(-1)).abs().max() < 6e-2
             found.append(captured)
             ids = torch.randint(500, (2, 64), device="cuda")
@@ -509,8 +512,9 @@ class TestFsdpOnGpu:
         with parallel.gathered_weights(policy):
             rows = []
             for graphs in (True, False):
-                engine, rng = Engine(policy.eval(), 20, 40, PAGE_SIZES[policy.kernel],
-                                     graphs=graphs), random.Random(1)
+                engine = Engine(policy.eval(), 20, 40, PAGE_SIZES[policy.kernel])
+                rng = random.Random(1)
+                engine.use_graphs &= graphs
                 sequences = [engine.start() for _ in range(9)]
                 engine.prefill(sequences, texts_of(rng, range(1, 10)))
                 rows.append([])
@@ -527,9 +531,9 @@ class TestFsdpOnGpu:
 class TestOnGpu:
     pytestmark = on_cuda
 
-    def engine(self, attention, dtype, **more):
+    def engine(self, attention, dtype):
         model, stock = on_gpu(dtype, attention)
-        return Engine(model, 16, 128, PAGE_SIZES[model.kernel], **more), model, stock
+        return Engine(model, 16, 128, PAGE_SIZES[model.kernel]), model, stock
 
     def play(self, engine, prompts, steps):
         """Greedy: prompts, a fork of the first, steps -> (texts, logprobs of what was said)."""
@@ -589,8 +593,8 @@ class TestOnGpu:
 @pytest.mark.slow
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_splits_of_lone_queries_give_what_one_split_gives():
-    """engine.py lets varlen choose for lone queries. Others had NaN in 1% of such steps (torchtitan
-    issue 3235); on an H100 these 2,000 of 32 rows agree."""
+    """attention.py lets varlen choose for lone queries. Others had NaN in 1% of such steps
+    (torchtitan issue 3235); on an H100 these 2,000 of 32 rows agree."""
     torch.manual_seed(0)
     B, width, H, KH, D, S = 32, 16, 16, 2, 128, 256
     q = torch.randn(B, H, D, device="cuda", dtype=torch.bfloat16)
