@@ -602,7 +602,8 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     """bfloat16 keeps 8 bits: of logits from 16 on it keeps eighths. Log-probabilities of sampler
     and trainer are those of the hidden states' exact products, so they differ by the hidden states
     alone."""
-    model, text, seen = Policy(twins("qwen2", tied)[1].bfloat16()), tokens_of(random.Random(3), 40), []
+    model, seen = Policy(twins("qwen2", tied)[1].bfloat16()), []
+    text = tokens_of(random.Random(3), 40)
     model.model.lm_head.weight.data *= 8                           # so that logits are large
     model.model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
     ids = torch.tensor([text])
