@@ -154,7 +154,7 @@ def setup(cfg, modules, clients, began, origins):
     run = Run(cfg, folder, worlds, tasks, eval_tasks, base, policy, began=began)
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run, base_set
 
 

@@ -70,31 +70,22 @@ class Config(Plays, Device, Speaks, Worlds):
         return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
 
 
-def tasks_asked(module, families, split, n, suite):
-    """The ids of an environment's tasks to play, ascending."""
-    if suite:
-        n, _ = SUITES[suite][module.NAME]
-        return sorted(suite_tasks(module, n))
-    return sorted(choose_tasks(module, split, n, families))
-
-
-def turns_asked(world, horizon, suite):
-    """The most turns of an episode there."""
-    if suite:
-        _, turns = SUITES[suite][world.module.NAME]
-        return turns
-    return min(horizon or world.module.HORIZON, world.most_turns)
-
-
 # ---- playing ------------------------------------------------------------------------------------
 # Who plays gets tasks, [(World, id)], with their places among all tasks, which the random numbers
 # depend on, and calls keep([the k plays of a task]) as soon as they are there. A task that could
 # not be played is left out. Given back are sentences that say why, if any are known.
 
+def load(model, device, attention):
+    """The policy of a folder or a hub id, in 16 bit on a GPU."""
+    device = device_of(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return load_adapted(model, device, dtype, attention).eval()
+
+
 def play_model(tasks, places, keep, policy, k, seed, temperature, max_concurrent):
     """Play by a policy in this process. EnvError: the servers are gone."""
     def finished(episodes):
-        keep([play_of(episode) for episode in episodes])
+        keep(list(map(play_of, episodes)))
 
     # A World has its own most_turns, so the horizon is none.
     _, stats = collect(policy, tasks, k, horizon=math.inf, key=(seed,), places=places,
@@ -120,7 +111,9 @@ def play_of(episode):
     """An episode as it is kept."""
     t = episode.trajectory
     tokenizer = episode.agent.tokenizer
-    conversation = report.sample_of(t, tokenizer) if tokenizer else episode.messages
+    conversation = episode.messages         # of an API, which has no tokens
+    if tokenizer:
+        conversation = report.sample_of(t, tokenizer)
     # An original server may not say whether it has understood an action.
     valid = [turn.valid for turn in t.turns if turn.valid is not None]
     told = valid or not t.turns
@@ -135,8 +128,13 @@ def read_groups(path):
     with open(path, "a+b") as file:
         file.seek(0)
         lines = [line for line in file if line.endswith(b"\n")]
-        file.truncate(sum(len(line) for line in lines))
-    return [json.loads(line) for line in lines]
+        file.truncate(sum(map(len, lines)))
+    return list(map(json.loads, lines))
+
+
+def task_of(group):
+    """What task these are the plays of."""
+    return group[0]["env"], group[0]["task_id"]
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -144,22 +142,28 @@ def read_groups(path):
 def figures_of(groups):
     """A row's figures, of the k plays of each task; nan where one is undefined or not known.
     Standard errors are over tasks: samples of one task are not independent."""
-    plays = [play for group in groups for play in group]
-
-    def by_task(name):
-        return mean_and_error([sum(play[name] for play in group) / len(group) for group in groups])
-
-    def total(name):
-        return sum(math.nan if play[name] is None else play[name] for play in plays)
-
-    success, stderr = by_task("success")
-    score, score_stderr = by_task("score")
-    passed = sum(any(play["success"] for play in group) for group in groups)
-    turns = total("turns")
+    successes = []
+    scores = []
+    passed = 0
+    plays = []
+    for group in groups:
+        won = [play["success"] for play in group]
+        successes.append(sum(won) / len(group))
+        scores.append(sum(play["score"] for play in group) / len(group))
+        passed += any(won)
+        plays += group
+    totals = {}
+    for name in ("turns", "tokens", "valid"):
+        known = [play[name] for play in plays if play[name] is not None]
+        totals[name] = sum(known) if len(known) == len(plays) else math.nan
+    success, stderr = mean_and_error(successes)
+    score, score_stderr = mean_and_error(scores)
+    turns = totals["turns"]
     return dict(
         n=len(groups), success=success, stderr=stderr, passed=passed / len(groups),
         score=score, score_stderr=score_stderr, turns=turns / len(plays),
-        tokens=total("tokens") / len(plays), valid=total("valid") / turns if turns else math.nan)
+        tokens=totals["tokens"] / len(plays),
+        valid=totals["valid"] / turns if turns else math.nan)
 
 
 def rows_of(worlds, groups, seed):
@@ -202,6 +206,10 @@ def rows_of_one(module, groups, turns, seed):
     return rows
 
 
+COLUMNS = ("success: the final score reaches the environment's threshold; score: the "
+           "environment's own, at the end")
+
+
 def table(rows, k):
     """The rows as text; "-" where a figure is not defined."""
     width = max(len(row["title"]) for row in rows)
@@ -232,37 +240,40 @@ def notes_on(groups, wanted, max_turn_tokens, max_context):
 # ---- an evaluation ------------------------------------------------------------------------------
 
 def evaluate(cfg, origins=None, elsewhere=None):
-    """Play, print the table, keep it in the folder -> what results.json holds.
-
-    elsewhere(cfg) -> what plays instead of a policy in this process, called as play(tasks, places,
-    keep): recipes/eval_api.py has one. ValueError: what cannot be played.
-    """
+    """Play, print the table, keep it in the folder -> what results.json holds. elsewhere(cfg) ->
+    what plays instead of a policy in this process: recipes/eval_api.py has one. ValueError: what
+    cannot be played."""
     if bool(cfg.policy) == bool(cfg.model):
         raise ValueError("give --model FOLDER_OR_ID or --policy random or expert")
     began = time.perf_counter()
-    modules = open_suite(cfg.suite, cfg.data) if cfg.suite else open_envs(cfg.env, cfg.data)
+    if cfg.suite:
+        modules = open_suite(cfg.suite, cfg.data)
+    else:
+        modules = open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
     families = families_of(modules, cfg.families)
     policy = None
     servers = connected(cfg.env_url, modules)
     if cfg.policy:
         play = partial(play_by_itself, player=cfg.policy, k=cfg.k, seed=cfg.seed)
-        servers = nullcontext([None] * len(modules))
+        servers = nullcontext([None] * len(modules))        # it asks nobody
     elif elsewhere:
         play = elsewhere(cfg)
     else:
-        device = device_of(cfg.device)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        policy = load_adapted(cfg.model, device, dtype, cfg.attention).eval()
+        policy = load(cfg.model, cfg.device, cfg.attention)
         play = partial(play_model, policy=policy, k=cfg.k, seed=cfg.seed,
                        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent)
     with servers as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg)
         tasks = []
         for world, own in zip(worlds, families):
-            world.most_turns = turns_asked(world, cfg.horizon, cfg.suite)
-            ids = tasks_asked(world.module, own, cfg.split, cfg.n, cfg.suite)
-            tasks += [(world, task) for task in ids]
+            if cfg.suite:
+                n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
+                ids = suite_tasks(world.module, n)
+            else:
+                world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
+                ids = choose_tasks(world.module, cfg.split, cfg.n, own)
+            tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg.resume)
         keep_settings(folder, cfg, origins or {})
         groups = play_missing(play, tasks, os.path.join(folder, "trajectories.jsonl"), cfg.seed)
@@ -271,9 +282,8 @@ def evaluate(cfg, origins=None, elsewhere=None):
     rows = rows_of(worlds, groups, cfg.seed)
     notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
     print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
-          f"temperature {cfg.temperature:g}, seed {cfg.seed}\nsuccess: the final score reaches the "
-          "environment's threshold; score: the environment's own, at the end", *notes,
-          table(rows, cfg.k), sep="\n")
+          f"temperature {cfg.temperature:g}, seed {cfg.seed}")
+    print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)]))
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
     write_json(os.path.join(folder, "results.json"), results)
     report.write(folder)
@@ -284,7 +294,7 @@ def play_missing(play, tasks, path, seed):
     """Play the tasks that the file at `path` lacks; each is added to it as a line as soon as it is
     played -> the k plays of all that could be played, by environment and id. EnvError: none."""
     groups = read_groups(path)
-    done = {(group[0]["env"], group[0]["task_id"]) for group in groups}
+    done = set(map(task_of, groups))
     places = [place for place, (world, task) in enumerate(tasks)
               if (world.module.NAME, task) not in done]
     random.Random(seed).shuffle(places)         # all environments are played at once
@@ -297,7 +307,7 @@ def play_missing(play, tasks, path, seed):
     failures = play([tasks[place] for place in places], places, keep)
     if failures and not groups:
         raise EnvError(f"no task could be played: {failures[-1]}")
-    return sorted(groups, key=lambda group: (group[0]["env"], group[0]["task_id"]))
+    return sorted(groups, key=task_of)
 
 
 # ---- flags --------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from chat import FORMATS, Speaks
 from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
+from evaluation import greedy_and_sampled
 from flags import (
     Count,
     Machine,
@@ -90,7 +91,7 @@ def train(run):
             batch = None
             figures = means_of(Counter(), [])
         seconds = time.perf_counter() - began
-        metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
+        metrics.record(run, metrics.Outcome(horizon, played, stats, kept, batch, figures, seconds))
         run.step += 1
         evaluate_and_save(run)                         # after SIGTERM it ends the process
 
@@ -349,7 +350,7 @@ def setup(cfg, modules, clients, began, origins):
     run.optimizer = make_optimizer(run.policy, cfg.lr, run.critic, cfg.critic_lr)
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run
 
 
@@ -564,7 +565,7 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control = metrics.greedy_and_sampled(run, clone_longer(run))
+                run.control, _ = greedy_and_sampled(run, clone_longer(run))
             metrics.final_table(run)
 
 

@@ -440,7 +440,7 @@ def test_measure_on_a_hand_made_step(url, model):
     stats = Stats(dropped=3, pages=7, preempted=1, tokens=Counter(prefill=10, decode=5),
                   seconds=Counter(rollout=4.0, decode=1.0, sampling=1.0))
     figures = train.means_of(Counter(entropy=2.0, tokens=2), [])
-    m = metrics.measure(run, 2, played, None, stats, figures, 5.0)
+    m = metrics.measure(run, metrics.Outcome(2, played, stats, [], None, figures, 5.0))
     assert m["rollout_tokens_per_second"] == m["rollout_tokens"] / 4
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0

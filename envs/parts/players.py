@@ -24,14 +24,17 @@ def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
 
     moves, last = play(env, task_id, choose, horizon, stream)
     conversation = []
+    reward = 0
+    valid = 0
     for move in moves:
+        reward += float(move.reward)
+        valid += move.info.get("valid", True)
         conversation.append(dict(role="user", content=move.observation))
         conversation.append(dict(role="assistant", content=move.action))
     conversation.append(dict(role="user", content=last))
     end = moves[-1].info
     return dict(env=module.NAME, task_id=task_id, success=bool(end["success"]),
-                score=float(end["score"]), reward=sum(float(move.reward) for move in moves),
-                turns=len(moves), valid=sum(move.info.get("valid", True) for move in moves),
+                score=float(end["score"]), reward=reward, turns=len(moves), valid=valid,
                 conversation=conversation)
 
 
@@ -61,7 +64,8 @@ def player_rate(player, worlds):
     """`builtin_rate` on tasks of several environments, [(module, task ids, most turns)] ->
     {"success", "stderr", "n"}."""
     n = sum(len(tasks) for _, tasks, _ in worlds)
-    success, errors = 0, []
+    success = 0
+    errors = []
     for module, tasks, most_turns in worlds:
         share = len(tasks) / n
         rate, error = builtin_rate(module, player, tasks, most_turns)

@@ -13,7 +13,6 @@ import random
 import re
 import sys
 import types
-import weakref
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from pretended_gpu import GPU, Pretended
 from test_architectures import check_training, twins_of
 from test_engine import Checked, tokens_of
 from torch.nn.attention.varlen import varlen_attn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
@@ -160,13 +160,22 @@ def recorded(step, inputs, pool=None):
 WHOLE = types.SimpleNamespace(flash_attn_varlen_func=flash2)      # the package flash-attn
 
 
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Call it to choose a kernel for every model of ours, with an attention in the place of torch's
+    and graphs without CUDA."""
+    def install(kernel, attention=lambda query, *_, **more: query.contiguous(), record=recorded):
+        monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (kernel, "stood in"))
+        monkeypatch.setattr(attention_module, "varlen_attn", attention)
+        monkeypatch.setattr(engine_module, "record", record)
+    return install
+
+
 @pytest.fixture(params=["flash2", "varlen"])
-def kernel(request, monkeypatch):
-    """One of the stand-ins in the place of its package, chosen for every model of ours."""
+def kernel(request, stand_in, monkeypatch):
+    """One of the slow loops in the place of its package."""
     monkeypatch.setitem(sys.modules, "flash_attn", WHOLE)
-    monkeypatch.setattr(attention_module, "varlen_attn", varlen)
-    monkeypatch.setattr(engine_module, "record", recorded)
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (request.param, "stood in"))
+    stand_in(request.param, varlen)
     return request.param
 
 
@@ -224,15 +233,23 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         checked.decode([sequence], [token])
 
 
-def test_attention_may_leave_its_result_in_other_strides(monkeypatch):
-    """As a GPU's kernel for float32 with a mask does: (B, T, H, D) in memory. A second prefill."""
-    attention = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **more: attention(
-        *args, **more).transpose(1, 2).contiguous().transpose(1, 2))
+class OtherStrides(TorchFunctionMode):
+    """Attention's result lies in memory as (B, T, H, D)."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function is F.scaled_dot_product_attention:
+            return out.transpose(1, 2).contiguous().transpose(1, 2)
+        return out
+
+
+def test_attention_may_leave_its_result_in_other_strides():
+    """As a GPU's kernel for float32 with a mask does. A second prefill."""
     checked = Checked(*twins(), rows=2, pages=14)
     sequences = [checked.start(), checked.start()]
-    for lengths in ((5, 40), (7, 2)):
-        checked.prefill(sequences, texts_of(random.Random(0), lengths))
+    with OtherStrides():
+        for lengths in ((5, 40), (7, 2)):
+            checked.prefill(sequences, texts_of(random.Random(0), lengths))
 
 
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
@@ -282,7 +299,7 @@ class Writes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind, rank, most", [("qwen2", 0, 24), ("qwen3", 0, 26), ("qwen2", 8, 38)])
-def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, most):
+def test_a_layer_of_a_decode_step_is_few_operations(stand_in, kind, rank, most):
     """Beside its attention: 7 products, 2 norms (Qwen3: 4), rotary positions 9 with the copy of the
     keys, 2 writes to pages, SiLU and its product, 2 sums; LoRA: two products for each of 7."""
     def operations(layers):
@@ -298,14 +315,12 @@ def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, mos
         assert all(p.dtype == torch.float32 for name, p in model.named_parameters()
                    if "lora" in name)                                   # as before
         return writes.count
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
-    monkeypatch.setattr(attention_module, "varlen_attn",
-                        lambda query, *_, **more: query.contiguous())           # one operation
+    stand_in("varlen")                                          # its attention is one operation
     assert operations(2) - operations(1) == most + 1
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def pretended(stand_in, monkeypatch):
     """A Pretended GPU and a list, to which each decode step adds how often it waited. In attention
     a token's query is mixed with numbers of all keys and values that are given."""
     gpu, waits, decode = Pretended(), [], rollout.Sampler.decode
@@ -322,9 +337,7 @@ def pretended(monkeypatch):
             waits.append(gpu.waits - before)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
-    monkeypatch.setattr(attention_module, "varlen_attn", attention)
-    monkeypatch.setattr(engine_module, "record", recorded)
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
+    stand_in("varlen", attention)
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
                         lambda x: None)         # C++ saves tensors without their pretended device
     monkeypatch.setattr(parallel, "start", lambda *_: GPU)
@@ -380,36 +393,33 @@ def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
             assert (len(gpu.mixed) - before[0], gpu.waits - before[1]) == (mixed, waits)
 
 
+class Astray(EnvClient):
+    """Sends its first step to a place where nothing is served."""
+
+    def send(self, url, verb, bodies):
+        if self.astray and verb == "step":
+            self.astray = False
+            url = url.replace("toy", "nowhere")
+        return super().send(url, verb, bodies)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("attention", ["torch", "varlen"])
-def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here,
-                                                     monkeypatch):
+def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here, stand_in):
     """At once, as nothing of it is in a cycle, after an error neither."""
-    memories, make, post = [], engine_module.Memory, EnvClient.post
-    elsewhere = ["nowhere"] * fails             # where one request goes
-
-    def noting(*arguments):
-        memory = make(*arguments)
-        memories.append(weakref.ref(memory))
-        return memory
-
-    def failing(client, url, verb, body):
-        place = elsewhere.pop() if verb == "steps" and elsewhere else "toy"
-        return post(client, url.replace("toy", place), verb, body)
-    monkeypatch.setattr(engine_module, "Memory", noting)
-    monkeypatch.setattr(EnvClient, "post", failing)
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (attention, "asked for"))
-    monkeypatch.setattr(attention_module, "varlen_attn",
-                        lambda query, *_, **more: query.contiguous())
-    monkeypatch.setattr(engine_module, "record", lambda step, inputs, *_: (
-        inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)))
+    def record(step, inputs, *_):
+        """Its graph does not keep the engine, as none of CUDA does."""
+        return inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)
+    stand_in(attention, record=record)
     run = started(url, config(model))
+    run.worlds[0].client = Astray(url, "toy")
+    run.worlds[0].client.astray = fails
     gc.collect()
     gc.disable()
     try:
         _, stats = train.play_step(run, 2)
-        assert bool(stats.failures) == fails and len(memories) == 1
-        assert memories[0]() is None
+        assert bool(stats.failures) == fails and stats.pages > 0
+        assert not [x for x in gc.get_objects() if type(x) is engine_module.Memory]
     finally:
         gc.enable()
 
