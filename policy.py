@@ -294,10 +294,10 @@ def check_config(config):
         raise ValueError(f"layers of {', '.join(sorted(others))}")
     if rope_of(config).get("rope_type") == "dynamic":
         raise ValueError("rotary positions that depend on the length of the text")
-    watch = Watch(kv_shape(config)[1:])
     with torch.device("meta"), torch.no_grad():
         # Experts need bfloat16 there.
         model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
+        watch = Watch(kv_shape(config)[1:])
         watch.position = torch.arange(2)
         Policy(model).logits(torch.arange(2), watch)
     if watch.layers != list(range(len(model.model.layers))):
