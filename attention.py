@@ -206,7 +206,9 @@ class Packed:
         out = torch.empty_like(query)
         for (tokens, padding), mask in zip(self.buckets, masks):
             part = F.scaled_dot_product_attention(
-                padding.pad(query[tokens]), padding.pad(key[tokens]), padding.pad(value[tokens]),
+                padding.pad(query[tokens]),
+                padding.pad(key[tokens]),
+                padding.pad(value[tokens]),
                 mask, is_causal=mask is None, scale=scale, enable_gqa=True)
             out[tokens] = padding.unpad(part)
         return out
@@ -269,12 +271,13 @@ class Decode(Extend):
         head = np.arange(KH)[:, None]
         runs = []
         for pages, rows, written in page_runs(self.table, self.starts + 1, S):
-            readers = rows[:, None] * KH + head                                    # (P, KH, W)
-            empty = np.arange(S) >= written.repeat(KH)[:, None, None]              # (P * KH, 1, S)
-            bias = upload(np.float32(NEVER) * empty, device).to(self.memory.kv.dtype)
+            readers = rows[:, None] * KH + head                          # (P, KH, W)
+            empty = np.arange(S) >= written.repeat(KH)[:, None, None]    # (P * KH, 1, S)
+            bias = upload(np.float32(NEVER) * empty, device)
             if not isinstance(pages, slice):
                 pages = upload(pages, device)
-            runs.append((pages, upload(readers.ravel(), device), bias))
+            readers = upload(readers.ravel(), device)
+            runs.append((pages, readers, bias.to(self.memory.kv.dtype)))
         return runs
 
     def attend(self, prepared, layer, query, key, value, scale):
@@ -336,7 +339,8 @@ class Flash:
         if self.kernel == "flash2":
             from flash_attn import flash_attn_varlen_func
             return flash_attn_varlen_func(
-                query, key, value, *lengths, softmax_scale=scale, causal=True, window_size=window,
+                query, key, value, *lengths,
+                softmax_scale=scale, causal=True, window_size=window,
                 block_table=self.table)
         # A lone query's keys may be split; with several queries splits leave rows of paged
         # sequences unwritten (pytorch issue 194167).
@@ -344,8 +348,9 @@ class Flash:
         if window == (-1, -1):
             splits = None
         return varlen_attn(
-            query, key, value, *lengths, scale=scale, window_size=window, enable_gqa=True,
-            num_splits=splits, seqused_k=self.seq_lens, block_table=self.table)
+            query, key, value, *lengths,
+            scale=scale, window_size=window, enable_gqa=True, num_splits=splits,
+            seqused_k=self.seq_lens, block_table=self.table)
 
 
 # ---- a decode step over shared pages ------------------------------------------------------------
@@ -364,16 +369,19 @@ def page_runs(table, lengths, page_size):
     pages = table[rows, columns]
     counts = np.bincount(pages)                           # readers of each page, (P,)
     readers = np.full((len(counts), counts.max()), nobody)
-    by_page = pages.argsort(kind="stable")                # one page's readers become adjacent
-    readers[np.arange(counts.max()) < counts[:, None]] = rows[by_page]
+    # In the order of pages the readers of one page are adjacent: they fill its row from the left.
+    by_page = pages.argsort(kind="stable")
+    filled = np.arange(counts.max()) < counts[:, None]
+    readers[filled] = rows[by_page]
     written = np.zeros(len(counts), int)
     written[pages] = (lengths[rows] - columns * page_size).clip(0, page_size)
     alone = np.flatnonzero(counts == 1)
     shared = np.flatnonzero(counts > 1)
     runs = []
     if 2 * len(alone) > len(counts):
+        # Shared pages lie between the others; they are read by the second run.
         reader = readers[:, :1].copy()
-        reader[shared] = nobody                           # they are read by the second run
+        reader[shared] = nobody
         runs.append((slice(0, len(counts)), reader, written))
     elif len(alone):
         runs.append((alone, readers[alone, :1], written[alone]))
@@ -397,9 +405,13 @@ def walk_pages(query, runs, scale):
     # 1. scores (N * G, S) of all N readers' queries on their pages
     scores = []
     for keys, _, readers, bias in runs:
-        asking = queries.index_select(0, readers.clamp(max=B * KH - 1)).view(len(bias), -1, D)
-        found = torch.baddbmm(bias, asking, keys.flatten(0, 1).transpose(1, 2),
-                              alpha=scale * math.log2(math.e))          # (P * KH, W * G, S)
+        asking = queries.index_select(0, readers.clamp(max=B * KH - 1))
+        asking = asking.view(len(bias), -1, D)
+        found = torch.baddbmm(
+            bias,
+            asking,                                        # (P * KH, W * G, D)
+            keys.flatten(0, 1).transpose(1, 2),            # (P * KH, D, S)
+            alpha=scale * math.log2(math.e))
         scores.append(found.flatten(0, 1))
     scores = torch.cat(scores).float()
     everyone = torch.cat([readers for _, _, readers, _ in runs])
@@ -416,5 +428,7 @@ def walk_pages(query, runs, scale):
         own = weights[:len(readers) * G].view(len(bias), -1, bias.shape[2])
         weights = weights[len(readers) * G:]
         summed.index_add_(0, readers, torch.bmm(own, values.flatten(0, 1)).view(-1, G * D))
-    total = total.clamp(min=1e-30).to(query.dtype)         # a row without pages gets 0, not NaN
-    return (summed.view(-1, G, D) / total[..., None]).view(B + 1, KH, G, D)[:B]
+    # A row without pages gets 0, not NaN.
+    total = total.clamp(min=1e-30).to(query.dtype)
+    out = summed.view(-1, G, D) / total[..., None]
+    return out.view(B + 1, KH, G, D)[:B]

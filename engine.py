@@ -17,16 +17,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
 from attention import Decode, Flash, kv_shape, layout_for, upload
-from policy import forward
 
 # Steps of less work (rows * layers * width**2) decode on one thread: a second one costs more than
 # it saves, and the environment servers need the core.
 SMALL_STEP = 4 * 10**6
 
-transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
 def ceil_div(amount, size):
@@ -163,8 +160,10 @@ class Engine:
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.tokens = Counter()
         self.use_graphs = self.kernel != "torch"
-        self.recorded = {}              # rows of a decode step -> its graph, see `record`
-        self.threads = torch.get_num_threads()          # of a decode step
+        # Rows of a decode step -> its graph: see `record`.
+        self.recorded = {}
+        # Threads of a decode step.
+        self.threads = torch.get_num_threads()
         if rows * model.config.num_hidden_layers * model.config.hidden_size ** 2 < SMALL_STEP:
             self.threads = 1
 
@@ -237,7 +236,7 @@ class Engine:
             sequence.token_ids += ids
         self.tokens["prefill"] += len(packed)
         last = upload(np.cumsum(lengths) - 1, self.device)
-        return forward(self.model, upload(packed, self.device), layout, logits_to_keep=last)
+        return self.model.logits(upload(packed, self.device), layout, last)
 
     def table_of(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
@@ -271,7 +270,7 @@ class Engine:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         layout = Decode(self.memory, table, starts)
-        logits = forward(self.model, upload(token_ids, self.device), layout)
+        logits = self.model.logits(upload(token_ids, self.device), layout)
         torch.set_num_threads(before)
         return logits
 
@@ -280,8 +279,9 @@ class Engine:
         weights' addresses, so it lives no longer than this engine: one rollout."""
         B = len(token_ids)
         rows = B
+        # The first graph has the most rows, so that the others fit into its memory.
         if self.use_graphs and not self.recorded:
-            rows = self.rows                # the first graph has the most: see `record`
+            rows = self.rows
         inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
         if not self.use_graphs:
             return self.step(inputs)[:B]
@@ -300,7 +300,7 @@ class Engine:
         table = inputs[:, 2:].contiguous()
         layout = Flash(self.kernel, len(inputs), 1, self.memory, torch.ones_like(starts), table,
                        starts)
-        return forward(self.model, token_ids, layout)
+        return self.model.logits(token_ids, layout)
 
 
 def prefill_parts(cached, lengths, most):
@@ -339,9 +339,10 @@ def record(step, inputs, pool=None):
     """One decode step of fixed shapes as a CUDA graph, whose replay launches all kernels at once ->
     (inputs, graph, logits): a replay reads and writes these addresses. pool: the memory of an
     earlier graph, which must have had more rows."""
-    step(inputs)                                        # warm up: kernels load lazily
+    # Kernels load lazily, which a capture does not allow: so one step before it.
+    step(inputs)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool):                 # on one stream for all
+    with torch.cuda.graph(graph, pool):
         logits = step(inputs)
     return inputs, graph, logits
 

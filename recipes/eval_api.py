@@ -34,7 +34,7 @@ from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
 from episode import play
 from flags import Count, flag
-from rollout import Slots
+from rollout import Slots, move
 from run import with_nulls
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
@@ -81,7 +81,8 @@ class Api:
             **{"tools": tools} if tools else {})
         SAMPLED[episode] += sampled
         if prompt + self.cfg.max_turn_tokens > self.cfg.max_context:
-            episode.trajectory.truncated, episode.over = "context", True
+            episode.trajectory.truncated = "context"
+            episode.state = "over"
             return
         episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
         episode.replied(text, message)
@@ -155,10 +156,10 @@ def play_by(api, tasks, places, keep):
 
     slots = Slots(tasks, cfg.k, math.inf, (cfg.seed,), places, finished=finished)
     try:
-        while slots["waiting"] or slots.playing:
+        while len(slots.done) < len(slots.everyone):
             slots.start(cfg.max_concurrent)
-            for slot in list(slots["asking"]):
-                slots.move(slot, "in flight")
+            for slot in list(slots.asking):
+                move(slot, slots.asking, slots.in_flight)
                 Thread(target=attempt, args=(slot,), daemon=True).start()
             try:
                 slot, error = ended.get(timeout=SILENCE)
@@ -168,7 +169,7 @@ def play_by(api, tasks, places, keep):
                     print(f"{cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
                 continue
             if error is None:
-                slots.finish(slot)
+                slots.finish(slot, slots.in_flight)
             elif isinstance(error, EnvError) and not isinstance(error, ServersGone):
                 slots.fail(slot, error)
             else:

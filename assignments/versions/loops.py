@@ -315,9 +315,9 @@ def constant_weights(response_mask, length):
 
 def play(reply, episode, client, session=None):
     while True:
-        if episode.over:
+        if episode.state == "over":
             return session
-        if episode.request is None:
+        if episode.state != "asking":
             reply(episode)
         else:
             answer = client.answer([(session, episode.request)])[0]
@@ -329,10 +329,10 @@ def play(reply, episode, client, session=None):
 
 @torch.inference_mode()
 def speak(policy, episode, temperature=1.0):
-    while episode.request is None:
+    while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
         layout = layout_for(policy, [len(seen)])
-        logits = forward(policy, seen, layout)[-1:]
+        logits = policy.logits(seen, layout)[-1:]
         drawn = len(episode.token_ids)
         uniform = torch.tensor([episode.uniforms[drawn]])
         token, logprob = sample(logits, uniform, temperature)
@@ -346,14 +346,14 @@ class Slots:
         slot.session = None
         slot.episode = Episode(before.agent, before.trajectory.task_id, before.trajectory.key,
                                before.horizon)
-        self.move(slot, "waiting")
+        move(slot, self.in_flight, self.waiting)
         slot.failures += 1
         most = 100 if error.away else self.retries
         if slot.failures > most:
             self.lost.add(slot.group)
-        for other in list(self["waiting"]):
+        for other in list(self.waiting):
             if other.group in self.lost:
-                self.finish(other)
+                self.finish(other, self.waiting)
 
 
 class Scheduler:
@@ -364,12 +364,12 @@ class Scheduler:
         else:
             slot.session = answer.session
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if not episode.over and slot.group not in self.slots.lost:
-                self.slots.move(slot, "ready")
+            if episode.state != "over" and slot.group not in self.slots.lost:
+                move(slot, self.slots.in_flight, self.slots.ready)
                 if slot.sequence is not None:
                     self.engine.keep_prefix(slot.sequence, episode.seen)
                 return
-            self.slots.finish(slot)
+            self.slots.finish(slot, self.slots.in_flight)
         if slot.sequence is not None:
             self.engine.release(slot.sequence)
         slot.sequence = None
@@ -403,7 +403,7 @@ class Sampler:
                 slots.append(slot)
                 rows.append(readers.index(reader))
         for slot in slots:
-            self.slots.move(slot, "decoding")
+            move(slot, self.slots.ready, self.slots.decoding)
         self.draw(slots, logits[rows])
 
     def draw(self, slots, logits):
@@ -414,8 +414,8 @@ class Sampler:
                 uniform = torch.tensor([number]).to(logits.device)
                 token, logprob = sample(row[None], uniform, self.temperature)
                 slot.episode.sampled(int(token), float(logprob))
-            if slot.episode.request is not None:
-                self.slots.move(slot, "asking")
+            if slot.episode.state == "asking":
+                move(slot, self.slots.decoding, self.slots.asking)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------

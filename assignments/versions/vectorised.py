@@ -245,9 +245,9 @@ def constant_weights(response_mask, length):
 # ---- step 5 -------------------------------------------------------------------------------------
 
 def play(reply, episode, client, session=None):
-    if episode.over:
+    if episode.state == "over":
         return session
-    if episode.request is None:
+    if episode.state != "asking":
         reply(episode)
         return play(reply, episode, client, session)
     answer, = client.answer([(session, episode.request)])
@@ -261,10 +261,10 @@ def play(reply, episode, client, session=None):
 def speak(policy, episode, temperature=1.0):
     for uniform in episode.uniforms:
         ids = torch.as_tensor(episode.seen, device=policy.device)
-        row = forward(policy, ids, layout_for(policy, [len(ids)]), logits_to_keep=1)
+        row = policy.logits(ids, layout_for(policy, [len(ids)]), 1)
         drawn = sample(row, torch.tensor([uniform]), temperature)
         episode.sampled(*(x.item() for x in drawn))
-        if episode.request:
+        if episode.state == "asking":
             return
 
 
@@ -278,8 +278,8 @@ class Sampler:
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
                 slot.episode.sampled(token, logprob)
         for slot in slots:
-            if slot.episode.request:
-                self.slots.move(slot, "asking")
+            if slot.episode.state == "asking":
+                move(slot, self.slots.decoding, self.slots.asking)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------

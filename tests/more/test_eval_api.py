@@ -185,7 +185,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
 
     def ending(episode, *answer, **info):
         observe(episode, *answer, **info)
-        ends.extend([episode.trajectory.truncated] * episode.over)
+        ends.extend([episode.trajectory.truncated] * (episode.state == "over"))
     with monkeypatch.context() as patched:
         patched.setattr(episode.Episode, "replied", noting)
         patched.setattr(episode.Episode, "observe", ending)
