@@ -11,27 +11,40 @@ are folders for train.py and eval.py: `--model runs/clone`
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from typing import Literal
-
-from transformers import AutoTokenizer
 
 import before_torch  # noqa: F401  its name says why
+from transformers import AutoTokenizer
+
 import metrics
 import parallel
 import rollout
+from chat import Speaks
 from cloning import Clone, clone, cloned, learn, lesson, trajectories_of
 from curriculum import sample_tasks
 from envs import load_env, open_envs
-from envs.parts.agentgym import threshold
-from chat import Speaks
-from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
-from run import begun, settings_for
+from envs.parts.agenttraj import threshold
+from flags import (
+    Count,
+    Machine,
+    Natural,
+    NonNegative,
+    Plays,
+    Positive,
+    Share,
+    Worlds,
+    flag,
+    parse_flags,
+    part_of,
+    settle,
+)
 from lora import base_of
 from policy import check_model, from_pretrained
 from run import (
     Run,
+    begun,
     both_splits,
     connected,
+    keep_settings,
     last_checkpoint,
     new_folder,
     one_sentence,
@@ -39,25 +52,25 @@ from run import (
     open_worlds,
     restore,
     save,
+    settings_for,
 )
 
 
 @dataclass
 class Evolve(Plays, Clone):
-    # AgentEvol; the base policy is cloned by the flags of behavioural cloning
-    out: str = "runs/evolve"      # the run's folder
-    n: Natural = 300              # demonstrations of each env, of which the base policy learns
-    skill: Share = 1.0            # of the player that gives them
-    iterations: Natural = 4       # M
-    samples: tuple = (1,)         # K, tries at a task, or its schedule over the iterations: 4,1,1
-    explore: Natural = 0          # tasks explored in each iteration and env; 0: all
-    temperature: NonNegative = 1.0     # of exploration
-    dedupe: bool = True           # keep the first success of each task; no: all
-    start: Literal["base", "last"] = "base"     # what every iteration begins to learn from
-    learn_steps: Count = 400      # optimizer steps of an iteration
-    learn_lr: Positive = 1e-3     # at its peak
-    eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
-    resume: bool = False          # go on after the last finished iteration of --out
+    out: str = flag("runs/evolve", "the run's folder")
+    n: Natural = flag(300, "demonstrations of each env, of which the base policy learns")
+    skill: Share = flag(1.0, "of the player that gives them")
+    iterations: Natural = flag(4, "M", heading="AgentEvol, whose base policy is cloned as above")
+    samples: tuple = flag((1,), "K, tries at a task, or its schedule over the iterations: 4,1,1")
+    explore: Natural = flag(0, "tasks explored in each iteration and env; 0: all")
+    temperature: NonNegative = flag(1.0, "of exploration")
+    dedupe: bool = flag(True, "keep the first success of each task; no: all")
+    start: str = flag("base", "what every iteration begins to learn from", ("base", "last"))
+    learn_steps: Count = flag(400, "optimizer steps of an iteration")
+    learn_lr: Positive = flag(1e-3, "at its peak")
+    eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
+    resume: bool = flag(False, "go on after the last finished iteration of --out")
 
     algo = "AgentEvol"              # no flag: for the table and the curve
 
@@ -95,8 +108,8 @@ def explore(run):
     cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
     tasks = [(world, task) for world, ids in run.tasks.items()
              for task in sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)]
-    return rollout.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
+                              cfg.temperature, cfg.max_concurrent)
 
 
 def reward(trajectory):
@@ -117,17 +130,18 @@ def successes(explored, dedupe):
 
 
 # ---- demonstrations -----------------------------------------------------------------------------
-# As `envs.record` and envs/parts/agentgym.py's `read_trajectories` give them.
+# As `envs.record` and envs/parts/agenttraj.py's `read_trajectories` give them.
 
 
 # ---- a whole run --------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients, began):
+def setup(cfg, modules, clients, began, origins):
     """Everything before the first iteration -> (Run, base set). A resumed run plays its
     demonstrations again."""
     device = parallel.start(cfg.device, cfg.compute)
     demos = parallel.by_first(lesson, cfg)
-    folder = open_folder(cfg.out, cfg)                  # not before: a lesson may be refused
+    folder = open_folder(cfg.out, cfg.resume)           # not before: a lesson may be refused
+    keep_settings(folder, cfg, origins)
     base, last = cloned(cfg, folder, device, demos), last_checkpoint(folder)
     base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
     policy = parallel.load(last or base, device, cfg)
@@ -147,18 +161,25 @@ MAY_CHANGE = {"out", "iterations", "resume"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
 
 
-def preset(given, kind):
-    """What flags leave open: how a model speaks; what the environments ask of a tiny policy, as far
-    as it concerns cloning; with --resume the flags that the run was begun with. ValueError."""
+def layers(kind, given):
+    """What is asked for beside the flags `given`, as `parse_flags` wants it. Of what environments
+    and models ask for: how a model speaks, and what concerns cloning. ValueError."""
     cfg = kind(**given)
-    asked = settings_for(cfg.model, cfg.env)
-    values = part_of(asked, Worlds, Speaks) | part_of(asked.get("clone", {}), kind)
-    values["horizon"] = asked.get("horizons", (0,))[-1]
-    if issubclass(kind, Evolve):        # has demonstrations of its own: few, of the expert
-        values |= dict(n=Evolve.n, skill=Evolve.skill, goal=Evolve.goal)
+    found = []
+    for where, settings, cloning in settings_for(cfg.model, cfg.env):
+        asked = part_of(settings, Worlds, Speaks)
+        if "horizons" in settings:
+            asked["horizon"] = settings["horizons"][-1]
+        settle(Evolve, [(f"{where}, clone,", cloning)])     # refuses unknown names
+        asked |= part_of(cloning, kind)
+        if issubclass(kind, Evolve):
+            # AgentEvol has demonstrations of its own: few, of the expert.
+            for name in ("n", "skill", "goal"):
+                asked.pop(name, None)
+        found.append((where, asked))
     if given.get("resume"):
-        values |= begun(cfg.out, given, kind, MAY_CHANGE)
-    return values
+        found.append(("resumed", begun(cfg.out, given, kind, MAY_CHANGE)))
+    return found
 
 
 def main(argv=None, evolving=Evolve):
@@ -168,7 +189,7 @@ def main(argv=None, evolving=Evolve):
     with one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg = parse_flags(kind, words[1:], __doc__, lambda given: preset(given, kind))
+        cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
         if cfg.model:
             check_model(base_of(cfg.model))
         if kind is Clone:
@@ -180,7 +201,7 @@ def main(argv=None, evolving=Evolve):
         modules = open_envs(cfg.env, cfg.data)
         cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
         with connected(cfg.env_url, modules) as clients:
-            run, base_set = setup(cfg, modules, clients, began)
+            run, base_set = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:         # else the run is resumed
                 metrics.evaluate(run)
             evolve(run, base_set)

@@ -25,21 +25,24 @@ def micro_batches(batch, max_tokens, whole_rows=False):
 
 @torch.no_grad()
 def on_all_rows(method, batch, max_tokens, *more):
-    """A model's method(token_ids, response_mask, position_ids, *more), a number for each sampled
-    token, computed by the ranks together -> (B, T) on all of them, 0 where none was sampled."""
-    out = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
+    """What a model's method(token_ids, response_mask, position_ids, *more) says of each sampled
+    token, (A,) numbers or several kinds of them (kinds, A), computed by the ranks together
+    -> (B, T) or (kinds, B, T) on all of them, 0 where none was sampled."""
+    out = None
     for (rows, begin, end), real in micro_batches(batch, max_tokens):
         part = batch.rows(rows, begin, end)
-        x = method(part.token_ids, part.response_mask, part.position_ids, *more)     # (A,)
+        found = method(part.token_ids, part.response_mask, part.position_ids, *more)
+        if out is None:
+            out = torch.zeros((*found.shape[:-1], *batch.token_ids.shape), device=found.device)
         if real:
             row, column = part.response_mask.nonzero(as_tuple=True)
-            out[rows[row], column + begin] = x
+            out[..., rows[row], column + begin] = found
     return summed(out)
 
 
-def logprobs_under(run, model, batch):
+def logprobs_under(model, batch, micro_tokens, temperature):
     """log pi(token) of every sampled token under `model`, 0 elsewhere: (B, T), no gradient."""
-    return on_all_rows(model.action_logprobs, batch, run.cfg.micro_tokens, run.cfg.temperature)
+    return on_all_rows(model.action_logprobs, batch, micro_tokens, temperature)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """client: the environment client: many episodes, on one or several of our servers.
 
     client = EnvClient("http://127.0.0.1:8000", "textcraft")
-    (reply,) = client.answer([(None, "reset", (7, None))])       # Reply: session, observation, ...
-    (reply,) = client.answer([(reply.session, "step", "inventory")])
+    (answer,) = client.answer([(None, Reset(7))])       # Answer: session, observation, reward, ...
+    (answer,) = client.answer([(answer.session, Step("inventory"))])
     client.close()
 
 One request holds many episodes: POST /resets, /steps, /closes, see env_server.py. It is sent once.
@@ -14,28 +14,54 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import urllib3
 
-from envs.parts.answers import NO_ANSWER, EnvError, brief, checked, connections, exchange, field
-from envs.parts.wires import MAX_ITEMS
+from envs.parts.answers import (
+    MAX_ITEMS,
+    NO_ANSWER,
+    EnvError,
+    brief,
+    checked,
+    connections,
+    exchange,
+    field,
+)
 
+# What every item of an answer must hold, and its "info".
 ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "info": dict}
 INFO = {"success": bool, "valid": bool | None, "score": float}
 
 
-class ServersGone(EnvError):
-    """No server has answered for as long as the client waits: the run cannot go on."""
+class Reset(NamedTuple):
+    """Begin an episode of a task. stream: a number that seeds the episode's luck, or None."""
+    task: int
+    stream: int | None = None
 
 
-@dataclass
-class Reply:
+class Step(NamedTuple):
+    """Take a turn."""
+    action: str
+
+
+class Answer(NamedTuple):
+    """What the environment answers to a Reset or a Step."""
     session: tuple              # (URL of the server, id there)
     observation: str
     reward: float
     done: bool
     info: dict                  # success, valid (None: an original does not say), score
+
+
+class Silence(NamedTuple):
+    """Of a server that gives no answer, in seconds of time.monotonic()."""
+    since: float                # its first failure
+    until: float                # it is left alone so long
+
+
+class ServersGone(EnvError):
+    """No server has answered for as long as the client waits: the run cannot go on."""
 
 
 class EnvClient:
@@ -44,94 +70,126 @@ class EnvClient:
     EnvError: it is not played at one of them."""
 
     def __init__(self, urls, name, patience=60.0, timeout=120.0):
-        self.patience, self.http = patience, connections(timeout, attempts=3)
+        self.patience = patience
+        self.http = connections(timeout, attempts=3)
         self.urls = [find_server(self.http, url, name) for url in urls.split(",")]
-        self.silent = {}        # URL -> (since when it gives no answer, when it is asked again)
+        self.silent = {}                # URL -> Silence
         self.open = set()               # sessions (URL, id)
         self.turns = itertools.count()  # whose turn it is to get the next session
-        self.pool = ThreadPoolExecutor(2 * len(self.urls))      # servers answer side by side
+        # Servers answer side by side.
+        self.pool = ThreadPoolExecutor(2 * len(self.urls))
 
     def answer(self, items):
-        """[(session or None, "reset", (task id, stream)) | (session, "step", action)] -> one Reply
-        or EnvError each, in order; ValueError when a server refuses one as wrong (no such task). A
-        session of None opens one. stream: a number that seeds the episode's luck, or None."""
-        bodies, replies = defaultdict(list), {}     # (URL, verb) -> [(place in items, body)]
-        for place, (session, verb, argument) in enumerate(items):
-            url = session[0] if session else self.live_url()
-            body = {"id": session[1]} if session else {}
-            if verb == "reset":
-                body["task"], body["stream"] = argument
+        """[(session, Reset or Step)] -> an Answer or EnvError each, in order. A session of None
+        opens one, for a Reset. ValueError: a server refuses one as wrong, such as a task that it
+        does not have."""
+        bodies = []
+        places = defaultdict(list)      # (URL, verb) -> the places in items that it answers
+        for place, (session, request) in enumerate(items):
+            if session:
+                url, number = session
+                body = {"id": number}
             else:
-                body["action"] = argument
-            bodies[url, verb].append((place, body))
-        calls = [(*key, mine[i:i + MAX_ITEMS]) for key, mine in bodies.items()
-                 for i in range(0, len(mine), MAX_ITEMS)]
-        run = map if len(self.urls) == 1 else self.pool.map         # one server: in their order
-        replies.update(itertools.chain(*run(lambda call: self.call(*call), calls)))
-        return [replies[place] for place in range(len(items))]
+                url = self.live_url()
+                body = {}
+            # A request's fields have the names that they have on the wire.
+            bodies.append(body | request._asdict())
+            verb = "reset" if isinstance(request, Reset) else "step"
+            places[url, verb].append(place)
+
+        calls = []
+        for (url, verb), all_places in places.items():
+            for first in range(0, len(all_places), MAX_ITEMS):
+                calls.append((url, verb, all_places[first:first + MAX_ITEMS]))
+        answers = [None] * len(items)
+
+        def send(call):
+            url, verb, here = call
+            came = self.send(url, verb, [bodies[place] for place in here])
+            for place, answer in zip(here, came):
+                answers[place] = answer
+
+        if len(self.urls) == 1:         # in their order
+            for call in calls:
+                send(call)
+        else:
+            list(self.pool.map(send, calls))
+        return answers
 
     def live_url(self):
-        """Where to open a session: each server in its turn, but those that rest (see `post`).
+        """Where to open a session: each server in its turn, but those that are left alone.
         ServersGone."""
         while True:
             now = time.monotonic()
-            if due := [url for url in self.urls if self.silent.get(url, (0, 0))[1] <= now]:
+            silent = dict(self.silent)      # other threads change it
+            due = [url for url in self.urls if url not in silent or silent[url].until <= now]
+            if due:
                 return due[next(self.turns) % len(due)]
-            gone = [since for since, _ in list(self.silent.values())]
-            if len(gone) == len(self.urls) and now - max(gone) > self.patience:
+            last_heard = max(silence.since for silence in silent.values())
+            if now - last_heard > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "
                                   f"{self.patience:g} s; start one and repeat the command "
                                   "(train.py: with --resume)")
             time.sleep(0.05)
 
-    def call(self, url, verb, part):
-        """One request -> (place, Reply or EnvError)s. If it fails, all its episodes fail."""
-        bodies = [body for _, body in part]
-        try:
-            items = field(self.post(url, f"{verb}s", {"items": bodies}), "items", list, url)
-            if len(items) != len(bodies):
-                raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
-        except EnvError as error:
-            return [(place, error) for place, _ in part]
-        replies = [reply_of(url, verb, body, item) for body, item in zip(bodies, items)]
-        self.open |= {reply.session for reply in replies if isinstance(reply, Reply)}
-        return zip([place for place, _ in part], replies)
-
-    def post(self, url, verb, body):
-        """Send once -> the answer, `checked`. EnvError: none came. A server that gave none is left
-        alone for as long as the failure took, a second at least, half of the patience at most."""
+    def send(self, url, verb, bodies):
+        """Send one request, once -> an Answer or EnvError for each of its bodies. If it fails, all
+        its episodes fail."""
+        address = f"{url}/{verb}s"
         began = time.monotonic()
         try:
-            status, answer = exchange(self.http, "POST", f"{url}/{verb}", body)
+            status, answer = exchange(self.http, "POST", address, {"items": bodies})
+            self.silent.pop(url, None)
+            items = field(checked(status, answer, address), "items", list, url)
+            if len(items) != len(bodies):
+                raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
         except NO_ANSWER as error:
-            now, late = time.monotonic(), isinstance(error, urllib3.exceptions.ReadTimeoutError)
-            since, _ = self.silent.get(url, (now, 0))       # the first failure's time stays
-            self.silent[url] = since, now + min(max(1, now - began), self.patience / 2)
-            raise EnvError(f"{url}/{verb}: {type(error).__name__}: {brief(str(error))}",
-                           away=not late) from None     # late: it may be the episode's fault
-        self.silent.pop(url, None)
-        return checked(status, answer, f"{url}/{verb}")
+            self.leave_alone(url, began)
+            # An answer that is late may be the fault of an episode, not of the server.
+            late = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+            sentence = f"{address}: {type(error).__name__}: {brief(str(error))}"
+            return [EnvError(sentence, away=not late)] * len(bodies)
+        except EnvError as error:
+            return [error] * len(bodies)
+        answers = []
+        for body, item in zip(bodies, items):
+            answer = read_item(url, verb, body, item)
+            if isinstance(answer, Answer):
+                self.open.add(answer.session)
+            answers.append(answer)
+        return answers
+
+    def leave_alone(self, url, began):
+        """Open no session at a server that gave no answer for as long as the failure took, a second
+        at least, half of the patience at most."""
+        now = time.monotonic()
+        rest = min(max(1, now - began), self.patience / 2)
+        before = self.silent.get(url)
+        since = before.since if before else now
+        self.silent[url] = Silence(since, now + rest)
 
     def close(self):
         """Close all sessions; a server that is gone has closed them already."""
         for url in self.urls:
-            if ids := [number for root, number in self.open if root == url]:
-                with suppress(EnvError):
-                    self.post(url, "closes", {"ids": ids})
+            numbers = [number for root, number in self.open if root == url]
+            if numbers:
+                with suppress(EnvError, *NO_ANSWER):
+                    exchange(self.http, "POST", f"{url}/closes", {"ids": numbers})
         self.open.clear()
 
 
-def reply_of(url, verb, body, item):
-    """One episode's item in an answer to `body` -> Reply or EnvError; ValueError: a wrong task."""
+def read_item(url, verb, body, item):
+    """One episode's item in an answer to `body` -> Answer or EnvError; ValueError: a wrong task."""
     try:
         checked(200, item, f"{url}/{verb}")
-        got = {name: field(item, name, kind, url) for name, kind in ITEM.items()}
-        if got["id"] != body.get("id", got["id"]):
-            raise EnvError(f"{url}: an answer of id {got['id']} to {brief(body)}")
-        got["info"] = {name: field(got["info"], name, kind, url) for name, kind in INFO.items()}
+        value = {name: field(item, name, kind, url) for name, kind in ITEM.items()}
+        number = value.pop("id")
+        if number != body.get("id", number):
+            raise EnvError(f"{url}: an answer of id {number} to {brief(body)}")
+        value["info"] = {name: field(value["info"], name, kind, url) for name, kind in INFO.items()}
     except EnvError as error:
         return error
-    return Reply((url, got.pop("id")), **got)
+    return Answer((url, number), **value)
 
 
 def find_server(http, url, name):

@@ -6,7 +6,6 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from transformers import AutoTokenizer
@@ -14,19 +13,19 @@ from transformers import AutoTokenizer
 import algos
 import parallel
 from batch import micro_batches, to_batch
-from chat import FORMATS, Agent, make_tokenizer
+from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_env, open_envs
-from envs.parts.agentgym import SET_SIZES, opening, read_trajectories
+from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
-from chat import Speaks
-from flags import Count, Machine, Natural, Positive, Share, Worlds, part_of
-from run import model_settings, tiny_settings
+from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
 from run import (
     full_weights,
+    model_settings,
+    tiny_settings,
     write_json,
     written_whole,
 )
@@ -34,23 +33,23 @@ from run import (
 
 @dataclass
 class Clone(Machine, Speaks, Worlds):
-    # behavioural cloning
-    out: str = "runs/clone"       # the policy's folder; of evolve: the run's
-    seed: Natural = 0             # of everything random
-    n: Natural = 8000             # games; with skill below 1 in whole rounds of all tasks
-    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # not n: as many as its set has, all expert
-    demos: str = ""               # a file of demonstrations, all of it; empty: the experts play
-    goal: Literal["task", "other"] = "task"     # other: what is played for is not what is asked
-    skill: Share = 0.6            # probability of such a player's action; else a random legal one
-    model: str = ""               # folder or hub id to begin with; empty: a tiny policy
-    horizon: Natural = 0          # most turns; 0: each environment's own
-    steps: Count = 800            # optimizer steps
-    batch: Count = 32             # episodes per step
-    lr: Positive = 4e-3           # at its peak, after 5% of the steps; falls to a tenth by a cosine
-    vocabulary: Count = 600       # tokens, the 256 bytes and 3 marks of the chat included
-    width: Count = 64             # of the tiny model: hidden size
-    layers: Count = 2             # of the tiny model: decoder layers
-    heads: Count = 4              # query heads; half as many for keys and values
+    seed: Natural = flag(0, "of everything random", heading="behavioural cloning")
+    out: str = flag("runs/clone", "the policy's folder")
+    n: Natural = flag(8000, "games; with skill below 1 in whole rounds of all tasks")
+    set: str = flag("", "not n: as many as its set has, all expert",
+                    ("", "agenttraj", "agenttraj_l"))
+    demos: str = flag("", "a file of demonstrations, all of it; empty: the experts play")
+    goal: str = flag("task", "other: what is played for is not what is asked", ("task", "other"))
+    skill: Share = flag(0.6, "probability of such a player's action; else a random legal one")
+    model: str = flag("", "folder or hub id to begin with; empty: a tiny policy")
+    horizon: Natural = flag(0, "most turns; 0: each environment's own")
+    steps: Count = flag(800, "optimizer steps")
+    batch: Count = flag(32, "episodes per step")
+    lr: Positive = flag(4e-3, "at its peak, after 5% of the steps; falls to a tenth by a cosine")
+    vocabulary: Count = flag(600, "tokens, the 256 bytes and 3 marks of the chat included")
+    width: Count = flag(64, "of the tiny model: hidden size")
+    layers: Count = flag(2, "of the tiny model: decoder layers")
+    heads: Count = flag(4, "query heads; half as many for keys and values")
 
 
 def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf):
@@ -110,7 +109,9 @@ def clone(cfg, demos, out, device):
         trajectories = trajectories_of(demos, tokenizer, cfg)
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
     weights = full_weights(policy)
-    settings = model_settings(cfg.model) if cfg.model else dict(tiny=True)
+    settings = dict(tiny=True)
+    if cfg.model:
+        _, settings = model_settings(cfg.model)
     settings = settings | part_of(vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
         if parallel.rank() == 0:
@@ -128,9 +129,14 @@ def cloned(cfg, folder, device, demos=None):
 
 
 def clone_flags(cfg):
-    """-> Clone: how a run of train.py clones a policy of its own."""
-    settings = part_of(vars(cfg), Worlds, Speaks, Machine) | tiny_settings(cfg.env).get("clone", {})
-    return Clone(seed=cfg.seed, horizon=cfg.horizons[-1], **settings)
+    """-> Clone: how a run of train.py clones a policy of its own. ValueError: the environment's
+    TINY has a name in `clone` that is no flag."""
+    own = part_of(vars(cfg), Worlds, Speaks, Machine)
+    own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
+    asked = tiny_settings(cfg.env).get("clone", {})
+    layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
+    cloning, _ = settle(Clone, layers)
+    return cloning
 
 
 def continue_cloning(run):
@@ -161,7 +167,7 @@ def lesson(cfg):
     demos = []
     for module, own in zip(modules, each):
         skill = 1.0 if cfg.set else cfg.skill
-        most = SET_SIZES.get(cfg.set, {}).get(module.NAME, cfg.n)
+        most = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
         tasks = choose_tasks(module, "train", 0, own)
         if most < len(tasks):       # a fair choice: families may lie one behind the other
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))

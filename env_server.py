@@ -5,7 +5,7 @@
     with local_server("textcraft") as url: ...     from a script: started, then ended
 
 A session is one Env object under an integer id. The verbs of the original, in textcraft's words
-(others have other words: envs/parts/wires.py; `info` and all below /close are ours):
+(others have other words: WIRE in their files; `info` and all below /close are ours):
 
     POST /create {}                                -> {"id": 0, ...}
     POST /reset  {"id": 0, "data_idx": 7}          -> {"id": 0, "observation": "Crafting ...", ...}
@@ -52,12 +52,21 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import folders_of, known_envs, open_env
-from envs.parts import wires
-from envs.parts.wires import Refused
+from envs.parts.answers import MAX_ITEMS
+from envs.parts.wires import reset_shaped, shaped, wire_of
 
 MAX_BODY = 2**23            # bytes of a request
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
+
+
+class Refused(Exception):
+    """A request that gets no ordinary answer: its status, one sentence, FastAPI's "detail"."""
+
+    def __init__(self, status, sentence, detail=None):
+        super().__init__(sentence)
+        self.status = status
+        self.detail = detail
 
 
 # ---- Sessions ----
@@ -66,14 +75,17 @@ class Session:
     """One Env, made when first needed, and where its episode stands."""
 
     def __init__(self, session_id):
-        self.id, self.env, self.lock = session_id, None, threading.Lock()
+        self.id = session_id
+        self.env = None
+        self.lock = threading.Lock()
         self.used = time.monotonic()
-        self.keep("")
         self.ready = False      # whether it can step: from a reset on, unless that fails
+        self.keep("")
 
     def keep(self, observation, reward=0, done=False, info=None):
         """The session's last answer; with the observation alone, that of an episode's beginning."""
-        info = info or {"success": False, "valid": True, "score": getattr(self.env, "score", 0)}
+        if info is None:
+            info = {"success": False, "valid": True, "score": getattr(self.env, "score", 0)}
         self.answer = {"id": self.id, "observation": observation, "reward": reward,
                        "done": bool(done), "info": info}
         return self.answer
@@ -103,6 +115,7 @@ class Session:
     def close_env(self):
         """Close the environment, if one was made; a failure of it is printed, not raised."""
         env, self.env = self.env, None
+        self.ready = False
         try:
             if env is not None:
                 env.close()
@@ -114,88 +127,230 @@ class Service:
     """One environment and its sessions."""
 
     def __init__(self, name):
-        self.name, self.module, self.wire = name, open_env(name), wires.wire_of(name)
+        self.name = name
+        self.module = open_env(name)
+        self.wire = wire_of(self.module)
         self.env_class = getattr(self.module, "Served", self.module.Env)    # Served: original.py
-        self.ids, self.sessions = itertools.count(), {}
+        self.ids = itertools.count()
+        self.sessions = {}              # id -> Session
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
 
     def find(self, session_id):
         """The session of this id. Refused, with the reason: there is none."""
-        if session := self.sessions.get(session_id):
-            return session
-        raise Refused(404, f"The id {session_id} is not valid: it was never opened, or closed, or "
-                           f"expired after {IDLE_SECONDS:g} s without a request.")
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise Refused(404, f"The id {session_id} is not valid: it was never opened, or closed, "
+                               f"or expired after {IDLE_SECONDS:g} s without a request.")
+        return session
 
-    def open(self):
+    @contextlib.contextmanager
+    def hold(self, session_id):
+        """The session of this id, locked. A ValueError of the environment refuses the request; any
+        other exception breaks the session, and no other session."""
+        session = self.find(session_id)
+        with session.lock:
+            self.find(session_id)       # it may have been closed while we waited
+            try:
+                yield session
+            except Refused:
+                raise
+            except ValueError as refusal:
+                raise Refused(400, str(refusal)) from refusal
+            except Exception as crash:
+                traceback.print_exc()
+                session.close_env()
+                raise Refused(500, f"The environment of id {session.id} broke, reset it first: "
+                                   f"{type(crash).__name__}: {crash}") from crash
+            finally:
+                session.used = time.monotonic()
+
+    @contextlib.contextmanager
+    def hold_new(self):
+        """A new session, locked, that is gone again when its first request fails."""
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(503, f"{self.name}: {MAX_SESSIONS} sessions are open; close some")
         session_id = next(self.ids)
-        return self.sessions.setdefault(session_id, Session(session_id))
-
-    @contextlib.contextmanager
-    def hold(self, session_id=None):
-        """The session of this id, locked; without one a new one that is gone again when its first
-        request fails. A ValueError of the environment refuses the request; any other exception
-        breaks the session, and no other session."""
-        session = self.open() if session_id is None else self.find(session_id)
+        self.sessions[session_id] = Session(session_id)
         try:
-            with session.lock:
-                try:
-                    yield self.find(session.id)     # it may have been closed while we waited
-                except Refused:
-                    raise
-                except ValueError as refusal:
-                    raise Refused(400, str(refusal)) from refusal
-                except Exception as crash:
-                    traceback.print_exc()
-                    session.close_env()
-                    session.ready = False
-                    raise Refused(500, f"The environment of id {session.id} broke, reset it first: "
-                                       f"{type(crash).__name__}: {crash}") from crash
-                finally:
-                    session.used = time.monotonic()
+            with self.hold(session_id) as session:
+                yield session
         except Refused:
-            if session_id is None:
-                self.close(session.id)
+            self.close(session_id)
             raise
 
     def close(self, session_id):
         """Whether there was one to close. A request it is just serving is finished first."""
-        if session := self.sessions.pop(session_id, None):
-            with session.lock:
-                session.close_env()
-        return session is not None
+        session = self.sessions.pop(session_id, None)
+        if session is None:
+            return False
+        with session.lock:
+            session.close_env()
+        return True
+
+
+# ---- The verbs: (Service, body) -> JSON value ----
+
+def field_of(body, key, kind, required=True):
+    """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
+    if isinstance(body, dict):
+        value = body.get(key)
+        if type(value) is kind or (value is None and not required):
+            return value
+    else:
+        value = body
+    if value is None:
+        problem = "missing"
+        words = "Field required"
+    else:
+        problem = f"{kind.__name__}_type"
+        words = f"Input should be {kind.__name__}"
+    raise Refused(422, f"body.{key}: {words}",
+                  [{"type": problem, "loc": ["body", key], "msg": words}])
+
+
+def create(service, body):
+    with service.hold_new() as session:
+        if "observation" in service.wire.create:
+            train = service.module.TRAIN
+            session.reset(service.env_class, train[session.id % len(train)])
+        return shaped(service.wire.create, session)
+
+
+def reset(service, body):
+    wire = service.wire
+    module = service.module
+    with service.hold(field_of(body, wire.id_key, int)) as session:
+        session.ready = False           # their clients pass over an error, and must not play on
+        task_id = field_of(body, wire.task_key, int, wire.task_required)
+        if task_id is None:
+            task_id = module.TRAIN[0]
+        if wire.task_wraps:
+            task_id %= 1 + max(module.TRAIN[-1], module.TEST[-1])
+        session.reset(service.env_class, task_id, body.get("stream"))
+        return reset_shaped(wire, session)
+
+
+def step(service, body):
+    action = field_of(body, "action", str)
+    with service.hold(field_of(body, service.wire.id_key, int)) as session:
+        answer = session.step(action)
+        return shaped(service.wire.step, session) | {"info": answer["info"]}
+
+
+def close(service, body):
+    closed = service.close(field_of(body, service.wire.id_key, int))
+    return service.wire.closed if closed else False
+
+
+LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
+
+
+def look(service, path, query):
+    """GET: whether the server lives, and what a session shows."""
+    key = service.wire.id_key
+    if path == "":
+        return f"This is environment {service.name}." if key == "id" else "ok"
+    if path == "list_envs":
+        return list(service.sessions)
+    shapes = LOOK | service.wire.look
+    if path not in shapes:
+        raise Refused(404, f"there is no GET /{service.name}/{path}", "Not Found")
+    shape = shapes[path]
+    if shape.isupper():
+        return list(getattr(service.module, shape))
+    number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
+    asked = {key: int(number[1])} if number else {}
+    with service.hold(field_of(asked, key, int)) as session:
+        if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
+            session.check_ready()
+        session.env = session.env or service.env_class()
+        return shaped(shape, session)
+
+
+# Ours: many episodes in a request, in the same words in every environment.
+
+def resets(service, body):
+    def reset_one(item):
+        number = field_of(item, "id", int, required=False)
+        with service.hold_new() if number is None else service.hold(number) as session:
+            task_id = field_of(item, "task", int)
+            return session.reset(service.env_class, task_id, item.get("stream"))
+
+    return for_each_item(service, body, reset_one)
+
+
+def steps(service, body):
+    def step_one(item):
+        action = field_of(item, "action", str)
+        with service.hold(field_of(item, "id", int)) as session:
+            return session.step(action)
+
+    return for_each_item(service, body, step_one)
+
+
+def for_each_item(service, body, act):
+    """act's answers in the order of the items. They are executed in that order, too, or side by
+    side in threads where the engine frees Python's lock and no two are of one session."""
+    items = field_of(body, "items", list)
+    if len(items) > MAX_ITEMS:
+        raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
+
+    def answer_one(item):
+        try:
+            return act(item)
+        except Refused as refusal:
+            return {"error": str(refusal), "status": refusal.status}
+
+    ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
+    if service.pool and len(ids) == len(set(ids)):
+        answers = service.pool.map(answer_one, items)
+    else:
+        answers = map(answer_one, items)
+    return {"items": list(answers)}
+
+
+def closes(service, body):
+    closed = []
+    for session_id in field_of(body, "ids", list):
+        closed.append(type(session_id) is int and service.close(session_id))
+    return {"items": closed}
+
+
+VERBS = dict(create=create, reset=reset, step=step, close=close,
+             resets=resets, steps=steps, closes=closes)
 
 
 # ---- HTTP ----
 
-encode = json.JSONEncoder(default=lambda numpy_number: numpy_number.item()).encode
+def plain_number(numpy_number):
+    """What json writes for a number of numpy, which it does not know."""
+    return numpy_number.item()
+
+
+encode = json.JSONEncoder(default=plain_number).encode
 
 
 def respond(services, method, target, body):
     """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
     path, _, query = target.partition("?")
     name, _, verb = path.strip("/").partition("/")
+    # A server of one environment answers at its root, too.
     if name not in services and len(services) == 1:
-        (name,), verb = services, path.strip("/")
+        verb = path.strip("/")
+        (name,) = services
     service = services.get(name)
     try:
         if method == "GET" and "health" in (name, verb):
-            return 200, encode({
-                "server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
-                "sessions": sum(len(service.sessions) for service in services.values())})
-        if service is None or method == "POST" and verb not in wires.VERBS:
+            answer = health(services)
+        elif service is None or (method == "POST" and verb not in VERBS):
             raise Refused(404, f"there is no {method} {path}; the environments here: "
                                f"{', '.join(services)}", "Not Found")
-        if method == "GET":
-            return 200, encode(wires.look(service, verb, query))
-        try:
-            body = json.loads(body) if body.strip() else {}
-        except (ValueError, RecursionError) as problem:
-            raise Refused(422, f"the body is not JSON: {problem}", [
-                {"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]) from problem
-        return 200, encode(wires.VERBS[verb](service, body))
+        elif method == "GET":
+            answer = look(service, verb, query)
+        else:
+            answer = VERBS[verb](service, parsed(body))
+        return 200, encode(answer)
     except Refused as refusal:
         if refusal.detail:      # what FastAPI itself answers has its status in both dialects
             return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
@@ -206,6 +361,21 @@ def respond(services, method, target, body):
         return 500, encode({"error": f"the server failed: {type(bug).__name__}: {bug}"})
 
 
+def health(services):
+    sessions = sum(len(service.sessions) for service in services.values())
+    return {"server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
+            "sessions": sessions}
+
+
+def parsed(body):
+    """The JSON of a request's body; none is {}."""
+    try:
+        return json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as problem:
+        detail = [{"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]
+        raise Refused(422, f"the body is not JSON: {problem}", detail) from problem
+
+
 class HttpRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"       # keep-alive
     disable_nagle_algorithm = True      # otherwise a reply may wait 40 ms for the client's ACK
@@ -214,17 +384,29 @@ class HttpRequest(BaseHTTPRequestHandler):
     def do_POST(self):
         """Read the body, if it is one we want to read, and reply."""
         size = ",".join(self.headers.get_all("Content-Length", ["0"]))
-        if refusal := self.refusal(size):
-            self.close_connection = True        # what follows on it is no request
-            self.reply(refusal[0], encode({"error": refusal[1]}))
-            self.connection.settimeout(1.0)     # closing over unread bytes could reset the reply
-            left = 0 if refusal[0] == 411 else min(int(size), 64 * MAX_BODY)
-            while left > 0 and (piece := self.rfile.read1(2**16)):
-                left -= len(piece)
-        elif len(body := self.rfile.read(int(size))) == int(size):      # else the client hung up
+        refusal = self.refusal(size)
+        if refusal:
+            self.refuse(*refusal, size)
+            return
+        body = self.rfile.read(int(size))
+        if len(body) == int(size):      # else the client hung up
             self.reply(*respond(self.server.services, self.command, self.path, body))
 
     do_GET = do_POST
+
+    def refuse(self, status, sentence, size):
+        """Reply so to a request whose body is not read, and end the connection: what follows on it
+        is no request."""
+        self.close_connection = True
+        self.reply(status, encode({"error": sentence}))
+        # Closing over unread bytes could reset the connection before the reply is read.
+        self.connection.settimeout(1.0)
+        left = 0 if status == 411 else min(int(size), 64 * MAX_BODY)
+        while left > 0:
+            piece = self.rfile.read1(2**16)
+            if not piece:
+                break
+            left -= len(piece)
 
     def reply(self, status, text):
         """Send this JSON text, in one packet with its head."""
@@ -237,16 +419,18 @@ class HttpRequest(BaseHTTPRequestHandler):
         """(status, sentence) if this is not to be answered. A web page may not act here: it sends
         no JSON unasked, says its Origin, and has its own name in Host (DNS rebinding)."""
         host = ",".join(self.headers.get_all("Host", ["localhost"])).lower()
-        if ("Transfer-Encoding" in self.headers or self.headers.defects     # such as `Name : value`
-                or not re.fullmatch("[0-9]{1,18}", size)):
+        unclear = "Transfer-Encoding" in self.headers or self.headers.defects   # as `Name : value`
+        if unclear or not re.fullmatch("[0-9]{1,18}", size):
             return 411, "send one Content-Length, the body's size in bytes, in well-formed headers"
         if int(size) > MAX_BODY:
             return 413, f"a body of {size} bytes; {MAX_BODY} are the most"
-        if not re.fullmatch(f"({self.server.names})(:[0-9]*)?", host):
+        if not re.fullmatch(f"({self.server.hosts})(:[0-9]*)?", host):
             return 403, f"Host is {host!r}; use the server's IP address, or start it with --host"
-        asks = int(size) or "Origin" in self.headers        # a page says its Origin with any POST
+        # A page says its Origin with any POST.
+        asks = int(size) or "Origin" in self.headers
         if asks and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
+        return None
 
     def log_message(self, *_):
         pass
@@ -259,8 +443,10 @@ class HttpServer(ThreadingHTTPServer):
 
     def __init__(self, names, host="127.0.0.1", port=0):
         self.services = {name: Service(name) for name in names}
-        self.names = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + (
-            "[^.:]+" if host in ("", "0.0.0.0") else re.escape(host.lower()))   # no page has "gpu7"
+        # What a request may name as its Host: a regular expression. No page has a name like "gpu7".
+        everywhere = host in ("", "0.0.0.0")
+        own_name = "[^.:]+" if everywhere else re.escape(host.lower())
+        self.hosts = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + own_name
         super().__init__((host, port), HttpRequest)
 
     def service_actions(self):

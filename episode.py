@@ -8,7 +8,7 @@ import torch
 
 from attention import layout_for
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from engine import sample
 from policy import forward
 
@@ -72,7 +72,7 @@ class Trajectory:
 @dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
 class World:
     """One environment as it is played: where, and how the policy speaks there. The agents of one
-    policy's worlds have the same tokenizer, longest reply and temperature."""
+    policy's worlds have the same tokenizer and longest reply."""
     client: EnvClient           # its servers
     agent: Agent
     most_turns: float = math.inf    # of an episode, whatever horizon is asked for
@@ -86,8 +86,8 @@ class World:
 class Episode:
     """One trajectory in the making: what to ask of the environment, what to show the policy.
 
-    `request` is what the environment must answer next: ("reset", (task_id, luck)) or ("step",
-    action). While it is None the policy must reply, unless the episode is `over`.
+    `request` is what the environment must answer next: a client.Reset or a client.Step. While it
+    is None the policy must reply, unless the episode is `over`.
     key: the seed of the episode, a tuple of ints; in training (seed, step, 0, place, member).
     numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
     environment's luck."""
@@ -103,7 +103,7 @@ class Episode:
         self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
         self.uniforms = None        # a number in [0, 1) for each token that this reply may have
         luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
-        self.first_request = ("reset", (task_id, int(luck)))     # of every try: the same luck
+        self.first_request = Reset(task_id, int(luck))     # of every try: the same luck
         self.request, self.over, self.reflecting = self.first_request, False, False
 
     @property
@@ -140,26 +140,27 @@ class Episode:
         digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
         turn.observation_hash = int.from_bytes(digest, "big") >> 1   # unlike hash(), on any machine
         self.messages.append(message)
-        _, words = split_thoughts(text)
+        _, words, cut = split_thoughts(text)
         if self.reflecting:
             turn.valid = None
             for failed in self.trajectory.turns[:-1]:
                 failed.reward = 0.0         # the return is the last try's: failing pays nothing
-            self.lessons.append((words or "").strip())
+            self.lessons.append(words.strip())
             self.history, self.reflecting = [], False
             self.request = self.first_request
             return
-        turn.cut = words is None
-        words = text if self.agent.format == "think" else words or ""     # its thoughts are words
+        turn.cut = cut
+        if self.agent.format == "think":        # its thoughts are words
+            words = text
         self.history.append((self.observation, message, words))
-        action, self.complaint = ("", CUT) if turn.cut else self.agent.read(words, message)
-        self.request = ("step", action)
+        action, self.complaint = ("", CUT) if cut else self.agent.read(words, message)
+        self.request = Step(action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
         """Take the environment's answer to `request`: show it to the policy, or end the episode."""
-        kind, self.request = self.request[0], None
+        begins, self.request = isinstance(self.request, Reset), None
         trajectory = self.trajectory
-        if kind == "reset":
+        if begins:
             self.observation = self.agent.first(observation)
             return self._show(self.observation)
         info = info or {}
@@ -167,8 +168,7 @@ class Episode:
         turn.reward, turn.valid = float(reward), info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
-        self.observation = (self.complaint or observation) if self.agent.manner else \
-            f"{self.complaint}\n{observation}".strip()
+        self.observation = self.agent.later(observation, self.complaint)
         if not done and len(self.history) < self.horizon:
             self._show(self.observation)
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
@@ -188,7 +188,7 @@ class Episode:
         if anew:
             self.messages = agent.start() + shortened(self, text)
         else:
-            self.messages += answer_to(self.messages[-1], text)
+            self.messages.append(answer_to(self.messages[-1], text))
         if not agent.chat:
             return
         if anew or agent.history == "template":
@@ -223,9 +223,9 @@ def shortened(episode, text):
     if recent:
         top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
     first, *later = [observation for observation, *_ in recent] + [text]
-    messages = said("user", "\n\n".join([*filter(None, top), first]))
+    messages = [said("user", "\n\n".join([*filter(None, top), first]))]
     for (_, reply, _), observation in zip(recent, later):
-        messages += [reply, *answer_to(reply, observation)]
+        messages += [reply, answer_to(reply, observation)]
     return messages
 
 
@@ -237,7 +237,7 @@ def play(reply, episode, client, session=None):
         if not episode.request:
             reply(episode)
             continue
-        (answer,) = client.answer([(session, *episode.request)])
+        (answer,) = client.answer([(session, episode.request)])
         if isinstance(answer, EnvError):
             raise answer
         session = answer.session
@@ -246,11 +246,11 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
     while not episode.request:
         seen = torch.tensor(episode.seen, device=policy.device)
         logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
         uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
-        token, logprob = sample(logits, uniform, episode.agent.temperature)
+        token, logprob = sample(logits, uniform, temperature)
         episode.sampled(token.item(), logprob.item())

@@ -19,45 +19,51 @@ import time
 from collections import defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import before_torch  # noqa: F401  its name says why
 import torch
 
 import report
+from chat import Speaks
 from client import EnvError
 from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
-from chat import Speaks
-from flags import Count, Natural, NonNegative, Plays, Worlds, parse_flags, part_of
-from run import begun, model_settings
+from flags import Count, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
 from lora import load_policy
-from metrics import with_nulls
 from parallel import device_of, progress
 from rollout import collect
-from run import connected, one_sentence, open_folder, open_worlds, write_json
+from run import (
+    begun,
+    connected,
+    keep_settings,
+    model_settings,
+    one_sentence,
+    open_folder,
+    open_worlds,
+    with_nulls,
+    write_json,
+)
 
 
 @dataclass
 class Config(Plays, Speaks, Worlds):
-    # who plays
-    model: str = ""               # folder or hub id of a policy
-    policy: Literal["", "random", "expert"] = ""  # a built-in player instead of a model
-    device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
-    attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
-    temperature: NonNegative = 1.0     # 0: greedy
-    seed: Natural = 0             # of the policy's samples and the random player
+    model: str = flag("", "folder or hub id of a policy", heading="who plays")
+    policy: str = flag("", "a built-in player instead of a model", ("", "random", "expert"))
+    device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1")
+    attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
+    temperature: NonNegative = flag(1.0, "0: greedy")
+    seed: Natural = flag(0, "of the policy's samples and the random player")
 
-    # which tasks, and where they are kept
-    suite: Literal[("", *SUITES)] = ""  # AgentGym's worlds, tasks and turns: envs/parts/suites.py
-    split: Literal["train", "test"] = "test"  # which tasks
-    n: Natural = 200              # tasks of each environment, a fixed sample (0: all)
-    k: Count = 1                  # samples of each task
-    horizon: Natural = 0          # most turns; 0: the environment's own, never exceeded by several
-    out: str = ""                 # the folder; empty: runs/ and what is played by whom
-    resume: bool = False          # continue the evaluation that the folder holds
+    suite: str = flag("", "AgentGym's worlds, tasks and turns: envs/parts/suites.py", ("", *SUITES),
+                      heading="which tasks, and where they are kept")
+    split: str = flag("test", "which tasks", ("train", "test"))
+    n: Natural = flag(200, "tasks of each environment, a fixed sample (0: all)")
+    k: Count = flag(1, "samples of each task")
+    horizon: Natural = flag(0, "most turns; 0: the environment's own, never exceeded by several")
+    out: str = flag("", "the folder; empty: runs/ and what is played by whom")
+    resume: bool = flag(False, "continue the evaluation that the folder holds")
 
     @property
     def path(self):
@@ -107,7 +113,7 @@ def play(cfg, policy, tasks, groups, path):
         return play_by_itself(cfg, mine, keep)
     _, stats = collect(         # horizon: a World has its own most_turns
         policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
-        max_concurrent=cfg.max_concurrent,
+        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent,
         finished=lambda episodes: keep([*map(play_of, episodes)]))
     if not groups:
         raise EnvError(f"no task could be played: {stats.failures[-1]}")
@@ -218,7 +224,7 @@ def notes_on(cfg, tasks, groups):
     return notes
 
 
-def run(cfg):
+def run(cfg, origins=None):
     """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
     cannot be played."""
     if bool(cfg.policy) == bool(cfg.model):
@@ -231,7 +237,8 @@ def run(cfg):
     with nobody if cfg.policy else connected(cfg.env_url, modules) as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg)
         tasks = tasks_asked(cfg, worlds, families)
-        folder = open_folder(cfg.path, cfg)
+        folder = open_folder(cfg.path, cfg.resume)
+        keep_settings(folder, cfg, origins or {})
         path = os.path.join(folder, "trajectories.jsonl")
         groups = kept_groups(path)
         play(cfg, policy, tasks, groups, path)
@@ -254,18 +261,22 @@ def run(cfg):
 MAY_CHANGE = {"out", "resume"} | {f.name for f in fields(Plays)}
 
 
-def preset(given, kind=Config):
-    """What flags leave open: how a model speaks; what an evaluation to be resumed was begun with.
-    ValueError."""
-    left = part_of(model_settings(given["model"]), Speaks) if given.get("model") else {}
+def layers(kind, given):
+    """What is asked for beside the flags `given`, as `parse_flags` wants it: how a model speaks;
+    what an evaluation to be resumed was begun with. ValueError."""
+    found = []
+    if given.get("model"):
+        where, settings = model_settings(given["model"])
+        found.append((where, part_of(settings, Speaks)))
     if given.get("resume"):
-        left |= begun(kind(**given).path, given, kind, MAY_CHANGE)
-    return left
+        found.append(("resumed", begun(kind(**given).path, given, kind, MAY_CHANGE)))
+    return found
 
 
 def main(kind=Config):
     with one_sentence("eval.py"):
-        run(parse_flags(kind, None, __doc__, lambda given: preset(given, kind)))
+        cfg, origins = parse_flags(kind, None, __doc__, layers)
+        run(cfg, origins)
 
 
 if __name__ == "__main__":

@@ -1,94 +1,152 @@
-"""flags: what a user may turn."""
+"""flags: the settings of a script are the fields of a dataclass.
+
+    @dataclass
+    class Config(Plays, Worlds):
+        steps: Count = flag(80, "steps of RL: play, then learn", heading="one step")
+
+A field holds its default, its line of --help and, in its type, its bounds; `--steps 90` sets it.
+Nothing is read from the source, so a subclass that was made in a notebook works as well.
+
+Not all that differs from a default was given as a flag: a model and an environment ask for settings
+of their own. `parse_flags` puts such layers over each other and keeps where each value came from.
+"""
 import argparse
-import inspect
-import re
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+import textwrap
+from dataclasses import dataclass, field, fields
+from typing import Annotated, get_args, get_type_hints
 
+# ---- what a setting is --------------------------------------------------------------------------
 
-
-def number(kind, words, fits):
-    """A type of flags: text -> a number of this kind for which fits(x), as NaN never does."""
+def bounded(number, words, fits):
+    """The type of a number for which fits(x), as NaN never does. words: what numbers these are."""
     def read(text):
-        if fits(x := kind(text)):
-            return x
-        raise argparse.ArgumentTypeError(f"{text}: expected {words}")
-    read.__name__ = kind.__name__
-    return read
-Count = number(int, "1 or more", lambda x: x >= 1)
-Natural = number(int, "0 or more", lambda x: x >= 0)
-Positive = number(float, "above 0", lambda x: x > 0)
-NonNegative = number(float, "0 or more", lambda x: x >= 0)
-Share = number(float, "from 0 to 1", lambda x: 0 <= x <= 1)
+        value = number(text)
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text}: expected {words}")
+        return value
+    read.__name__ = number.__name__
+    return Annotated[number, read, words]
 
+
+Count = bounded(int, "1 or more", lambda x: x >= 1)
+Natural = bounded(int, "0 or more", lambda x: x >= 0)
+Positive = bounded(float, "above 0", lambda x: x > 0)
+NonNegative = bounded(float, "0 or more", lambda x: x >= 0)
+Share = bounded(float, "from 0 to 1", lambda x: 0 <= x <= 1)
+
+
+def flag(default, help, choices=None, heading=None):
+    """A field that is a flag. choices: the texts that it may be, or a table whose keys they are.
+    heading: with this flag a group of --help begins."""
+    return field(default=default, metadata=dict(help=help, choices=choices, heading=heading))
+
+
+# ---- settings that several scripts have ---------------------------------------------------------
 
 @dataclass
 class Worlds:
-    # what is played
-    env: str = "textcraft_small"  # a file of envs/, or several, comma-separated
-    data: str = ""                # FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)
-    families: str = ""            # only these families of tasks, comma-separated; empty: all
+    env: str = flag("textcraft_small", "a file of envs/, or several, comma-separated",
+                    heading="what is played")
+    data: str = flag("", "FOLDER to play with, or NAME=FOLDER,... (docs/environments.md)")
+    families: str = flag("", "only these families of tasks, comma-separated; empty: all")
 
 
 @dataclass
 class Plays:
-    # by which servers
-    env_url: str = ""             # servers, comma-separated; empty: a local one is started
-    max_concurrent: Count = 256   # episodes in play at a time
+    env_url: str = flag("", "servers, comma-separated; empty: a local one is started",
+                        heading="by which servers")
+    max_concurrent: Count = flag(256, "episodes in play at a time")
 
 
 @dataclass
 class Machine:
-    # on which machine
-    device: str = "auto"          # auto: cuda if there is one; cpu, cuda, cuda:1
-    attention: Literal["auto", "flash2", "varlen", "torch"] = "auto"     # auto: the fastest
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"   # auto: bfloat16 on cuda
-    shard: Literal["full", "none"] = "full"     # none: each rank holds all weights, not a share
-    micro_tokens: Count = 8192    # tokens whose activations are in memory at a time
-    checkpointing: bool = False   # recompute activations in the backward pass
+    device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1",
+                       heading="on which machine")
+    attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
+    compute: str = flag("auto", "auto: bfloat16 on cuda", ("auto", "float32", "bfloat16"))
+    shard: str = flag("full", "none: each rank holds all weights, not a share", ("full", "none"))
+    micro_tokens: Count = flag(8192, "tokens whose activations are in memory at a time")
+    checkpointing: bool = flag(False, "recompute activations in the backward pass")
 
 
-def parse_flags(kind, argv=None, description="", preset=lambda given: {}):
-    """The flags --field-name VALUE of a dataclass -> one of it; a wrong flag ends the process with
-    a sentence. A field's type is bool, tuple, a Literal, a dict whose keys may be chosen, or reads
-    a text. --help shows the dataclass's lines, then the choices of the flags that have some.
-    preset(given) -> {field: value}, stronger than the defaults, weaker than the flags."""
+# ---- from flags and layers to settings ----------------------------------------------------------
+
+def parse_flags(kind, argv=None, description="", layers=None):
+    """-> (a `kind`, which is such a dataclass; {name: where its value came from}).
+
+    The values of flags, and below them those of layers(kind, {name: value of the flags given}) ->
+    [(where, {name: value})], the weakest first. A wrong flag ends the process with a sentence.
+    ValueError: a layer has a name that is no setting of `kind`.
+    """
     parser = argparse.ArgumentParser(
-        description=f"{description}\nCount: 1 or more. Natural: 0 or more. Share: from 0 to 1. "
-                    f"tuple: 6,10\n{documented(kind)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
-        usage="%(prog)s [--FLAG VALUE ...]; --help lists all", allow_abbrev=False)
-    for f in fields(kind):
-        if f.type is bool:
-            how = dict(action=argparse.BooleanOptionalAction)
-        elif choices := f.type if type(f.type) is dict else get_args(f.type):
-            how = dict(choices=choices, metavar=" | ".join(choices))
-        else:
-            how = dict(type=integers if f.type is tuple else f.type, help=argparse.SUPPRESS)
-        parser.add_argument("--" + f.name.replace("_", "-"), **how)
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [--FLAG VALUE ...]; --help lists all",
+        argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    types = get_type_hints(kind, include_extras=True)
+    group = parser
+    for setting in fields(kind):
+        if setting.metadata.get("heading"):
+            group = parser.add_argument_group(setting.metadata["heading"])
+        add_flag(group, setting, types[setting.name])
     given = vars(parser.parse_args(argv))
-    return kind(**preset(given) | given)
+    asked = layers(kind, given) if layers else []
+    return settle(kind, [*asked, ("flags", given)])
+
+
+def add_flag(group, setting, kind):
+    """Add a field, whose type is `kind`, to a group of the parser."""
+    about = f"{setting.metadata.get('help', '')} [{setting.default}]".replace("%", "%%")
+    choices = setting.metadata.get("choices")
+    if choices:
+        how = dict(choices=list(choices), metavar=" | ".join(choices))
+    elif kind is bool:
+        how = dict(action=argparse.BooleanOptionalAction)
+    elif kind is tuple:
+        how = dict(type=integers, metavar="int,int")
+    elif get_args(kind):
+        number, read, words = get_args(kind)
+        how = dict(type=read, metavar=number.__name__)
+        about = about[:-1] + f"; {words}]"
+    else:
+        how = dict(type=kind, metavar=kind.__name__)
+    group.add_argument("--" + setting.name.replace("_", "-"), help=about, **how)
 
 
 def integers(text):
     return tuple(map(int, text.split(",")))
 
 
-def documented(kind):
-    """The fields of a dataclass as flags: --name and the rest of the line in its source, under the
-    comments above them, bases first. Of a field that a later class has again, the later line."""
-    lines = {}
-    for line in "".join(map(inspect.getsource, kind.__mro__[-2::-1])).splitlines():
-        if heading := re.match("    # (.+)", line):
-            lines[line] = f"\n{heading[1]}:"
-        elif flag := re.match(r"    (\w+)(: .+)", line):
-            lines[flag[1]] = f"  --{flag[1].replace('_', '-')}{flag[2]}"
-    return "\n".join(lines.values())
+def settle(kind, layers):
+    """Layers of settings, [(where, {name: value})], the weakest first -> (a `kind`, {name: the last
+    `where`}). ValueError: one has a name that is no setting of `kind`."""
+    known = {setting.name for setting in fields(kind)}
+    values, origins = {}, {}
+    for where, settings in layers:
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"{where} has {name!r}, which is no setting: misspelt?")
+        values |= settings
+        origins |= dict.fromkeys(settings, where)
+    return kind(**values), origins
+
+
+def told(cfg, origins):
+    """Which settings are not their fields' defaults, a paragraph for each place that they are
+    from. origins: see `settle`."""
+    groups = {}
+    for setting in fields(cfg):
+        value = getattr(cfg, setting.name)
+        if value != setting.default:
+            where = origins.get(setting.name, "set")
+            groups.setdefault(where, []).append(f"{setting.name}={value}")
+    lines = []
+    for where, group in groups.items():
+        lines += textwrap.wrap(f"    {where}: " + " ".join(group), 100, break_on_hyphens=False,
+                               subsequent_indent=" " * 8)
+    return "\n".join(lines)
 
 
 def part_of(settings, *kinds):
     """Those of the settings, {name: value}, that are fields of these dataclasses."""
-    names = {f.name for kind in kinds for f in fields(kind)}
+    names = {setting.name for kind in kinds for setting in fields(kind)}
     return {name: value for name, value in settings.items() if name in names}
-
-

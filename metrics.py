@@ -20,7 +20,7 @@ import report
 from batch import on_all_rows, to_batch
 from envs import load_env
 from panel import collapse_warnings
-from run import last_checkpoint, write_json
+from run import last_checkpoint, with_nulls, write_json
 
 MOST_PARTS = 6                # families or environments that are told one by one
 
@@ -69,11 +69,6 @@ def record_iteration(run, explored, kept, stats, seconds):
     parallel.say(f"iteration {run.step} | explored {len(explored)} | success "
                  f"{line['success']:.1%} | kept {len(kept)} | {seconds:.0f} s"
                  + f" | dropped {stats.dropped}" * (stats.dropped > 0))
-
-
-def with_nulls(value):
-    """The value as JSON holds it, with null for numbers that are not finite."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def append(run, name, lines):
@@ -155,9 +150,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         return
     picked = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(picked, run.policy.device)
-    logprobs, batch.entropies = (on_all_rows(                          # a pass for each
-        lambda *x, i=i: run.policy.action_logprobs(*x, temperature or 1, entropy="watched")[i],
-        batch, run.cfg.micro_tokens) for i in (0, 1))
+    logprobs, batch.entropies = on_all_rows(run.policy.action_logprobs, batch,
+                                            run.cfg.micro_tokens, temperature or 1, "watched")
     batch.ratios = (logprobs - batch.old_logprobs).exp()
     columns = {name: x.double().round(decimals=3) for name, x in vars(batch).items()
                if x is not None and x.shape == logprobs.shape and x.dtype != torch.int64}
@@ -249,11 +243,9 @@ def held_out(run, temperature, policy=None):
     """Success on held-out tasks at the last horizon -> {"success", "stderr", "n", "parts"}: parts,
     the success in each environment or, of a single one, in each family of tasks. Every evaluation
     of a run draws the same random numbers."""
-    heated = {world: replace(world, agent=replace(world.agent, temperature=temperature))
-              for world in run.worlds}
     played, _ = rollout.play_tasks(
-        run, policy or run.policy, [(heated[world], task) for world, task in run.eval_tasks], 1,
-        run.cfg.horizons[-1], (run.cfg.seed, EVALUATION))
+        policy or run.policy, run.eval_tasks, 1, run.cfg.horizons[-1], (run.cfg.seed, EVALUATION),
+        temperature, run.cfg.max_concurrent)
     if temperature and not policy:
         write_samples(run, run.step, "test", played, 1, temperature)
     success, error = mean_and_error([t.success for t in played])

@@ -53,14 +53,15 @@ class Stats:
         self.seconds[phase] += time.perf_counter() - began
 
 
-def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=None,
-            max_concurrent=math.inf, retries=2, finished=None):
+def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperature=1.0,
+            engine=None, max_concurrent=math.inf, retries=2, finished=None):
     """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
     with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
     0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
-    step (i by default), so that a rank draws the numbers that one process would.
+    step (i by default), so that a rank draws the numbers that one process would. temperature: of
+    the sampler; 0 takes the most likely token.
     finished(the group's Episodes) is called as soon as a group is played. ServersGone when no
     server has answered for the client's patience."""
     if not tasks:
@@ -68,7 +69,7 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, engine=No
     rows = min(len(tasks) * group_size, max_concurrent)
     engine = engine or make_engine(policy, tasks[0][0].agent, rows)
     slots = Slots(tasks, group_size, horizon, key, places or range(len(tasks)), retries, finished)
-    Scheduler(slots, engine).run()
+    Scheduler(slots, engine, temperature).run()
     slots.stats.tokens = engine.tokens.copy()
     return slots.played()
 
@@ -181,8 +182,9 @@ class Scheduler:
     """The event loop: send requests, receive observations, prefill, decode one token; repeat.
     Here is the environments' side: who asks, and what an answer leads to."""
 
-    def __init__(self, slots, engine):
-        self.slots, self.engine, self.sampler = slots, engine, Sampler(engine, slots)
+    def __init__(self, slots, engine, temperature):
+        self.slots, self.engine = slots, engine
+        self.sampler = Sampler(engine, slots, temperature)
         self.sent = {}              # future of the answers -> the slots that they are for
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
         self.lockstep = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
@@ -209,7 +211,7 @@ class Scheduler:
             parcels[slot.client if self.lockstep else slot].append(slot)
             self.slots.move(slot, "in flight")
         for parcel in parcels.values():
-            requests = [(slot.session, *slot.episode.request) for slot in parcel]
+            requests = [(slot.session, slot.episode.request) for slot in parcel]
             self.sent[pool.submit(parcel[0].client.answer, requests)] = parcel
 
     def receive(self):
@@ -227,7 +229,7 @@ class Scheduler:
                 self.take(slot, answers[slot])
 
     def take(self, slot, answer):
-        """Give a slot its answer: a Reply for its episode, or an EnvError: it is played anew. Who
+        """Give a slot its answer: an Answer for its episode, or an EnvError: it is played anew. Who
         does not play on gives pages and row back."""
         if isinstance(answer, EnvError):
             self.slots.fail(slot, answer)
@@ -252,9 +254,9 @@ class Scheduler:
 class Sampler:
     """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
 
-    def __init__(self, engine, slots):
+    def __init__(self, engine, slots, temperature):
         self.engine, self.slots, self.stats = engine, slots, slots.stats
-        self.temperature = slots.everyone[0].episode.agent.temperature
+        self.temperature = temperature
 
     def readable(self):
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
@@ -335,7 +337,7 @@ class Sampler:
 # ---- from episodes to tensors -------------------------------------------------------------------
 
 
-def play_tasks(run, policy, tasks, group_size, horizon, key):
+def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurrent):
     """Each task [(World, id)] `group_size` times, dealt over the ranks -> (trajectories, Stats) of
     all ranks.
 
@@ -347,7 +349,7 @@ def play_tasks(run, policy, tasks, group_size, horizon, key):
     with gathered_weights(policy):
         try:
             mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
-                           places, max_concurrent=run.cfg.max_concurrent)
+                           places, temperature, max_concurrent=max_concurrent)
         except ServersGone as error:        # the other ranks wait for this one's share
             mine = [], Stats(dropped=len(places), failures=[str(error)], gone=str(error))
     parts = gathered(mine)

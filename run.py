@@ -18,7 +18,6 @@ import math
 import os
 import shutil
 import sys
-import textwrap
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -37,7 +36,7 @@ from curriculum import choose_tasks, families_of, shares_of
 from env_server import local_server
 from envs import load_env
 from episode import World
-from flags import part_of
+from flags import part_of, told
 from lora import adapters, save_adapters, tokenizer_path
 from policy import from_pretrained, longest_text
 
@@ -95,7 +94,7 @@ def open_worlds(policy, path, modules, clients, cfg):
     if cfg.max_context > most:
         parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
     speaks = part_of(vars(cfg), Speaks) | dict(
-        max_context=min(cfg.max_context, most), temperature=cfg.temperature,
+        max_context=min(cfg.max_context, most),
         stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
     worlds = []
     for module, client in zip(modules, clients, strict=True):
@@ -151,20 +150,26 @@ def new_folder(path):
     return folder
 
 
-def open_folder(path, cfg):
-    """The folder of a run, a new one or with cfg.resume the one that is there -> its name. It gets
-    config.json, with the flags."""
-    folder = path if cfg.resume else parallel.by_first(new_folder, path)
+def open_folder(path, resume):
+    """Make the folder of a run, a new one or with `resume` the one that is there -> its name."""
+    folder = path if resume else parallel.by_first(new_folder, path)
     if not os.path.exists(folder):
         parallel.say(f"--resume: {folder} is not there, so it begins")
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
-        write_json(os.path.join(folder, "config.json"), asdict(cfg))
-    changed = [f"{f.name}={getattr(cfg, f.name)}" for f in fields(cfg)
-               if getattr(cfg, f.name) != f.default]
-    parallel.say(textwrap.fill(f"{folder}: " + " ".join(changed), 100, subsequent_indent="    ",
-                               break_on_hyphens=False))
     return folder
+
+
+def keep_settings(folder, cfg, origins):
+    """Write a run's config.json, and print what is not as the fields of its Config have it."""
+    if parallel.rank() == 0:
+        write_json(os.path.join(folder, "config.json"), asdict(cfg))
+    parallel.say(f"{folder}\n{told(cfg, origins)}")
+
+
+def with_nulls(value):
+    """The value as JSON holds it, with null for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def write_json(path, content):
@@ -243,8 +248,8 @@ def save(run):
             else:
                 run.policy.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
-            write_json(aside / "defaults.json", model_settings(run.start_model)
-                       | part_of(vars(run.cfg), Speaks))
+            _, settings = model_settings(run.start_model)
+            write_json(aside / "defaults.json", settings | part_of(vars(run.cfg), Speaks))
             write_json(aside / "trainer.json", dict(
                 {name: getattr(run, name) for name in REMEMBERED},
                 seconds=time.perf_counter() - run.began))
@@ -282,21 +287,43 @@ def connected(env_url, modules):
     names = [module.NAME for module in modules]
     with nullcontext(env_url) if env_url else local_server(*names) as urls:
         yield [EnvClient(urls, name) for name in names]
+
+
+# ---- what models and environments ask for --------------------------------------------------------
+
+# As TINY is, of a pretrained model.
 CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
-                  clone=dict(lr=1e-5, learn_lr=1e-5))       # as TINY is, of a pretrained model
+                  clone=dict(lr=1e-5, learn_lr=1e-5))
 
 
 def settings_for(model, env):
-    """{flag of train.py: value} where no flag says otherwise, and under "clone" flags of
-    agentevol.py. They follow the model and, of a tiny policy, what its environments ask for."""
-    own = model_settings(model) if model else dict(tiny=True)
-    return (tiny_settings(env) if own.get("tiny") else {}) | own
+    """[(where, {flag of train.py: value}, {flag of agentevol.py: value})], the weakest first: what
+    the environments ask for if a tiny policy plays them, and what the model brings."""
+    asked = []
+    if is_tiny(model):
+        asked.append((f"environment (TINY of {env})", tiny_settings(env)))
+    if model:
+        asked.append(model_settings(model))
+    found = []
+    for where, settings in asked:
+        flags = {name: x for name, x in settings.items() if name not in ("clone", "tiny", "cloned")}
+        found.append((where, flags, settings.get("clone", {})))
+    return found
+
+
+def is_tiny(model):
+    """Whether this is a small policy that was cloned from nothing, as one is without --model."""
+    return not model or bool(model_settings(model)[1].get("tiny"))
 
 
 def model_settings(model):
-    """How a model speaks, and its rates; folders that we write bring theirs, others get CHAT_MODEL.
-    "tiny": a small policy that was cloned from nothing."""
-    return read_settings(os.path.join(model, "defaults.json"), CHAT_MODEL)
+    """(where, how a model speaks and its rates): folders that we write bring their own, others get
+    CHAT_MODEL. There "clone" holds flags of agentevol.py, "cloned" those by which it was cloned,
+    and "tiny" says that it was from nothing."""
+    path = os.path.join(model, "defaults.json")
+    if os.path.exists(path):
+        return f"model ({path})", read_settings(path)
+    return "model (CHAT_MODEL)", CHAT_MODEL
 
 
 def tiny_settings(env):
@@ -312,8 +339,11 @@ def tiny_settings(env):
 def begun(folder, given, kind, may_change):
     """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
     ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
-    was = read_settings(os.path.join(folder, "config.json"), {})
-    names = {f.name for f in fields(kind)} if was else set()
+    path = os.path.join(folder, "config.json")
+    if not os.path.exists(path):
+        return {}
+    was = read_settings(path)
+    names = {f.name for f in fields(kind)}
     for name in given.keys() & (names - may_change) | was.keys() - names:
         if given.get(name) != was.get(name):
             raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
@@ -321,11 +351,8 @@ def begun(folder, given, kind, may_change):
     return was
 
 
-def read_settings(path, missing):
-    """{flag: value} of a JSON file, whose lists were tuples; where there is no file, `missing`.
-    ValueError: the file holds something else."""
-    if not os.path.exists(path):
-        return missing
+def read_settings(path):
+    """{flag: value} of a JSON file, whose lists were tuples. ValueError: it is something else."""
     with open(path) as file:
         try:
             settings = dict(json.load(file))

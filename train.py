@@ -25,7 +25,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import before_torch  # noqa: F401  its name says why
 import torch
@@ -36,26 +35,39 @@ import metrics
 import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
-from chat import FORMATS
+from chat import FORMATS, Speaks
 from cloning import clone_flags, cloned, continue_cloning
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_env, open_envs
-from chat import Speaks
-from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds, parse_flags, part_of
-from run import begun, settings_for
+from flags import (
+    Count,
+    Machine,
+    Natural,
+    NonNegative,
+    Plays,
+    Positive,
+    Share,
+    Worlds,
+    flag,
+    parse_flags,
+)
 from lora import base_of, without_adapters
 from parallel import progress
 from policy import check_model
 from run import (
     Run,
+    begun,
     both_splits,
     connected,
+    is_tiny,
+    keep_settings,
     last_checkpoint,
     one_sentence,
     open_folder,
     open_worlds,
     restore,
     save,
+    settings_for,
 )
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -99,8 +111,9 @@ def play_step(run, horizon):
     counts = shares_of(cfg.tasks_per_step, len(run.worlds))
     tasks = [(world, task) for world, count in zip(run.worlds, counts)
              for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed)]
-    played, stats = rollout.play_tasks(run, run.policy, tasks, cfg.group_size, horizon,
-                                        key=(cfg.seed, run.step, 0))
+    played, stats = rollout.play_tasks(
+        run.policy, tasks, cfg.group_size, horizon, (cfg.seed, run.step, 0), cfg.temperature,
+        cfg.max_concurrent)
     stats.seconds["rollout"] = time.perf_counter() - began
     return played, stats
 
@@ -121,11 +134,12 @@ def credit(run, batch):
     batch.weights = mask.float()        # of each sampled token; recipes/icepop.py changes them
     batch.rollout_logprobs = batch.old_logprobs     # the sampler's: in 16 bit too noisy for a ratio
     if run.policy.compute_dtype != torch.float32:
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(run.policy, batch, cfg.micro_tokens, cfg.temperature)
     if cfg.advantage == "gae":          # PPO sees the return alone, on the last action token
         batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
-        batch.ref_logprobs = logprobs_under(run, run.reference, batch)
+        batch.ref_logprobs = logprobs_under(
+            run.reference, batch, cfg.micro_tokens, cfg.temperature)
         if cfg.kl == "reward":          # paid at each token
             batch.token_rewards = algos.kl_penalised_rewards(
                 batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
@@ -269,11 +283,12 @@ def evaluate_and_save(run):
 
 # ---- setting up ---------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients, began):
+def setup(cfg, modules, clients, began, origins):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
     the process began."""
     device = parallel.start(cfg.device, cfg.compute)
-    folder = open_folder(cfg.path, cfg)
+    folder = open_folder(cfg.path, cfg.resume)
+    keep_settings(folder, cfg, origins)
     last = last_checkpoint(folder)
     start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
@@ -302,7 +317,6 @@ def setup(cfg, modules, clients, began):
 
 # ---- learning rules -----------------------------------------------------------------------------
 # A preset sets a paper's estimator; docs/algorithms.md lists what else the paper does.
-# What it leaves out is as the model or its environment's TINY asks (`preset`), else as in Config.
 
 PPO = dict(advantage="gae", critic="own", weights="token", filter="none", clip_high=0.2)
 ALGOS = {
@@ -373,53 +387,57 @@ WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the 
 
 # ---- flags --------------------------------------------------------------------------------------
 
+# A setting is what its flag says; without a flag, what a run that is resumed had, what the rule of
+# --algo sets (ALGOS), what the model's defaults.json says (CHAT_MODEL, if it has none), what the
+# environment's TINY asks for, if the policy is tiny; and if none of them speaks, what stands here.
 @dataclass
 class Config(Machine, Speaks, Plays, Worlds):
-    # what is learned, and from what; for a tiny policy the environment's TINY has other defaults
-    model: str = ""               # folder or hub id; empty: a tiny policy cloned from the expert
-    algo: ALGOS = "grpo"          # a preset of the learning rule
-    name: str = ""                # the run's folder is runs/<name>; empty: <env>-<algo>-<seed>
-    seed: Natural = 0             # of everything random in the run
-    resume: bool = False          # go on from the last checkpoint of runs/<name>
-    lora: Natural = 0             # LoRA: rank of new adapters (a folder's keep theirs); 0: none
-    lora_alpha: Count = 32        # the adapters' share is scaled by lora_alpha / lora
+    model: str = flag("", "folder or hub id; empty: a tiny policy cloned from the expert",
+                      heading="what is learned, and from what")
+    algo: str = flag("grpo", "a preset of the learning rule", ALGOS)
+    name: str = flag("", "the run's folder is runs/<name>; empty: <env>-<algo>-<seed>")
+    seed: Natural = flag(0, "of everything random in the run")
+    resume: bool = flag(False, "go on from the last checkpoint of runs/<name>")
+    lora: Natural = flag(0, "LoRA: rank of new adapters (a folder's keep theirs); 0: none")
+    lora_alpha: Count = flag(32, "the adapters' share is scaled by lora_alpha / lora")
 
-    # one step
-    steps: Count = 80             # steps of RL: play, then learn
-    tasks_per_step: Count = 32    # groups played in a step
-    group_size: Count = 8         # trajectories per task, G
-    temperature: Positive = 1.0   # of the sampler; the trainer divides its logits by it as well
-    mini_batches: Count = 4       # optimizer steps, at most, per pass over a step's trajectories
-    epochs: Count = 1             # passes over a step's trajectories
-    lr: Positive = 6e-4           # initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5
-    lr_end: Share = 0.2           # final learning rate, as a share of lr
-    max_grad_norm: Positive = 1.0      # a longer gradient is clipped to this norm; inf: none is
+    steps: Count = flag(80, "steps of RL: play, then learn; textcraft_small: 150",
+                        heading="one step")
+    tasks_per_step: Count = flag(32, "groups played in a step")
+    group_size: Count = flag(8, "trajectories per task, G")
+    temperature: Positive = flag(1.0, "of the sampler; the trainer divides its logits by it, too")
+    mini_batches: Count = flag(4, "optimizer steps, at most, per pass over a step's trajectories")
+    epochs: Count = flag(1, "passes over a step's trajectories")
+    lr: Positive = flag(6e-4, "initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5")
+    lr_end: Share = flag(0.2, "final learning rate, as a share of lr")
+    max_grad_norm: Positive = flag(1.0, "a longer gradient is clipped to this norm; inf: none is")
 
-    # how long an episode may be: ScalingInter-RL
-    horizons: tuple = (6, 10)     # turns; rises through these
-    switch_every: Count = 20      # steps per horizon; one that stands twice, 6,6,20, holds for two
+    horizons: tuple = flag((6, 10), "turns; rises through these; textcraft_small: 10",
+                           heading="how long an episode may be: ScalingInter-RL")
+    switch_every: Count = flag(20, "steps per horizon; one that stands twice (6,6,9) holds for two")
 
-    # the learning rule: set by --algo, each also by its own flag
-    advantage: ADVANTAGES = "grpo"     # how it is estimated
-    surrogate: SURROGATES = "token"    # the loss: one ratio a token, or a sequence (GSPO)
-    weights: WEIGHTS = "sequence"      # of tokens in the loss
-    filter: FILTERS = "varied"         # which groups to train on
-    keep: Share = 0.25            # share of groups (uncertain) or of summed std (top_p) kept
-    clip_low: Share = 0.2         # the ratio is clipped below 1 - clip_low
-    clip_high: Positive = 0.28    # the ratio is clipped above 1 + clip_high
-    kl_coef: NonNegative = 0.0    # against the starting policy; > 0 without LoRA: a second model
-    kl: Literal["k2", "k3", "reward"] = "k3"    # its estimator in the loss, or k1 in the reward
-    entropy_coef: NonNegative = 0.0    # bonus for entropy, per nat
-    gamma: Share = 1.0            # discount per action token: gae, turn_gae, reinforce_pp
-    lam: Share = 1.0              # GAE's lambda: gae, turn_gae
-    critic: Literal["none", "own", "shared"] = "none"       # a transformer of its own, or a head
-    critic_lr: Positive = 1e-3    # constant learning rate of a critic of its own
+    advantage: str = flag("grpo", "how it is estimated", ADVANTAGES,
+                          heading="the learning rule: set by --algo, each also by its own flag")
+    surrogate: str = flag("token", "the loss: one ratio a token, or a sequence (GSPO)", SURROGATES)
+    weights: str = flag("sequence", "of tokens in the loss", WEIGHTS)
+    filter: str = flag("varied", "which groups to train on", FILTERS)
+    keep: Share = flag(0.25, "share of groups (uncertain) or of summed std (top_p) kept")
+    clip_low: Share = flag(0.2, "the ratio is clipped below 1 - clip_low")
+    clip_high: Positive = flag(0.28, "the ratio is clipped above 1 + clip_high")
+    kl_coef: NonNegative = flag(0.0, "against the starting policy; above 0 without LoRA a second "
+                                     "model; textcraft_small: 0.01")
+    kl: str = flag("k3", "its estimator in the loss, or k1 in the reward", ("k2", "k3", "reward"))
+    entropy_coef: NonNegative = flag(0.0, "bonus for entropy, per nat")
+    gamma: Share = flag(1.0, "discount per action token: gae, turn_gae, reinforce_pp")
+    lam: Share = flag(1.0, "GAE's lambda: gae, turn_gae")
+    critic: str = flag("none", "a transformer of its own, or a head", ("none", "own", "shared"))
+    critic_lr: Positive = flag(1e-3, "constant learning rate of a critic of its own")
 
-    # what is watched and kept
-    eval_every: Natural = 20      # steps between held-out evaluations; 0: only first and last
-    eval_tasks: Natural = 256     # held-out tasks of an evaluation; 0: all
-    save_every: Count = 20        # steps between checkpoints
-    control: bool = False         # afterwards spend RL's seconds on more cloning, as a comparison
+    eval_every: Natural = flag(20, "steps between held-out evaluations; 0: only first and last",
+                               heading="what is watched and kept")
+    eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
+    save_every: Count = flag(20, "steps between checkpoints")
+    control: bool = flag(False, "afterwards spend RL's seconds on more cloning, as a comparison")
 
     @property
     def path(self):
@@ -432,17 +450,18 @@ MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} 
     f.name for base in (Plays, Machine) for f in fields(base)}
 
 
-def preset(given, kind=Config):
-    """The fields that no flag gives: what the model and --env ask for, over it what --algo sets,
-    over both with --resume what the run was begun with. ValueError."""
+def layers(kind, given):
+    """What is asked for beside the flags `given`, as `parse_flags` wants it: see Config.
+    ValueError."""
     cfg = kind(**given)
-    asked = settings_for(cfg.model, cfg.env)
-    values = part_of(asked, kind) | ALGOS[cfg.algo]
-    if cfg.lora and "tiny" not in asked:
-        values["lr"] = 1e-5             # ten times a chat model's: "LoRA Without Regret" (2025)
+    found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env)]
+    if cfg.lora and not is_tiny(cfg.model):
+        # ten times a chat model's: "LoRA Without Regret" (2025)
+        found.append(("--lora", dict(lr=1e-5)))
+    found.append((f"rule {cfg.algo}", ALGOS[cfg.algo]))
     if cfg.resume:
-        values |= begun(cfg.path, given, kind, MAY_CHANGE)
-    return values
+        found.append(("resumed", begun(cfg.path, given, kind, MAY_CHANGE)))
+    return found
 
 
 def check(cfg):
@@ -451,6 +470,8 @@ def check(cfg):
     families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
+    else:
+        clone_flags(cfg)
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
@@ -468,11 +489,11 @@ def main(argv=None, kind=Config):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
     began = time.perf_counter()
     with one_sentence("train.py"):
-        cfg = parse_flags(kind, argv, __doc__, lambda given: preset(given, kind))
+        cfg, origins = parse_flags(kind, argv, __doc__, layers)
         check(cfg)
         modules = open_envs(cfg.env, cfg.data)
         with connected(cfg.env_url, modules) as clients:    # under torchrun: servers for each rank
-            run = setup(cfg, modules, clients, began)
+            run = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:       # else the run is resumed
                 metrics.evaluate(run)
             signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))

@@ -36,9 +36,9 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
-from envs.parts import tools
-from envs.parts.tools import Refused
+from envs.parts import academia_prompt, tool_prompt, tools
 from envs.parts.academia_words import METHODS, TOPICS, SHAPES, VENUES, PLACES, FORMS
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "academia", 12, 1.0
 TRAIN, TEST = range(200, 10200), range(200)
@@ -60,6 +60,9 @@ paperEdgeCheck: {"node1", "node2"}; whether one paper cites another
 check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list}, which ends the task
 An example: neighbourCheck with Action Input: {"graph": "AuthorNet", "node": "Ada Holt"}"""
+# As AgentGym has it: its JSON, how its client talks to a model.
+WIRE = tools.WIRE
+AGENTGYM = tool_prompt.manner(academia_prompt.RULES)
 
 # ---- the graphs ---------------------------------------------------------------------------------
 

@@ -37,7 +37,10 @@ from itertools import count
 from typing import NamedTuple
 
 import envs
+from envs.parts.agentgym import Manner, read_last
+from envs.parts.alfworld_prompt import RULES
 from envs.parts.alfworld_rooms import ROOMS, PLACES
+from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "alfworld", 30, 1.0
 TRAIN, TEST = range(0, 2420), range(2420, 2620)
@@ -65,6 +68,12 @@ TOOLS = {
     "examine {name}": "Look closely at what you carry or at the receptacle you stand at.",
     "look": "See what you are facing.", "inventory": "See what you carry.",
     "help": "List the commands."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(task_key="game", reset="{id observation available_actions task_type}",
+            step="{observation reward available_actions done}",
+            look={"available_actions": "available_actions"})
+AGENTGYM = Manner(RULES, read_last)
+SET_SIZES = dict(agenttraj=500, agenttraj_l=2420)
 
 # Tasks of each family among the train and the test ids: AgentGym's numbers.
 COUNTS = {"pick_and_place_simple": (672, 46), "look_at_obj_in_light": (196, 19),

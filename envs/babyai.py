@@ -37,6 +37,9 @@ import re
 import zlib
 
 import envs
+from envs.parts.agentgym import Manner, read_line
+from envs.parts.babyai_prompt import RULES
+from envs.parts.wires import Wire
 
 NAME, HORIZON = "babyai", 20
 ENGINE = "minigrid"
@@ -86,6 +89,13 @@ TOOLS = {
     "toggle and go through {door}": 'Open a closed door, "red closed door 1", and go through, or a '
     "locked one if you hold the key of its colour.",
     "check available actions": "List what can be done here."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(reset="{observation reward score deleted done}",
+            step="{observation reward score done}",
+            look={"observation": "{observation reward score done deleted}"})
+AGENTGYM = Manner(RULES, read_line)
+SET_SIZES = dict(agenttraj=400, agenttraj_l=810)
+KEPT_ABOVE = 0     # AgentEvol learns from trajectories with a higher score
 
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)     # minigrid's numbers
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))   # a step in direction 0 to 3; a right turn adds 1

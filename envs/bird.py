@@ -52,6 +52,9 @@ from urllib.parse import quote
 
 import envs
 from envs.parts import databases
+from envs.parts.agentgym import Manner
+from envs.parts.bird_prompt import RULES, read_block
+from envs.parts.wires import Wire
 
 NAME, SUCCESS = "bird", 1.0
 ENGINE = "SQLite"
@@ -72,6 +75,12 @@ question, and nothing else. It may only read. Write it in one line, as a code bl
 SELECT name FROM person WHERE age > 30
 ```
 You are shown what it gives. You have {'one try' if TRIES == 1 else f'{TRIES} tries'}."""
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(id_key="env_idx", create="env_idx", task_key="item_id", reset="[observation null]",
+            step="{state reward done}")
+AGENTGYM = Manner(RULES, read_block, agreed="Ok.")
+SET_SIZES = dict(agenttraj=2000, agenttraj_l=3000)
+ITEM_NAME = "sqlgym"        # its name in files of trajectories
 
 
 # ---- The tasks ----

@@ -26,6 +26,9 @@ import random
 import zlib
 
 import envs
+from envs.parts.agentgym import Manner, read_first
+from envs.parts.maze_prompt import RULES, first
+from envs.parts.wires import Wire
 
 NAME, HORIZON = "maze", 15
 LEFT, RIGHT = (*range(0, 5), *range(10, 19)), (*range(5, 10), *range(19, 25))
@@ -47,6 +50,10 @@ moves it is "Failure". Answer with one move and nothing else."""
 MOVES = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 ACTIONS = tuple(MOVES)
 TOOLS = {"move {direction}": "Move one cell: left, right, up or down."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(task_key="game", reset="{observation}", look={"available_actions": "ACTIONS"})
+AGENTGYM = Manner(RULES, read_first, first, rules_first=True)
+SET_SIZES = dict(agenttraj=100, agenttraj_l=215)
 SIDES = {"move right": "to your right", "move left": "to your left", "move up": "above you",
          "move down": "below you"}      # in the order the walls are told
 MAX_MOVES = 50

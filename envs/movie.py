@@ -32,10 +32,10 @@ import functools
 import random
 from typing import NamedTuple
 
-from envs.parts import tools
-from envs.parts.tools import Refused
+from envs.parts import movie_prompt, tool_prompt, tools
 from envs.parts.movie_words import (
     ADJECTIVES, NOUNS, GENRES, COUNTRIES, KEYWORDS, TOWNS, JOBS, HEROES, PLOTS, LANGUAGES)
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "movie", 12, 1.0
 FAMILIES = ("film", "film crew", "film cast", "person", "director of", "actor of", "which film",
@@ -54,6 +54,10 @@ get_person_crew (films with the person), get_person_external_ids
 check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list}, which ends the task
 An example: get_movie_cast with Action Input: {"movie_id": "934433"}"""
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = tools.WIRE
+AGENTGYM = tool_prompt.manner(movie_prompt.RULES)
+SET_SIZES = dict(agenttraj=100, agenttraj_l=215)
 
 # ---- the database -------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ import weakref
 from contextlib import ExitStack, contextmanager
 
 import envs
+from envs.parts.agentgym import Manner, read_last
+from envs.parts.sciworld_prompt import RULES
+from envs.parts.wires import Wire
 
 TASKS = {   # name: variations; AgentGym's 23 in its order, then the 7 with the longest solutions
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -77,6 +80,12 @@ flush X, focus on X, wait (ten ticks), wait1 (one). Open a door before you go th
 shows the examiner what you mean: a wrong focus can end the task with -100 points. If a name fits
 several things, you get a numbered list: answer with the number alone. The score grows to 100."""
 TOOLS = {"{command}": "Give one command; or, when you were given a numbered list, the number."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(step="{observation reward score done}", reset="{task_name var_num task_description "
+            "observation reward score deleted done}", look={"task_description": "task_description"})
+AGENTGYM = Manner(RULES, read_last)
+SET_SIZES = dict(agenttraj=1000, agenttraj_l=2120)
+KEPT_ABOVE = 99     # AgentEvol learns from trajectories with a higher score
 
 HOUSE = {"hallway": ("art studio", "bedroom", "greenhouse", "kitchen", "living room", "workshop"),
          "kitchen": ("bathroom", "hallway", "outside"), "greenhouse": ("hallway", "outside"),

@@ -50,9 +50,11 @@ from bisect import bisect
 from pathlib import Path
 
 import envs
-from envs.parts.agentgym import SEARCHQA_TASK
+from envs.parts.agentgym import Manner
 from envs.parts.knowledge import ASK, relations, said
 from envs.parts.retrieval import check_fts5, library, read_questions
+from envs.parts.searchqa_prompt import RULES, TASK, first, read_whole
+from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "searchqa", 10, 1.0
 ENGINE = "SQLite, with FTS5"
@@ -79,6 +81,10 @@ search for the next with what you have read. The answer is short: a name, a year
 be exactly right but for capitals, punctuation and articles."""
 TOOLS = {"<search> {query} </search>": "Show the three passages that fit these words best.",
          "<answer> {answer} </answer>": "Give the answer, as short as possible: it ends the task."}
+# As AgentGym has it: its JSON, how its client talks to a model.
+WIRE = Wire(id_key="env_idx", create="env_idx", task_key="id", reset="prompted",
+            look={"observation": "prompted"})
+AGENTGYM = Manner(RULES, read_whole, first, agreed="Ok.")
 
 # The original server's sentences (agentenv-searchqa in github.com/WooooDyy/AgentGym).
 INVALID = "Your previous action is invalid. If you want to search, you should put the query " \
@@ -210,7 +216,7 @@ class Env(envs.Base):
     @property
     def prompted(self):
         """The first observation as the original's clients show it, at any time of the episode."""
-        return f"{SEARCHQA_TASK}Question: {self.question.text}"
+        return f"{TASK}Question: {self.question.text}"
 
     def act(self, action):
         kind, content = first_tag(action)

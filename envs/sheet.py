@@ -54,7 +54,7 @@ import random
 import re
 from types import SimpleNamespace
 
-from envs.parts import sheet_tasks, tools, toolusage
+from envs.parts import sheet_prompt, sheet_tasks, tool_prompt, tools, toolusage
 from envs.parts.grid import (COLUMNS, OPERATORS, ROWS, Grid, Evaluation, entry, inside, label,
                              matching, place, read_csv, share, shown, two_dimensional, whole)
 from envs.parts.tools import Refused
@@ -83,6 +83,9 @@ freeze_data: {"dimension": "rows" or "columns", "num"}; freeze the first row bef
 sort_sheet_by_col: {"col_num", "order": "asc" or "des"}; merge_cells: {"start_position",
 "end_position"}; del_sheet: {"name"}; finish: {}
 An example: update_cell with Action Input: {"position": "D2", "value": "=SUM(B2:C2)"}"""
+# As AgentGym has it: its JSON, how its client talks to a model.
+WIRE = tools.WIRE
+AGENTGYM = tool_prompt.manner(sheet_prompt.RULES)
 
 
 def family(task_id):

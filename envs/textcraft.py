@@ -46,7 +46,10 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import envs
+from envs.parts.agentgym import Manner, read_line
+from envs.parts.textcraft_prompt import RULES
 from envs.parts.textcraft_words import FAMILY_FORMS, GOODS, SMALL_RAW, SMALL_GOODS
+from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
 WORLD = 0       # what Env() plays; `use` changes it, and TRAIN and TEST with it
@@ -66,6 +69,10 @@ TOOLS = {
     "craft {items} using {ingredients}": "Use one of the crafting commands: items with their "
     'number, "4 oak plank", ingredients with theirs and commas, "1 oak log, 2 stick".',
     "inventory": "See what you hold."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(create="{id observation done reward}", task_required=False)
+AGENTGYM = Manner(RULES, read_line)
+SET_SIZES = dict(agenttraj=300, agenttraj_l=374)
 
 
 class Recipe(NamedTuple):

@@ -41,9 +41,9 @@ import re
 from datetime import date, datetime, timedelta
 from functools import partial
 
-from envs.parts import tools, toolusage
-from envs.parts.tools import Refused
+from envs.parts import todo_prompt, tool_prompt, tools, toolusage
 from envs.parts.todo_words import THEMES, PLACES, ITEMS, TIPS, CITIES
+from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "todo", 15, 1.0
 TRAIN, TEST = tuple(i for i in range(2200) if i % 10 != 9), range(9, 2200, 10)
@@ -62,6 +62,10 @@ check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list; "done" where something was to be changed}, which
 ends the task. It is solved if the answer is right and nothing else was changed in the account.
 An example: get_tasks with Action Input: {"project_id": "2203306141"}"""
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = tools.WIRE
+AGENTGYM = tool_prompt.manner(todo_prompt.RULES)
+SET_SIZES = dict(agenttraj=70, agenttraj_l=135)
 
 # ---- accounts -----------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from hashlib import blake2b
 from math import asin, cos, pi, radians, sin, sqrt
 from typing import NamedTuple
 
-from envs.parts import tools
+from envs.parts import tool_prompt, tools, weather_prompt
 from envs.parts.tools import Refused
 from envs.parts.weather_places import PLACES
 
@@ -56,6 +56,10 @@ get_air_quality_level: {"air_quality_index"}; get_elevation: {"latitude", "longi
 get_distance: {"latitude1", "longitude1", "latitude2", "longitude2"}, in km
 check_valid_actions: {}; finish: {"answer": a text, a number or a list}, which ends the task
 An example: get_elevation with Action Input: {"latitude": 52.52, "longitude": 13.41}"""
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = tools.WIRE
+AGENTGYM = tool_prompt.manner(weather_prompt.RULES)
+SET_SIZES = dict(agenttraj=160, agenttraj_l=311)
 
 
 class City(NamedTuple):

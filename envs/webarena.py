@@ -42,9 +42,12 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 from lxml import html
 
 import envs
+from envs.parts.agentgym import Manner
+from envs.parts.wires import Wire
 from envs.web import browser as text_browser
 from envs.web import tasks
 from envs.web.browser import chosen, name_of, parsed, plain, role_of, value_of
+from envs.web.prompt import RULES, UNPARSED, WRITE, read_fenced
 
 NAME, HORIZON, SUCCESS = "webarena", 15, 1.0
 ENGINE = "lxml, SQLite"
@@ -82,8 +85,12 @@ TOOLS = {"```click [{id}]```": "Click the element with this id.",
          "```tab_focus [{number}]```": "Switch to the tab with this number.",
          "```close_tab```": "Close this tab.",
          "```stop [{answer}]```": "End the task with this answer; N/A: it cannot be done."}
-UNPARSED = "Cannot parse action from response. Your action should be inside triple backticks " \
-    "(```). Please adjust accordingly."         # AgentGym's client
+# As AgentGym has it: its JSON, how its client talks to a model.
+WIRE = Wire(id_key="env_idx", create="{env_idx}", task_key="idx",
+            reset="{observation sites object}", closed={"closed": "closed"},
+            step="{observation reward terminated truncated}",
+            look={"observation_metadata": "observation_metadata"})
+AGENTGYM = Manner(RULES, read_fenced, agreed="Ok.", write=WRITE)
 SEVERAL = "There is more than one action between triple backticks; give one"
 ECHO = 100              # letters of a reply that an error repeats
 GRAMMAR = {             # verb: what is behind it

@@ -46,8 +46,11 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import envs
+from envs.parts.agentgym import Manner, read_last
 from envs.parts.products import CATEGORIES, GOODS, OPENINGS, make_shop, names_of
 from envs.parts.shop_rules import alike, plain_color, read_shop, reward_of
+from envs.parts.webshop_prompt import RULES
+from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "webshop", 10, 1.0
 ENGINE = "SQLite, with FTS5"
@@ -64,6 +67,13 @@ its title does not say, Features and Description may. Buying ends the task, and 
 each wish that the product and your options meet."""
 TOOLS = {"search[{keywords}]": "Look for products with these words.",
          "click[{item}]": "Click a button, a product's number or an option on the page."}
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(id_key="env_idx", create="env_idx", task_key="session_id", task_required=False,
+            reset="[observation null]", step="{state reward done}",
+            look={"available_actions": "available_actions", "instruction_text": "instruction_text",
+                  "state": "{url html instruction_text}"})
+AGENTGYM = Manner(RULES, read_last, agreed="Ok.")
+SET_SIZES = dict(agenttraj=1000, agenttraj_l=3930)
 
 
 def one_word(names, number):

@@ -31,6 +31,9 @@ from collections import Counter
 from pathlib import Path
 
 import envs
+from envs.parts.agentgym import Manner, read_first
+from envs.parts.wires import Wire
+from envs.parts.wordle_prompt import RULES, first
 from envs.parts.wordle_words import LISTED, WORDS
 
 NAME, HORIZON = "wordle", 8
@@ -47,6 +50,11 @@ g, it stands in this place; y, it is in the word, but in another place; b, it is
 not that often). A guess that is not in the vocabulary is answered "invalid word" and lost. Unless
 you are told otherwise at the start, the vocabulary is: {", ".join(LISTED)}.
 Answer with one guess and nothing else."""
+# As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
+WIRE = Wire(task_key="seed", task_wraps=True, reset="{id observation}",
+            look={"filtered_vocab": "filtered_vocab"})
+AGENTGYM = Manner(RULES, read_first, first, rules_first=True)
+SET_SIZES = dict(agenttraj=500, agenttraj_l=955)
 
 
 def family(task_id):

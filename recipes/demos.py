@@ -8,29 +8,27 @@ Each demonstration gives its reasons in one of five wordings.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from cloning import lesson
-from envs.parts.agentgym import write_trajectories
-from flags import Natural, Worlds, parse_flags
+from envs.parts.agenttraj import write_trajectories
+from flags import Natural, Worlds, flag, parse_flags
 from run import one_sentence
 
 
 @dataclass
 class Config(Worlds):
-    # demonstrations
-    out: str = "demos.json"       # the file
-    n: Natural = 300              # of each environment, as far as there are training tasks
-    set: Literal["", "agenttraj", "agenttraj_l"] = ""   # instead: as many as AgentGym's set has
-    seed: Natural = 0             # of everything random
+    out: str = flag("demos.json", "the file", heading="demonstrations")
+    n: Natural = flag(300, "of each environment, as far as there are training tasks")
+    set: str = flag("", "instead: as many as AgentGym's set has", ("", "agenttraj", "agenttraj_l"))
+    seed: Natural = flag(0, "of everything random")
     skill, goal, demos, horizon, format = 1.0, "task", "", 0, "agentgym"        # no flags here
 
 
 def main():
     with one_sentence("demos.py"):
-        cfg = parse_flags(Config, description=__doc__)
+        cfg, _ = parse_flags(Config, description=__doc__)
         print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
 
 

@@ -32,7 +32,7 @@ import eval as evaluation  # before torch: see there
 from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
 from episode import play
-from flags import Count
+from flags import Count, flag
 from rollout import Slots
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
@@ -48,9 +48,10 @@ plain_open_worlds, plain_play_of = evaluation.open_worlds, evaluation.play_of
 
 @dataclass
 class Config(evaluation.Config):
-    # which API; OPENAI_API_KEY holds its key, --model the model's name there
-    api_base: str = "https://api.openai.com/v1"     # its address
-    max_concurrent: Count = 16    # episodes in play at a time
+    api_base: str = flag(
+        "https://api.openai.com/v1", "its address; OPENAI_API_KEY: the key; --model: a name there",
+        heading="which API")
+    max_concurrent: Count = flag(16, "episodes in play at a time")
 
 
 class Api:
@@ -140,9 +141,9 @@ def play_of(episode):
     return plain_play_of(episode) | evaluation.with_nulls(dict(tokens=SAMPLED[episode]))
 
 
-def collect(api, tasks, group_size, horizon, key, places, max_concurrent, finished):
+def collect(api, tasks, group_size, horizon, key, places, temperature, max_concurrent, finished):
     """As `rollout.collect`, but by an API: an episode a thread. The threads are daemons, so that
-    Ctrl-C waits for no answer."""
+    Ctrl-C waits for no answer. The Api itself asks for the temperature."""
     slots, ended = Slots(tasks, group_size, horizon, key, places, finished=finished), SimpleQueue()
 
     def attempt(slot):

@@ -11,7 +11,6 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -20,15 +19,15 @@ import torch
 import train  # before torch: see there
 from algos import check_aligned
 from batch import logprobs_under
-from flags import Positive, Share
+from flags import Positive, Share, flag
 
 
 @dataclass
 class Config(train.Config):
-    # an inexact sampler
-    rule: Literal["icepop", "mis", "tis"] = "icepop"    # see RULES in recipes/icepop.py
-    importance_low: Share = 0.5       # icepop, mis: a rho below it counts as 0
-    importance_cap: Positive = 5.0    # icepop, mis: a rho above it counts as 0; tis: is cut to it
+    rule: str = flag("icepop", "of RULES in recipes/icepop.py", ("icepop", "mis", "tis"),
+                     heading="an inexact sampler")
+    importance_low: Share = flag(0.5, "icepop, mis: a rho below it counts as 0")
+    importance_cap: Positive = flag(5.0, "icepop, mis: a rho above counts as 0; tis: is cut to it")
 
 
 @torch.no_grad()
@@ -64,7 +63,8 @@ def credit(run, batch):
     of this rule."""
     cfg, sampled = run.cfg, batch.old_logprobs
     if run.policy.compute_dtype == torch.float32:       # in 16 bit train.credit does it
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(
+            run.policy, batch, cfg.micro_tokens, cfg.temperature)
     plain_credit(run, batch)
     batch.rollout_logprobs = sampled
     batch.weights = RULES[cfg.rule](batch.old_logprobs, sampled, batch.response_mask,

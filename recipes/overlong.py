@@ -11,13 +11,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train
-from flags import Count
+from flags import Count, flag
 
 
 @dataclass
 class Config(train.Config):
-    # long episodes
-    overlong_buffer: Count = 120      # sampled tokens before the limit over which the penalty rises
+    overlong_buffer: Count = flag(
+        120, "sampled tokens before the limit over which the penalty rises",
+        heading="long episodes")
 
 
 def overlong_penalty(response_lengths, max_length, buffer):

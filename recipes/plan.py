@@ -23,16 +23,15 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 import train  # before torch: see there
 from attention import OURS, attend, kv_shape
 from engine import LlamaRMSNorm
-from flags import Natural, NonNegative, parse_flags
+from flags import Natural, NonNegative, flag, parse_flags
 from policy import HEAD_CHUNK, from_pretrained, longest_text, same_code
 from run import one_sentence
 
 
 @dataclass
 class Config(train.Config):
-    # the machine
-    gpus: Natural = 0             # so many GPUs; 0: one process
-    gb: NonNegative = 0.0         # GPUs of so many GB (10^9 bytes); 0: the memory of this machine
+    gpus: Natural = flag(0, "so many GPUs; 0: one process", heading="the machine")
+    gb: NonNegative = flag(0.0, "GPUs of so many GB (10^9 bytes); 0: the memory of this machine")
 
 
 def counted(config, dtype, frozen, checkpointing, tokens=1024):
@@ -131,7 +130,8 @@ def check(cfg):
 
 def main(argv=None):
     with one_sentence("plan.py"):
-        check(parse_flags(Config, argv, __doc__, lambda given: train.preset(given, Config)))
+        cfg, _ = parse_flags(Config, argv, __doc__, train.layers)
+        check(cfg)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def probe(run, trajectories):
     replies = replies[::max(1, len(replies) // 32)][:32]
     pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
                      run.policy.device)
-    scores = logprobs_under(run, run.policy, pairs).sum(1)
+    numbers = run.cfg.micro_tokens, run.cfg.temperature
+    scores = logprobs_under(run.policy, pairs, *numbers).sum(1)
     scores = scores.view(len(replies), len(prompts)).cpu()
     own = torch.tensor([column for _, column in replies])
     figures = dict(mutual_information=mutual_information(scores, own),
@@ -61,7 +62,7 @@ def probe(run, trajectories):
         batch = to_batch(trajectories[:64], run.policy.device)
         start = run.reference or parallel.load(run.start_model, run.policy.device, run.cfg,
                                                frozen=True)
-        batch.ref_logprobs = logprobs_under(run, start, batch)
+        batch.ref_logprobs = logprobs_under(start, batch, *numbers)
         own, start = (x[batch.response_mask] for x in (batch.old_logprobs, batch.ref_logprobs))
         figures["kl_start"] = algos.kl_k3(own, start).mean().item()
     return figures

@@ -22,25 +22,23 @@ import metrics
 import parallel
 import report
 import train  # before torch: see there
-from flags import number
+from flags import bounded, flag
 
 NAMES = ("tensorboard", "wandb", "trackio")
-Trackers = number(str, f"some of {', '.join(NAMES)} that pip has installed, comma-separated",
-                  lambda text: all(name in NAMES and find_spec(name) for name in text.split(",")))
+Trackers = bounded(str, f"some of {', '.join(NAMES)} that pip has installed, comma-separated",
+                   lambda text: all(name in NAMES and find_spec(name) for name in text.split(",")))
 ABOUT = ("env", "task_id", "split", "success", "reward")        # what is told of an episode
 plain_append, plain_evaluate = metrics.append, metrics.evaluate
 
 
 @dataclass
 class Train(train.Config):
-    # who else is told
-    log: Trackers = ""            # trackers
+    log: Trackers = flag("", "trackers", heading="who else is told")
 
 
 @dataclass
 class Evolve(agentevol.Evolve):
-    # who else is told
-    log: Trackers = ""            # trackers
+    log: Trackers = flag("", "trackers", heading="who else is told")
 
 
 @functools.cache

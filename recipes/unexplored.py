@@ -11,12 +11,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import agentevol
+from flags import flag
 
 
 @dataclass
 class Config(agentevol.Evolve):
-    # AgentEvol of some environments
-    unexplored: str = ""          # those that are not explored, comma-separated
+    unexplored: str = flag("", "those that are not explored, comma-separated",
+                           heading="AgentEvol of some environments")
 
 
 plain_explore = agentevol.explore

@@ -11,7 +11,6 @@ return of its own do not look: `gae` and `reinforce_pp` see no reward. (AgentGym
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -19,21 +18,23 @@ import torch
 
 import train  # before torch: see there
 from batch import logprobs_under
+from flags import flag
 
 plain_credit = train.credit
 
 
 @dataclass
 class Config(train.Config):
-    # what is wrong
-    fault: Literal["observations", "reward"] = "observations"   # see recipes/upstream_faults.py
+    fault: str = flag("observations", "see recipes/upstream_faults.py", ("observations", "reward"),
+                      heading="what is wrong")
 
 
 def credit(run, batch):
     """train.credit with the fault."""
     if run.cfg.fault == "observations":
         batch.response_mask = (batch.token_ids >= 0) & (batch.position_ids > 0)
-        batch.old_logprobs = logprobs_under(run, run.policy, batch)
+        batch.old_logprobs = logprobs_under(
+            run.policy, batch, run.cfg.micro_tokens, run.cfg.temperature)
         batch.turn_ids = torch.where(batch.response_mask, batch.turn_ids.clamp(min=0), -1)
     plain_credit(run, batch)
 

@@ -28,7 +28,7 @@ from transformers import (
 import rollout
 import train
 from chat import TINY_TEMPLATE, make_tokenizer
-from client import EnvClient, Reply
+from client import Answer, EnvClient, Reset
 from env_server import HttpServer
 from episode import Episode, World, speak
 from episode import play as play_episode
@@ -114,7 +114,7 @@ class Toy:
 
 
 class LocalClient:
-    """EnvClient's interface around environments in this process. before(session, kind, argument)
+    """EnvClient's interface around environments in this process. before(session, request)
     is called first, in the client's thread; it may wait, raise, or return an EnvError to answer.
     name: what its sessions begin with."""
 
@@ -129,18 +129,18 @@ class LocalClient:
             self.asked.append(items)
         return [self.one(*item) for item in items]
 
-    def one(self, session, kind, argument):
-        trouble = self.before(session, kind, argument) if self.before else None
+    def one(self, session, request):
+        trouble = self.before(session, request) if self.before else None
         if trouble:
             return trouble
         if session is None:
             session = (self.name, next(self.numbers))
             self.open[session] = self.make_env()
             self.opened += 1
-        if kind == "step":
-            return Reply(session, *self.open[session].step(argument))
-        task_id, stream = argument
-        return Reply(session, self.open[session].reset(task_id, stream), 0.0, False, {})
+        if isinstance(request, Reset):
+            observation = self.open[session].reset(request.task, request.stream)
+            return Answer(session, observation, 0.0, False, {})
+        return Answer(session, *self.open[session].step(request.action))
 
     def close(self):
         while self.open:
@@ -153,11 +153,11 @@ def collect(policy, agent, client, tasks, *arguments, **settings):
     return rollout.collect(policy, [(world, task) for task in tasks], *arguments, **settings)
 
 
-def play(policy, agent, client, task_id, horizon, key=(0, 0, 0)):
+def play(policy, agent, client, task_id, horizon, key=(0, 0, 0), temperature=1.0):
     """episode.play of a single environment, token by token -> Trajectory."""
     one = Episode(agent, task_id, key, horizon)
     with closing(client):
-        play_episode(functools.partial(speak, policy), one, client)
+        play_episode(functools.partial(speak, policy, temperature=temperature), one, client)
     return one.trajectory
 
 
@@ -285,7 +285,7 @@ def started(url, cfg):
     train.check(cfg)
     names = cfg.env.split(",")
     return train.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                       [EnvClient(url, name) for name in names], time.perf_counter())
+                       [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def trained(url, cfg):

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -30,11 +29,11 @@ import metrics
 import parallel
 import rollout
 import run
-import run as runs
 import train
 from agentevol import Evolve, evolve, explore, reward, successes
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
+from flags import parse_flags
 from cloning import (
     Clone,
     clone,
@@ -48,6 +47,7 @@ from cloning import (
 )
 from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
 from episode import Trajectory, World
+from flags import parse_flags
 from policy import make_policy
 from recipes import clone_observations
 from rollout import Stats
@@ -457,7 +457,7 @@ def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch)
     asked, world = [], World(None, Agent(None, module=SimpleNamespace(NAME="toy")))
     run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5, horizon=9), policy="policy",
                           worlds=[world], tasks={world: [*range(6)]})
-    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, tasks, group_size, horizon, key:
+    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_:
                         asked.append((sorted(t for _, t in tasks), group_size, horizon, key)))
     for run.step in range(5):
         explore(run)
@@ -477,7 +477,7 @@ def begun(url, **flags):
     cfg = Evolve(**TINY | flags)
     names = cfg.env.split(",")
     return agentevol.setup(cfg, [sys.modules[f"envs.{name}"] for name in names],
-                           [EnvClient(url, name) for name in names], time.perf_counter())
+                           [EnvClient(url, name) for name in names], time.perf_counter(), {})
 
 
 def script(url, *words, **flags):
@@ -621,7 +621,7 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horiz
 
 
 def parsed(kind, command):
-    return runs.parse_flags(kind, command.split(), "", partial(agentevol.preset, kind=kind))
+    return parse_flags(kind, command.split(), "", agentevol.layers)[0]
 
 
 def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model, monkeypatch):

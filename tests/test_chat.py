@@ -20,6 +20,7 @@ from test_rollout import ended, same
 
 import chat
 from chat import CUT, Agent, Chat, said
+from client import Step
 from engine import Engine
 from envs import tools_of
 from envs.parts.tool_calls import HERMES, LLAMA
@@ -242,7 +243,7 @@ def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
     episode.observe("Go")
     text = ("" if opened_by(name) else "<think>\n") + "I could get wax,\nor"
     answer(episode, text, stop=False)
-    assert episode.request == ("step", "") and episode.trajectory.turns[0].cut
+    assert episode.request == Step("") and episode.trajectory.turns[0].cut
     episode.observe("Nothing happens.")
     decode, context = episode.agent.tokenizer.decode, episode.trajectory.context
     assert f"{CUT}\nNothing happens." in decode(context)
@@ -252,7 +253,7 @@ def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
                     dict(role="user", content=f"{CUT}\nNothing happens.")]
         assert (decode(context), context) == rendered(name, messages)
     answer(episode, text + "\n</think>\n\nget wax")
-    assert episode.request == ("step", "get wax") and not episode.trajectory.turns[1].cut
+    assert episode.request == Step("get wax") and not episode.trajectory.turns[1].cut
 
 
 # ---- what an environment says -------------------------------------------------------------------
@@ -320,8 +321,8 @@ def test_tools_are_offered_by_the_template_or_refused(name):
         return
     who = agent_of(name, format="tool", module=WORLD)
     pattern = {"Hermes": HERMES, "Llama": LLAMA}[TABLE[name]["tools"]]
-    assert who.chat.read_calls.args == (pattern,)
-    talk = who.start() + chat.said("user", "Go")
+    assert who.chat.call_syntax == pattern
+    talk = [*who.start(), said("user", "Go")]
     text, ids = rendered(name, talk, tools=SCHEMAS)
     assert who.chat.opening(talk) == ids and all(
         f'"name": "{s["function"]["name"]}"' in text for s in SCHEMAS)
@@ -346,7 +347,7 @@ def test_a_call_is_read_back_and_its_result_comes_in_the_tools_role(name):
             name, messages, tools=SCHEMAS)
         assert kept.trajectory.context == context       # as nobody thinks
         sampled.append([answer(e, calling(name, tool, arguments)) for e in (episode, kept)][0])
-        assert episode.request == kept.request == ("step", action)
+        assert episode.request == kept.request == Step(action)
         messages.append(dict(role="assistant", content="", tool_calls=[
             dict(type="function", function=dict(name=tool, arguments=arguments))]))
     assert runs_of(episode.trajectory)[1] == runs_of(kept.trajectory)[1] == sampled
@@ -388,12 +389,12 @@ def test_a_call_that_cannot_be_made_is_complained_about(name, bad, history):
     episode = Episode(who, 1, KEY, 9)
     episode.observe("Go")
     sampled = answer(episode, text)
-    assert episode.request == ("step", "") and complaint in episode.complaint
+    assert episode.request == Step("") and complaint in episode.complaint
     episode.observe("Nothing happens.")
     assert complaint in episode.agent.tokenizer.decode(episode.trajectory.context)
     assert sum(episode.trajectory.response_mask) == len(sampled)
     answer(episode, calling(name, "get", {"items": "2 wax"}))
-    assert episode.request == ("step", "get 2 wax") and episode.complaint == ""
+    assert episode.request == Step("get 2 wax") and episode.complaint == ""
 
 
 # ---- contexts that are made anew ----------------------------------------------------------------
@@ -429,7 +430,7 @@ def test_a_note_is_found_in_every_format(name, form, reply):
     episode = Episode(agent_of(name, format=form, context="memory"), 1, KEY, 9)
     episode.observe("o0")
     answer(episode, reply)
-    assert episode.request == ("step", "go")
+    assert episode.request == Step("go")
     episode.observe("o1")
     seen = episode.agent.tokenizer.decode(episode.trajectory.context)
     assert "o0\n\nYour note: n0\n\no1" in seen
@@ -475,7 +476,7 @@ def test_collect_equals_play_by_real_templates(name, settings, history):
     assert sum(len(t.turns) for t in want) > 6
     if name == "Qwen3" and not anew:                     # thoughts that are cut occur, too
         assert any(turn.cut for t in want for turn in t.turns)
-        assert ("step", "") in {item[1:] for items in client.asked for item in items}
+        assert Step("") in {request for items in client.asked for _, request in items}
 
 
 # ---- found by trying it from outside ------------------------------------------------------------
@@ -491,7 +492,7 @@ def test_rules_are_put_into_the_first_user_message_if_the_template_drops_them():
         "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-    ids = Chat(tokenizer).opening(said("system", "Be quick.") + said("user", "Go"))
+    ids = Chat(tokenizer).opening([said("system", "Be quick."), said("user", "Go")])
     assert tokenizer.decode(ids) == (
         "<|im_start|>user\nBe quick.\n\nGo<|im_end|>\n<|im_start|>assistant\n")
 
@@ -501,4 +502,4 @@ def test_a_template_that_fails_later_says_so_in_a_sentence():
         "{% for m in messages %}{% if not m.content %}{{ 1 / 0 }}{% endif %}<|im_start|>"
         "{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
     with pytest.raises(ValueError, match="its chat template fails: division by zero"):
-        Chat(tokenizer, "template").opening(said("user", ""))
+        Chat(tokenizer, "template").opening([said("user", "")])

@@ -26,7 +26,7 @@ from test_rollout import same
 import client as client_file
 import env_server
 from chat import Agent
-from client import EnvClient, EnvError, ServersGone
+from client import EnvClient, EnvError, Reset, ServersGone, Step
 from env_server import HttpServer, local_server
 from envs import maze, textcraft_small
 from envs.parts import answers as answers_file
@@ -61,7 +61,7 @@ def posts(monkeypatch):
 
 
 def opened(client, tasks):
-    replies = client.answer([(None, "reset", (task, None)) for task in tasks])
+    replies = client.answer([(None, Reset(task)) for task in tasks])
     assert not any(isinstance(reply, EnvError) for reply in replies), replies
     return replies
 
@@ -97,7 +97,7 @@ def test_answer_asks_two_servers_at_a_time_and_keeps_the_order(posts, monkeypatc
             env = maze.Env()
             env.reset(task)
             expected.append((session, *env.step(action)))
-        replies = client.answer([(s, "step", action) for s, action in zip(sessions, actions)])
+        replies = client.answer([(s, Step(action)) for s, action in zip(sessions, actions)])
         assert [(r.session, r.observation, r.reward, r.done, r.info) for r in replies] == expected
         assert len(posts) == 4
         client.close()
@@ -110,7 +110,7 @@ def test_answer_asks_two_servers_at_a_time_and_keeps_the_order(posts, monkeypatc
 def test_a_wrong_task_is_the_users_mistake_and_not_tried_again(url, posts, task, sentence):
     client = EnvClient(url, "maze")
     with pytest.raises(ValueError, match=sentence) as error:
-        client.answer([(None, "reset", (3, 5)), (None, "reset", (task, 5))])
+        client.answer([(None, Reset(3, 5)), (None, Reset(task, 5))])
     one_sentence(error)
     assert len(posts) == 1
 
@@ -177,8 +177,8 @@ def outage_of_ours(kind, wrong):
     answers = [HEALTH, wrong, json.dumps({"items": [ITEM]})]
     with serving(canned(lambda *_: (200, answers.pop(0)))) as address:
         client = EnvClient(address, "maze")
-        item = (None, "reset", (3, None)) if kind == "reset" else (
-            (client.urls[0], 0), "step", "look")
+        item = (None, Reset(3)) if kind == "reset" else (
+            (client.urls[0], 0), Step("look"))
         (error,) = client.answer([item])
         assert isinstance(error, EnvError) and not error.away, error
         assert len(str(error)) < 900 and "\n" not in str(error)
@@ -236,7 +236,7 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
 def test_a_redirect_is_named_and_not_followed(url, posts, status):
     client = EnvClient(url, "maze")
     with serving(canned(lambda *_: (status, "", {"Location": f"{url}/maze/steps"}))) as address:
-        (error,) = client.answer([((address, 0), "step", "move up")])
+        (error,) = client.answer([((address, 0), Step("move up"))])
         assert isinstance(error, EnvError) and f"redirects to {url}/maze/steps" in str(error)
         with pytest.raises(EnvError, match="redirects to"):
             EnvClient(address, "maze")
@@ -335,7 +335,8 @@ def test_collect_raises_when_all_servers_are_gone():
 
 def test_a_server_that_kills_every_episode_is_given_up_in_time():
     """An episode that takes down each server it meets is not played for ever."""
-    client = LocalClient(before=lambda _, kind, __: kind == "step" and EnvError("down again", True))
+    client = LocalClient(before=lambda _, request: (
+        isinstance(request, Step) and EnvError("down again", True)))
     none, stats = played(client, tasks=[1])
     assert none == [] and {*stats.failures} == {"down again"} and stats.dropped == 1
 
@@ -352,9 +353,9 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch)
         client = EnvClient(address, "maze", timeout=0.1)
         a, b = opened(client, [1, 2])
         began = time.perf_counter()
-        (late,) = client.answer([(a.session, "step", "dream")])
+        (late,) = client.answer([(a.session, Step("dream"))])
         assert time.perf_counter() - began < 0.35
-        (fine,) = client.answer([(b.session, "step", "look")])
+        (fine,) = client.answer([(b.session, Step("look"))])
     assert isinstance(late, EnvError) and "Timeout" in str(late) and not late.away
     assert fine.observation == STARTS[2] and client.silent == {}
 
@@ -394,6 +395,5 @@ def test_post_leaves_a_late_server_alone_for_half_of_the_patience_at_most(url, a
         clock[0] += 120
         raise urllib3.exceptions.ReadTimeoutError(None, url, "timed out")
     monkeypatch.setattr(client_file, "exchange", late)
-    with pytest.raises(EnvError):
-        client.post(client.urls[0], "steps", {})
+    client.answer([((client.urls[0], 0), Step("look"))])
     assert client.silent == {client.urls[0]: (1120.0, 1120.0 + away)}

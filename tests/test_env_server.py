@@ -28,8 +28,8 @@ from players import asked as ask
 import env_server
 import envs
 from env_server import HttpServer, Service, local_server
-from envs.parts import wires
-from envs.parts.wires import WIRES, Wire
+from envs.parts.answers import MAX_ITEMS
+from envs.parts.wires import Wire
 
 TOY = '''
 """toy: a task is a number to reach by adding numbers up; "crash" is a bug, "nan", "inf"
@@ -40,10 +40,7 @@ ACTIONS = ("1", "2")
 closed = []
 
 class Env:
-    task_id, task_type, task_name, var_num, sites, object = None, "add", "toy", 3, ["shop"], {}
-    task_description = "Add up."
-    url, html, instruction_text, observation_metadata = "u", "h", "i", {}
-    prompted = "The task and the question."
+    task_id, url = None, "u"
 
     def reset(self, task_id, stream=None):
         if task_id not in range(5, 99):
@@ -51,7 +48,7 @@ class Env:
         if task_id == 13:
             raise KeyError("unlucky")
         self.task_id, self.sum = task_id, stream or 0
-        return f"Add up.\\nTo {task_id}."
+        return f"To {task_id}."
 
     def step(self, action):
         if action == "crash":
@@ -67,11 +64,8 @@ class Env:
         return f"{self.sum}: {action}", reward, success, {
             "success": success, "valid": valid, "score": score}
 
-    def available_actions(self):
-        return ["1", "2"]
-
-    def filtered_vocab(self):
-        return ["words"]
+    def hints(self):
+        return ["add up"]
 
     def close(self):
         closed.append(self.task_id)
@@ -112,101 +106,62 @@ def exchange(connection, path, body=b"{}", method="POST", headers=()):
 
 # ---- The original's wire ----
 
-# name: (create, its reply), (reset, its reply), the reply to a step; `info` in it is our addition.
-# From AgentGym's own servers: every key they send and nothing else.
-RESET, STEP = {"observation": "Add up.\nTo 7.", "reward": 0}, {"observation": "2: 2", "reward": 0}
-A, B, DONE = {"id": 0}, {"env_idx": 0}, {"done": False}
-SCORE = {"score": 0}
-LOST = {"observation": "end", "state": "end", "available_actions": ["1", "2"], "score": 0.75,
-        "reward": 0.25, "done": True, "terminated": True, "truncated": False}
-ORIGINAL = {
-    "babyai": (A, A | {"data_idx": 7}, RESET | SCORE | {"deleted": False} | DONE,
-               STEP | SCORE | DONE),
-    "textcraft": (A | {"observation": "Add up.\nTo 5."} | {"reward": 0} | DONE,
-                  A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
-    "sciworld": (A, A | {"data_idx": 7}, {
-        "task_name": "toy", "var_num": 3, "task_description": "Add up.", "observation": "To 7.",
-        "reward": 0, "score": 0, "deleted": False, "done": False}, STEP | SCORE | DONE),
-    "alfworld": (A, A | {"game": 7, "world_type": "Text"}, A | {
-        "observation": "Add up.\nTo 7.", "available_actions": ["1", "2"], "task_type": "add"},
-        STEP | {"available_actions": ["1", "2"]} | DONE),
-    "maze": (A, A | {"game": 7}, {"observation": "Add up.\nTo 7."}, STEP | DONE),
-    "wordle": (A, A | {"seed": 7}, A | {"observation": "Add up.\nTo 7."}, STEP | DONE),
-    "bandit": (A, A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
-    "sokoban": (A, A | {"data_idx": 7}, A | RESET | DONE, STEP | DONE),
-    "webshop": (0, B | {"session_id": 7}, ["Add up.\nTo 7.", None],
-                {"state": "2: 2", "reward": 0, "done": False}),
-    "bird": (0, B | {"item_id": 7}, ["Add up.\nTo 7.", None],
-               {"state": "2: 2", "reward": 0, "done": False}),
-    "webarena": (B, B | {"seed": 0, "idx": 7}, {
-        "observation": "Add up.\nTo 7.", "sites": ["shop"], "object": {}},
-        STEP | {"terminated": False, "truncated": False}),
-    "searchqa": (0, B | {"id": 7}, "The task and the question.", STEP | DONE),
-    **{name: (0, B | {"id": 7}, "Add up.\nTo 7.", STEP | DONE)
-       for name in ("weather", "movie", "academia", "sheet", "todo")},
-}
+A = Wire(create="{id observation done reward}", task_required=False,
+         look={"hints": "hints", "actions": "ACTIONS"})
+B = Wire(id_key="env_idx", create="env_idx", task_key="item", task_wraps=True,
+         reset="[observation null]", step="{state reward score terminated truncated}",
+         closed={"closed": "closed"}, look={"page": "{url hints}"})
 
 
 @pytest.fixture
-def speak(monkeypatch):
-    """speak(name): a server whose toy uses the wire of that environment."""
-    def start(name):
-        monkeypatch.setitem(WIRES, "toy", WIRES.get(name, Wire()))
+def speak(toy):
+    """speak(a Wire): a server whose toy uses it."""
+    def start(wire):
+        toy.WIRE = wire
         return {"toy": Service("toy")}
     return start
 
 
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_wires_are_the_original_ones(speak, toy, name):
-    services = speak(name)
-    created, task, started, stepped = ORIGINAL[name]
-    session = dict([next(iter(task.items()))])      # {"id": 0} or {"env_idx": 0}
-    assert ask(services, "/create", {"id": 0}) == created
-    assert ask(services, "/reset", task | {"something": "else"}) == started
-    reply = ask(services, "/step", session | {"action": "2"})
-    assert reply == stepped | {"info": INFO}
-    query = "/toy/observation?" + "&".join(f"{key}={value}" for key, value in session.items())
-    seen = {"babyai": stepped | {"deleted": False}, "searchqa": started}.get(name, "2: 2")
-    assert ask(services, query) == seen
-    info = {"success": False, "valid": True, "score": 0.75}
-    toy.Env.step = lambda env, action: ("end", 0.25, True, info)        # reward, score, end apart
+def test_wires_of_the_first_dialect(speak, toy):
+    services = speak(A)
+    session = {"id": 0}
+    assert ask(services, "/create", {}) == {      # which resets, to the first task of TRAIN
+        "id": 0, "observation": "To 5.", "done": False, "reward": 0}
+    assert ask(services, "/toy/actions") == ["1", "2"]
+    started = {"id": 0, "observation": "To 7.", "reward": 0, "done": False}
+    assert ask(services, "/reset", {"id": 0, "data_idx": 7, "something": "else"}) == started
+    assert ask(services, "/toy/detail?id=0") == started | {"deleted": False}
+    toy.Env.step = lambda env, action: ("end", 0.25, True, INFO | {"score": 0.75})
+    answer = {"observation": "end", "reward": 0.25, "done": True}
+    assert ask(services, "/step", session | {"action": "2"}) == answer | {
+        "info": INFO | {"score": 0.75}}
+    assert ask(services, "/toy/observation?id=0") == "end"
+    assert ask(services, "/toy/hints?id=0") == ["add up"]
     assert ask(services, "/step", session | {"action": "1"}) == {
-        key: value for key, value in LOST.items() if key in stepped} | {"info": info}
-    late = ask(services, "/step", session | {"action": "1"}, 200 if "id" in session else 409)
-    assert late == {"error": "The task with environment 0 has finished."}
-    assert ask(services, "/") == ("This is environment toy." if "id" in session else "ok")
-    assert ask(services, "/close", session) == (
-        {"closed": "closed"} if name == "webarena" else True)
+        "error": "The task with environment 0 has finished."}
+    assert ask(services, "/reset", session)["observation"] == "To 5."       # without a task
+    assert ask(services, "/") == "This is environment toy."
+    assert ask(services, "/close", session) is True
     assert ask(services, "/close", session) is False
 
 
-@pytest.mark.parametrize("name, path, reply, before", [     # before: is it told before a reset?
-    ("maze", "available_actions", ["1", "2"], True),        # no id
-    ("wordle", "filtered_vocab?id=0", ["words"], True),     # its client asks before it resets, too
-    ("webshop", "list_envs", [0], True),
-    ("bandit", "observation?id=0", "Add up.\nTo 7.", False),
-    ("bandit", "detail?id=0", A | RESET | DONE | {"deleted": False}, False),
-    ("alfworld", "available_actions?id=0", ["1", "2"], False),
-    ("sciworld", "task_description?id=0", "Add up.", False),
-    ("webshop", "available_actions?env_idx=0", ["1", "2"], False),
-    ("webshop", "instruction_text?env_idx=0", "i", False),
-    ("webshop", "state?env_idx=0", {"url": "u", "html": "h", "instruction_text": "i"}, False),
-    ("webarena", "observation_metadata?env_idx=0", {}, False)])
-def test_look_answers_what_clients_ask_beside(speak, capfd, name, path, reply, before):
-    services, wire = speak(name), WIRES["toy"]
-    ask(services, "/create", {})
-    early = ask(services, f"/toy/{path}", status=200 if before or wire.id_key == "id" else 409)
-    assert early == reply if before else "Environment not initialized" in early["error"]
-    assert capfd.readouterr().err == ""
-    ask(services, "/reset", {wire.id_key: 0, wire.task_key: 7})
-    assert ask(services, f"/toy/{path}") == reply
-
-
-def test_reset_without_a_task_plays_the_first_of_train(speak):
-    services = speak("textcraft")
-    ask(services, "/create", {})
-    ask(services, "/create", {})
-    assert ask(services, "/reset", {"id": 1})["observation"] == "Add up.\nTo 5."
+def test_wires_of_the_second_dialect(speak, toy):
+    services = speak(B)
+    session = {"env_idx": 0}
+    assert ask(services, "/create", {"id": 0}) == 0
+    ask(services, "/toy/observation?env_idx=0", status=409)     # not before a reset
+    assert ask(services, "/reset", session | {"item": 99 + 7}) == ["To 7.", None]
+    assert ask(services, "/toy/page?env_idx=0") == {"url": "u", "hints": ["add up"]}
+    toy.Env.step = lambda env, action: ("end", 0.25, True, INFO | {"score": 0.75})
+    assert ask(services, "/step", session | {"action": "2"}) == {
+        "state": "end", "reward": 0.25, "score": 0.75, "terminated": True, "truncated": False,
+        "info": INFO | {"score": 0.75}}
+    ask(services, "/step", session | {"action": "2"}, status=409)
+    ask(services, "/reset", session, status=422)                # without a task
+    assert ask(services, "/") == "ok"
+    assert ask(services, "/toy/list_envs") == [0]
+    assert ask(services, "/close", session) == {"closed": "closed"}
+    assert ask(services, "/close", session) is False
 
 
 # ---- Many at once, and the lost reply ----
@@ -216,9 +171,9 @@ def test_resets_and_steps_answer_in_order_and_each_apart(services):
         {"task": 7}, {"task": 1000}, {"task": 8, "stream": 2}, {"task": 13},
         {"id": 50, "task": 7}, "x"]})
     seven, no_task, eight, broken, unknown, text = reply["items"]
-    assert seven == {"id": 0, "observation": "Add up.\nTo 7.", "reward": 0, "done": False,
+    assert seven == {"id": 0, "observation": "To 7.", "reward": 0, "done": False,
                      "info": INFO}
-    assert eight["observation"] == "Add up.\nTo 8."
+    assert eight["observation"] == "To 8."
     assert no_task == {"error": "toy: no task 1000; tasks are 5..98", "status": 400}
     assert broken["status"] == 500 and "KeyError: 'unlucky'" in broken["error"]
     assert unknown["status"] == 404 and unknown["error"].startswith("The id 50 is not valid")
@@ -254,7 +209,7 @@ def test_steps_of_a_parallel_engine_run_side_by_side_and_those_of_one_session_in
 
 @pytest.mark.parametrize("verb", ["resets", "steps"])
 def test_items_of_one_request_are_bounded(services, verb):
-    items = [{"task": 7}] * (wires.MAX_ITEMS + 1)
+    items = [{"task": 7}] * (MAX_ITEMS + 1)
     assert "256 are the most" in ask(services, f"/{verb}", {"items": items}, status=422)["error"]
     assert ask(services, "/health")["sessions"] == 0
     assert len(ask(services, f"/{verb}", {"items": items[1:]})["items"]) == 256
@@ -279,12 +234,12 @@ def test_what_fails_ends_its_episode_and_no_other(services, toy, verb, body, sta
     assert ask(services, "/step", {"id": 0, "action": "9"})["done"] is True
 
 
-@pytest.mark.parametrize("name, key, statuses", [
-    ("bandit", "id", [200, 200, 200, 200]),         # the first dialect: always 200
-    ("searchqa", "env_idx", [404, 409, 400, 500])])
-def test_errors_in_the_manner_of_each_dialect(speak, name, key, statuses):
-    services = speak(name)
-    task_key = WIRES["toy"].task_key
+@pytest.mark.parametrize("wire, statuses", [
+    (Wire(), [200, 200, 200, 200]),                 # the first dialect: always 200
+    (Wire(id_key="env_idx", create="env_idx"), [404, 409, 400, 500])])
+def test_errors_in_the_manner_of_each_dialect(speak, wire, statuses):
+    services = speak(wire)
+    key, task_key = wire.id_key, wire.task_key
     ask(services, "/create", {})
     for status, (verb, body, sentence) in zip(statuses, [
             ("step", {key: 99, "action": "1"}, "The id 99 is not valid"),
@@ -437,7 +392,7 @@ def test_http_answers_the_clients_of_the_original_and_curl_as_documented():
         assert requests.post(f"{url}/create", timeout=5).json() == {"id": 0}
         assert requests.post(f"{url}/create", json={"id": 0}, timeout=5).json() == {"id": 1}
         requests.post(f"{url}/reset", json={"id": 0, "data_idx": 7}, timeout=5)
-        assert requests.get(f"{url}/observation?id=0", timeout=5).json() == "Add up.\nTo 7."
+        assert requests.get(f"{url}/observation?id=0", timeout=5).json() == "To 7."
         assert requests.get(f"{url}/observation", params={"id": 0}, timeout=5).status_code == 200
         commands = re.findall(r"^ *(curl .*)$", (ROOT / "docs/protocol.md").read_text(), re.M)
         assert commands

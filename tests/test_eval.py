@@ -8,9 +8,8 @@ import statistics
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import fakes
 import pytest
@@ -30,7 +29,6 @@ from envs.parts.players import builtin_rate, play_builtin
 from envs.parts.suites import COMPOSITION, SUITES, suite_tasks
 from episode import World
 from eval import Config, figures_of, rows_of, run, table
-from flags import Count, Natural, NonNegative, Positive, Share, parse_flags
 from policy import load_policy
 from rollout import collect
 import metrics
@@ -169,10 +167,11 @@ def test_run_measures_a_model(url, model, tmp_path, capsys):
     tasks = choose_tasks(maze, "test", 12)
     for who in ("random", "expert"):
         assert rows["maze", f"{who} player"]["success"] == builtin_rate(maze, who, tasks, 6)[0]
+    heat = speaks.pop("temperature")
     agent = Agent(AutoTokenizer.from_pretrained(model), maze.PROMPT, module=maze, **speaks)
     world = World(EnvClient(url, "maze"), agent)
     trajectories, _ = collect(load_policy(model).eval(), [(world, task) for task in tasks], 2, 6,
-                              (9,))
+                              (9,), temperature=heat)
     assert (every["n"], every["success"], every["turns"], every["tokens"]) == (
         12, *(statistics.fmean(x) for x in (
             [t.success for t in trajectories], [len(t.turns) for t in trajectories],
@@ -343,7 +342,7 @@ def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypa
         assert kept_in(folder) == kept_in(tmp_path / "whole")
         asked.clear()
     with pytest.raises(ValueError, match="^--resume: seed=1, but .*killed was begun with seed=0; "):
-        evaluation.preset(dict(out=cfg.out, resume=True, seed=1))
+        evaluation.layers(Config, dict(out=cfg.out, resume=True, seed=1))
 
 
 @pytest.mark.parametrize("flags, folder", [
@@ -428,60 +427,9 @@ def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, u
 
 # ---- flags ----
 
-@dataclass
-class Flags:
-    steps: int = 10               # of the loop, 100% of them
-    rate: float = 0.5
-    fast: bool = True             # or slow
-    way: Literal["up", "down"] = "up"
-    turns: tuple = (6, 10)                  # of each stage
-    count: Count = 1
-    natural: Natural = 0
-    positive: Positive = 1.0
-    non_negative: NonNegative = 0.0
-    share: Share = 0.5
-
-
-def test_parse_flags_takes_a_preset_between_defaults_and_flags():
-    seen = []
-
-    def preset(given):
-        seen.append(given)
-        return dict(steps=77, rate=0.25)
-    given = "--rate 2 --way down --turns 3,4,5 --count=1 --natural=0 --positive=1e-9 --share=0"
-    assert parse_flags(Flags, given.split(), preset=preset) == Flags(
-        77, 2.0, True, "down", (3, 4, 5), 1, 0, 1e-9, 0.0, 0.0)
-    assert seen == [dict(rate=2.0, way="down", turns=(3, 4, 5), count=1, natural=0, positive=1e-9,
-                         share=0.0)]
-    assert parse_flags(Flags, ["--non-negative=0", "--share=1"]).share == 1
-
-
-@pytest.mark.parametrize("flag, sentence", [
-    ("--step=3", "unrecognized arguments: --step=3"),       # an abbreviation is a typo as well
-    ("--turns=3,x", "argument --turns: invalid integers value: '3,x'"),
-    *((flag, f"argument {flag.replace('=', ': ')}: expected {words}\n") for words, *flags in (
-        ("1 or more", "--count=0"), ("0 or more", "--natural=-1", "--non-negative=-1e-9"),
-        ("above 0", "--positive=0.0", "--positive=nan"),
-        ("from 0 to 1", "--share=-1e-9", "--share=1.001", "--share=nan")) for flag in flags)])
-def test_parse_flags_refuses(flag, sentence, capsys):
-    with pytest.raises(SystemExit) as error:
-        parse_flags(Flags, [flag])
-    assert error.value.code == 2 and sentence in capsys.readouterr().err
-
-
-def test_parse_flags_explains_itself(capsys):
-    with pytest.raises(SystemExit):
-        parse_flags(Flags, ["--help"])
-    text = capsys.readouterr().out
-    for words in ("\n  --steps: int = 10               # of the loop, 100% of them\n  --rate: ",
-                  "--fast, --no-fast", "--way up | down", "tuple: 6,10"):
-        assert words in text
-    assert "--steps STEPS" not in text and "assert" not in text
-
-
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(model, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(metrics, "run", seen.append)
+    monkeypatch.setattr(evaluation, "run", lambda cfg, origins: seen.append(cfg))
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
         env="maze", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
     for folder in (model, str(tmp_path)):

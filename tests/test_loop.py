@@ -30,6 +30,7 @@ from chat import Agent
 from envs.parts import players
 from episode import Trajectory, Turn, World
 from rollout import Stats
+import batch as batch_file
 from batch import micro_batches
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
@@ -57,10 +58,12 @@ class Record:
             self.run = setup(*arguments, **named)
             return self.run
 
-        def noting_collect(policy, tasks, group_size, horizon, key, *rest, **more):
-            trajectories, stats = collect(policy, tasks, group_size, horizon, key, *rest, **more)
+        def noting_collect(policy, tasks, group_size, horizon, key, places, temperature, **more):
+            trajectories, stats = collect(policy, tasks, group_size, horizon, key, places,
+                                          temperature, **more)
             self.plays.append(SimpleNamespace(
                 agents=[world.agent for world, _ in tasks], tasks=[task for _, task in tasks],
+                temperature=temperature,
                 group_size=group_size, horizon=horizon, trajectories=trajectories,
                 step=self.run.step))
             return trajectories, stats
@@ -118,21 +121,16 @@ def both(url, model):
                          filter="none", name="both", max_grad_norm=1e9)
 
 
-def temperature_of(play):
-    (temperature,) = {agent.temperature for agent in play.agents}
-    return temperature
-
-
 # ---- what is played and measured ----------------------------------------------------------------
 
 def test_evaluations_are_as_many_as_were_asked_for_at_the_last_horizon(ppo, both):
     """Before RL, after every 2nd step and after the last, greedy and at T=1; steps are played at
     the temperature asked for and the horizon of their stage."""
-    assert [(temperature_of(play), play.horizon) for play in ppo.training()] == [
+    assert [(play.temperature, play.horizon) for play in ppo.training()] == [
         (HEAT, horizon) for horizon in (2, 2, 2, 3, 3, 3, 3)]
     assert [line["horizon"] for line in ppo.run.history] == [2, 2, 2, 3, 3, 3, 3]
     for run, steps in ((ppo, (0, 2, 4, 6, STEPS)), (both, (0, 2, 4))):
-        assert [(play.step, temperature_of(play), play.horizon) for play in run.evaluations()] == [
+        assert [(play.step, play.temperature, play.horizon) for play in run.evaluations()] == [
             (step, temperature, 3) for step in steps for temperature in (0.0, 1.0)]
 
 
@@ -170,8 +168,8 @@ def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_ste
                                                                                   monkeypatch):
     run, asked = started(url, config(model)), []
     monkeypatch.setattr(metrics, "write_samples", lambda *_: None)
-    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, *rest: (
-        asked.append((policy, rest[-1])) or (fakes([1]), Stats())))
+    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_: (
+        asked.append((policy, key)) or (fakes([1]), Stats())))
     for run.step, policy in ((0, None), (5, "another")):
         metrics.greedy_and_sampled(run, policy)
     run.cfg = replace(run.cfg, seed=1)
@@ -372,8 +370,8 @@ def test_presets_are_what_the_documentation_says():
         base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
         if flags[0] == "ppo":
             base, flags = train.ALGOS["ppo"], flags[1:]
-        told = train.parse_flags(train.Config, [f for f in flags if f != "starpo"],
-                                 preset=lambda given, base=base: base)
+        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
+                                    lambda kind, given, base=base: [("ppo", base)])
         assert told == train.Config(**train.ALGOS[name]), name
 
 
@@ -390,7 +388,7 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
                           reference=None, critic=SimpleNamespace(action_values=None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "logprobs_under", lambda *_: reference)
-        patch.setattr(batch, "on_all_rows", lambda *_: 0 * ones)
+        patch.setattr(train, "on_all_rows", lambda *_: 0 * ones)
         train.credit(run, batch)
     torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
 
@@ -423,8 +421,9 @@ def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypat
 # ---- several ranks, as one of them sees it ------------------------------------------------------
 
 def ranks(monkeypatch, rank, world):
-    monkeypatch.setattr(parallel, "rank", lambda: rank)
-    monkeypatch.setattr(parallel, "world_size", lambda: world)
+    for file in (batch_file, rollout):
+        monkeypatch.setattr(file, "rank", lambda: rank)
+        monkeypatch.setattr(file, "world_size", lambda: world)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -452,7 +451,7 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
         max_turn_tokens=8, mini_batches=1, micro_tokens=40, temperature=HEAT))
     batch = batch_of(run, 3)
     sizes, part_loss = [], train.part_loss
-    whole = train.logprobs_under(run, run.policy, batch)
+    whole = train.logprobs_under(run.policy, batch, 40, HEAT)
     longest = int((batch.token_ids >= 0).sum(1).max())
     assert longest > 70                                 # a row of three contexts, each below 40
     monkeypatch.setattr(train, "part_loss", lambda run, part: (
@@ -478,17 +477,17 @@ def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, mo
     run, asked = started(url, config(model)), []
     ranks(monkeypatch, 1, 3)
 
-    def collect(policy, tasks, group_size, horizon, key, places, **rest):
+    def collect(policy, tasks, group_size, horizon, key, places, temperature, **rest):
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
                 for (_, task), place in zip(tasks, places)], Stats()
     monkeypatch.setattr(rollout, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
-    monkeypatch.setattr(parallel, "gathered", lambda mine: [others[0], mine, others[2]])
+    monkeypatch.setattr(rollout, "gathered", lambda mine: [others[0], mine, others[2]])
     (world,) = run.worlds
     tasks = [(world, task) for task in (54, 53, 52, 51, 50)]
-    played, stats = rollout.play_tasks(run, run.policy, tasks, 1, 2, (9,))
+    played, stats = rollout.play_tasks(run.policy, tasks, 1, 2, (9,), 1.0, 8)
     assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))]
     assert [t.task_id for t in played] == [54, 53, 52, 51, 50] and stats.dropped == 3
 
@@ -504,7 +503,7 @@ def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     run = again.run
     assert time.perf_counter() - run.began > seconds > first.rl_seconds
     assert run.rl_seconds == pytest.approx(first.rl_seconds + run.history[2]["seconds"])
-    assert [(p.step, temperature_of(p)) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
+    assert [(p.step, p.temperature) for p in again.evaluations()] == [(3, 0.0), (3, 1.0)]
     assert [p.step for p in again.training()] == [2]
     assert [step for step, _ in run.evaluations] == [0, 1, 2, 3]
     assert [rates for _, rates in run.evaluations[:3]] == [rates for _, rates in first.evaluations]

@@ -174,9 +174,9 @@ def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkey
     for run.step in range(2):
         batch = train.to_batch(train.play_step(run, 2)[0])
         train.credit(run, batch)
-        mask, now = batch.response_mask, logprobs_under(run, run.policy, batch)
+        mask, now = batch.response_mask, logprobs_under(run.policy, batch, 8192, 1.0)
         torch.testing.assert_close(batch.old_logprobs[mask], now[mask], atol=1e-5, rtol=1e-5)
-        assert torch.equal(batch.ref_logprobs, logprobs_under(run, base, batch))
+        assert torch.equal(batch.ref_logprobs, logprobs_under(base, batch, 8192, 1.0))
         assert torch.equal(batch.ref_logprobs, now) == (run.step == 0)
         train.update(run, batch)
     assert (now - batch.ref_logprobs)[mask].abs().max() > 0.05
@@ -226,8 +226,8 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     assert not adapters(merged) and merged.known_ids == run.policy.known_ids
     torch.testing.assert_close(token_logprobs(merged, *text()), expected, atol=1e-5, rtol=1e-5)
     assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
-    assert runs.model_settings("merged") == runs.model_settings(folder) and \
-        runs.model_settings("merged")["max_turn_tokens"] == 5
+    assert runs.model_settings("merged")[1] == runs.model_settings(folder)[1] and \
+        runs.model_settings("merged")[1]["max_turn_tokens"] == 5
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
         merge_lora.main()
 

@@ -34,11 +34,11 @@ from fakes import (
 )
 
 import chat
-import engine
+import episode
 import rollout
 from batch import to_batch
 from chat import FORMATS, Agent, Chat
-from client import EnvError
+from client import EnvError, Reset, Step
 from engine import Engine
 from episode import Episode, Trajectory, Turn, World
 from rollout import Sampler, Slots, make_engine
@@ -195,7 +195,7 @@ def test_format_compose_is_read_back_to_the_same_action(name, action):
             episode.observe("start")
             reply = FORMATS[name].compose("I need {bone}: 2.", action, turn, note)
             reply_to(episode, reply)
-            assert episode.request == ("step", action) and episode.complaint == ""
+            assert episode.request == Step(action) and episode.complaint == ""
             assert ("Plan: I need {bone}: 2.\n" in reply) == (name == "plan" and turn == 0)
 
 
@@ -213,7 +213,7 @@ def test_episode_ends_a_reply_with_any_stop_token_and_closes_it_with_the_templat
     size = 3 + len(added)
     assert episode.trajectory.token_ids[-size:] == [80, 81, end, *added]
     assert episode.trajectory.response_mask[-size:] == [1, 1, 1, *(0 for _ in added)]
-    assert episode.request == ("step", tokenizer("chatml").decode([80, 81]))
+    assert episode.request == Step(tokenizer("chatml").decode([80, 81]))
 
 
 def test_episode_ends_at_its_horizon_and_knows_which_text_each_turn_answered():
@@ -262,7 +262,7 @@ def test_memory_shows_the_task_the_last_note_and_the_present():
     assert shown(episode) == "[U]o0;[A]"
     for turn, note, kept in ((0, "Note: n0\n", "n0"), (1, "", "n0"), (2, "Note: n2\n", "n2")):
         reply_to(episode, f"{note}a{turn}")
-        assert episode.request == ("step", f"a{turn}")
+        assert episode.request == Step(f"a{turn}")
         episode.observe(f"o{turn + 1}")
         assert shown(episode) == f"[U]o0\n\nYour note: {kept}\n\no{turn + 1};[A]"
 
@@ -283,7 +283,7 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
     seen = shown(episode)
     assert "I should say b." in seen and seen.endswith("o0;[A]") and not episode.over
     reply_to(episode, "Action: b")
-    assert episode.request == ("step", "b")
+    assert episode.request == Step("b")
     episode.observe("won", 1.0, True, {"score": 1.0, "success": True})
     t = episode.trajectory
     assert episode.over and t.done and t.success and len(t.turns) == 3
@@ -319,8 +319,8 @@ def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
 
 # ---- collect and play ---------------------------------------------------------------------------
 
-def play_all(who, tasks, group_size, horizon):
-    return [play(policy(), who, LocalClient(), task, horizon, (0, place, member))
+def play_all(who, tasks, group_size, horizon, temperature=1.0):
+    return [play(policy(), who, LocalClient(), task, horizon, (0, place, member), temperature)
             for place, task in enumerate(tasks) for member in range(group_size)]
 
 
@@ -330,10 +330,10 @@ def play_all(who, tasks, group_size, horizon):
 def test_collect_equals_play(name, context):
     horizon = 2 if name == "reflect" else 3                # of each of its two tries
     for temperature, tasks in ((0.0, [3]), (1.0, [3, 8])):
-        who = agent(format=name, context=context, window=1, temperature=temperature)
+        who = agent(format=name, context=context, window=1)
         client = LocalClient()
-        got, stats = collect(policy(), who, client, tasks, 2, horizon)
-        want = play_all(who, tasks, 2, horizon)
+        got, stats = collect(policy(), who, client, tasks, 2, horizon, temperature=temperature)
+        want = play_all(who, tasks, 2, horizon, temperature)
         assert all(same(a, b) for a, b in zip(got, want)) and len(got) == len(want)
         assert [t.key for t in got] == [t.key for t in want] and stats.dropped == 0
         assert stats.failures == [] and client.open == {}          # every session was closed
@@ -384,13 +384,13 @@ def test_collect_depends_on_nothing_but_task_and_key():
 
 
 def test_mask_covers_exactly_what_was_sampled(monkeypatch):
-    sampled, ends, sample = [], set(), engine.sample
+    sampled, ends, sample = [], set(), episode.sample
 
     def noting(logits, uniforms, temperature):
         ids, logprobs = sample(logits, uniforms, temperature)
         sampled.append((ids.item(), logprobs.item()))
         return ids, logprobs
-    monkeypatch.setattr(engine, "sample", noting)
+    monkeypatch.setattr(episode, "sample", noting)
     for member in range(6):
         sampled.clear()
         t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))
@@ -408,8 +408,8 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
 
 def test_old_logprobs_are_those_of_the_trainer():
     for context in ("full", "window"):
-        who = agent(context=context, window=1, temperature=0.7)
-        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4)
+        who = agent(context=context, window=1)
+        got, _ = collect(policy(), who, LocalClient(), [1, 4], 2, 4, temperature=0.7)
         batch = to_batch(got)
         with torch.no_grad():
             logprobs = token_logprobs(policy(), batch.token_ids, batch.response_mask,
@@ -425,7 +425,7 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     once, and the unfinished one four times."""
     who = agent(max_turn_tokens=1)
     tasks = [0, 1, 2, 3]                   # observations "task 0: go", "task 1: so go", ...
-    prompts = [len(who.chat.opening(who.start() + chat.said("user", Toy().reset(t))))
+    prompts = [len(who.chat.opening([*who.start(), chat.said("user", Toy().reset(t))]))
                for t in tasks]
     assert prompts == [13, 16, 19, 22]     # <|user|> "task 0: go" <|end|> <|assistant|> and "so "
     engine = Engine(policy(), 16, 100, 8)
@@ -452,7 +452,7 @@ def test_collect_keeps_pages_across_turns():
     assert sum(len(t.turns) for t in got) > 12             # there were later turns
 
 
-@pytest.mark.parametrize("slow", ["step", "reset"])
+@pytest.mark.parametrize("slow", [Step, Reset])
 def test_collect_waits_for_no_slow_episode(slow):
     """One step, or one reset, is answered only when as much was played as the other groups play."""
     others, waited, finished, lock = [], [], threading.Event(), threading.Lock()
@@ -462,10 +462,11 @@ def test_collect_waits_for_no_slow_episode(slow):
             observation, reward, _, info = super().step(action)
             return observation, reward, False, info
 
-    def before(session, kind, argument):
+    def before(session, request):
         with lock:
+            kind = type(request)
             first = kind == slow and not waited
-            (waited if first else others).extend([kind] * (first or kind == "step"))
+            (waited if first else others).extend([kind] * (first or kind == Step))
         if len(others) == 5 * 2 * 3:           # five groups, two members, three turns
             finished.set()
         if first:
@@ -487,13 +488,13 @@ class Failing(LocalClient):
         super().__init__(**settings)
         self.fails, self.task_of, self.count = fails, {}, {}
 
-    def one(self, session, kind, argument):
-        task = argument[0] if kind == "reset" else self.task_of[session]
+    def one(self, session, request):
+        task = request.task if isinstance(request, Reset) else self.task_of[session]
         self.count[task] = self.count.get(task, 0) + 1
         if self.fails(task, self.count[task]):
             self.open.pop(session, None)
             return EnvError(f"task {task} is down")
-        answer = super().one(session, kind, argument)
+        answer = super().one(session, request)
         self.task_of[answer.session] = task
         return answer
 
@@ -572,7 +573,7 @@ def worlds(parallel=False):
             ("window", Loud, 9, "window")):
         module = types.SimpleNamespace(NAME=name, PARALLEL=parallel)
 
-        def own(session, kind, argument, name=name):
+        def own(session, request, name=name):
             assert session is None or session[0] == name, "a session of another environment"
         made.append(World(LocalClient(env, own, name),
                           agent(module=module, context=context, window=1), most_turns))
@@ -611,8 +612,8 @@ def test_collect_of_several_worlds_equals_play_in_each(rows, parallel):
     for number, world in enumerate(made):
         tasks = [task for own, task in PLACES if own == number for _ in "ab"]
         asked = [item for items in world.client.asked for item in items]
-        assert Counter(argument[0] for _, kind, argument in asked if kind == "reset") == \
-            Counter(tasks)
+        assert Counter(request.task for _, request in asked
+                       if isinstance(request, Reset)) == Counter(tasks)
         assert world.client.open == {}
         if rows == 14:
             assert world.client.opened == len(tasks)
@@ -747,7 +748,7 @@ def test_admit_counts_a_token_more_and_a_page_for_each_slot_that_decodes(
         slot.episode.observe("x" * (length - 3))            # <|user|>, <|end|>, <|assistant|>
         assert len(slot.episode.seen) == length
         slots.move(slot, "ready")
-    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots)
+    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots, 1.0)
     first, second = slots.everyone
     if decodes:
         first.sequence = sampler.engine.start()

@@ -262,11 +262,11 @@ def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, othe
     """A rank that lost its episodes goes on with the other's."""
     run, told = started(url, config(model)), []
     monkeypatch.setattr(rollout, "collect", Mock(side_effect=[collected]))
-    monkeypatch.setattr(parallel, "world_size", lambda: 2)
-    monkeypatch.setattr(parallel, "gathered", lambda share: told.append(share) or [share, other])
+    monkeypatch.setattr(rollout, "world_size", lambda: 2)
+    monkeypatch.setattr(rollout, "gathered", lambda share: told.append(share) or [share, other])
     with pytest.raises(error) if error else nullcontext():
         played, stats = rollout.play_tasks(
-            run, run.policy, [(run.worlds[0], task) for task in (3, 5)], 1, 2, (0,))
+            run.policy, [(run.worlds[0], task) for task in (3, 5)], 1, 2, (0,), 1.0, 8)
         assert played == PLAYED[0] and stats == NOTHING[1]
     assert told == [mine]
 

@@ -12,7 +12,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,10 @@ from fakes import command, config, started, trained, trainer_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig
 
-import eval as evaluation
 import metrics
 import parallel
 import run as runs
 import train
-from agentevol import Evolve
-from cloning import Clone
 from envs import load_env
 from episode import Trajectory
 from policy import load_policy
@@ -196,8 +193,8 @@ def test_mismatch_is_the_kl_of_the_sampler_to_the_trainer_before_any_step(url, m
 def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkeypatch):
     """GSPO clips at 3e-4: with the sampler's numbers it would clip a policy that has not moved."""
     asked, logprobs_under = [], train.logprobs_under
-    monkeypatch.setattr(train, "logprobs_under", lambda run, policy, batch: (
-        asked.append(policy) or logprobs_under(run, policy, batch)))
+    monkeypatch.setattr(train, "logprobs_under", lambda policy, *rest: (
+        asked.append(policy) or logprobs_under(policy, *rest)))
     for dtype in (torch.float32, torch.bfloat16):
         run = started(url, config(model, "gspo", filter="none", mini_batches=1, lr=1e-9))
         run.policy = load_policy(model, "cpu", dtype)
@@ -308,7 +305,7 @@ def test_every_preset_takes_two_steps(algo, url, model):
 
 
 def flags_chosen(command):
-    return train.parse_flags(Config, command.split(), "", train.preset)
+    return train.parse_flags(Config, command.split(), "", train.layers)[0]
 
 
 def test_defaults_follow_the_model(model, tmp_path):
@@ -513,15 +510,3 @@ def test_a_mistake_is_refused_before_anything_is_loaded(flags, sentence, model, 
     with pytest.raises(SystemExit, match=f"^train.py: [^\n]*{sentence}[^\n]*$"):
         train.main(flags.replace("MODEL", model).split())
     assert not os.listdir()
-
-
-@pytest.mark.parametrize("kind", [Config, evaluation.Config, Clone, Evolve],
-                         ids=lambda k: f"{k.__module__}-{k.__name__}")
-def test_help_has_words_for_every_flag(kind, capsys):
-    with pytest.raises(SystemExit):
-        train.parse_flags(kind, ["--help"])
-    printed = capsys.readouterr().out
-    assert len(fields(kind)) <= 60
-    for field in fields(kind):
-        flag = field.name.replace("_", "-")
-        assert re.search(rf"^  --{flag}: .+  # .+$", printed, re.MULTILINE), flag

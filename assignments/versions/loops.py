@@ -75,7 +75,7 @@ class Chat:
 
     def between_replies(self, text, role="user"):
         text = broken(self.special, text)
-        whole = self.prompt(ASKED + REPLIED + said(role, text))
+        whole = self.prompt(ASKED + [REPLIED, said(role, text)])
         behind = whole[whole.index(REPLY) + len(REPLY):]
         while not behind.startswith(self.stop):
             behind = behind[1:]
@@ -320,8 +320,7 @@ def play(reply, episode, client, session=None):
         if episode.request is None:
             reply(episode)
         else:
-            kind, argument = episode.request
-            answer = client.answer([(session, kind, argument)])[0]
+            answer = client.answer([(session, episode.request)])[0]
             if isinstance(answer, EnvError):
                 raise answer
             session = answer.session
@@ -329,14 +328,14 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     while episode.request is None:
         seen = torch.tensor(episode.seen, device=policy.device)
         layout = layout_for(policy, [len(seen)])
         logits = forward(policy, seen, layout)[-1:]
         drawn = len(episode.token_ids)
         uniform = torch.tensor([episode.uniforms[drawn]])
-        token, logprob = sample(logits, uniform, episode.agent.temperature)
+        token, logprob = sample(logits, uniform, temperature)
         episode.sampled(int(token), float(logprob))
 
 
@@ -622,8 +621,8 @@ def explore(run):
         count = cfg.explore or len(run.tasks[world])
         for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed):
             tasks.append((world, task))
-    return parallel.play_tasks(run, run.policy, tasks, samples, cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
+                              cfg.temperature, cfg.max_concurrent)
 
 
 def reward(trajectory):

@@ -64,7 +64,7 @@ class Chat:
             patterns.get(m["role"], self.special_in_reply), m["content"])} for m in messages]))
 
     def between_replies(self, text, role="user"):
-        rendered = self.prompt([*ASKED, *REPLIED, *said(role, broken(self.special, text))])
+        rendered = self.prompt([*ASKED, REPLIED, said(role, broken(self.special, text))])
         _, tail = rendered.split(REPLY, 1)
         first, *ids = self.encode(tail[tail.find(self.stop):])
         assert first == self.stop_id
@@ -250,7 +250,7 @@ def play(reply, episode, client, session=None):
     if episode.request is None:
         reply(episode)
         return play(reply, episode, client, session)
-    answer, = client.answer([(session, *episode.request)])
+    answer, = client.answer([(session, episode.request)])
     if isinstance(answer, EnvError):
         raise answer
     episode.observe(answer.observation, answer.reward, answer.done, answer.info)
@@ -258,11 +258,11 @@ def play(reply, episode, client, session=None):
 
 
 @torch.inference_mode()
-def speak(policy, episode):
+def speak(policy, episode, temperature=1.0):
     for uniform in episode.uniforms:
         ids = torch.as_tensor(episode.seen, device=policy.device)
         row = forward(policy, ids, layout_for(policy, [len(ids)]), logits_to_keep=1)
-        drawn = sample(row, torch.tensor([uniform]), episode.agent.temperature)
+        drawn = sample(row, torch.tensor([uniform]), temperature)
         episode.sampled(*(x.item() for x in drawn))
         if episode.request:
             return
@@ -418,8 +418,8 @@ def explore(run):
     tasks = [(world, task) for world in run.worlds
              for task in sample_tasks(run.tasks[world], cfg.explore or len(run.tasks[world]),
                                       run.step, cfg.seed)]
-    return parallel.play_tasks(run, run.policy, tasks, schedule[run.step], cfg.horizon,
-                               (cfg.seed, run.step, 0))
+    return rollout.play_tasks(run.policy, tasks, schedule[run.step], cfg.horizon,
+                              (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
 def reward(trajectory):

@@ -125,7 +125,7 @@ WRONG = {
     "5": [
         ("one number for all tokens of a reply", "speak", "drawn = len(episode.token_ids)",
          "drawn = 0"),
-        ("the temperature is forgotten", "speak", "episode.agent.temperature", "1.0"),
+        ("the temperature is forgotten", "speak", "uniform, temperature)", "uniform, 1.0)"),
         ("the policy sees its reply alone", "speak", "torch.tensor(episode.seen",
          "torch.tensor(episode.seen[-1:]"),
         ("every request opens a session", "play", "            session = answer.session\n", ""),

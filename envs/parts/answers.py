@@ -10,6 +10,7 @@ import reprlib
 
 import urllib3
 
+MAX_ITEMS = 256                     # of a request, and so the most sessions that it opens
 MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
 NO_ANSWER = OSError, urllib3.exceptions.HTTPError
 

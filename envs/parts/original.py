@@ -84,7 +84,7 @@ class Original(envs.Base):
 
     def create(self):
         """The id of a new session there."""
-        key = wire_of(self.module.NAME).id_key
+        key = wire_of(self.module).id_key
         made = self.ask("create", {"id": 0} if key == "env_idx" else {})
         return field(made if isinstance(made, dict) else {key: made}, key, int, self.base)
 
@@ -92,7 +92,7 @@ class Original(envs.Base):
         name = self.module.NAME
         if self.number is None:
             self.number = self.create()
-        task = {wire_of(name).task_key: task_id} | RESET_ALSO.get(name, {})
+        task = {wire_of(self.module).task_key: task_id} | RESET_ALSO.get(name, {})
         item = self.item("reset", task)
         if name == "webarena":          # its reset tells the page alone, this the objective as well
             item["observation"] = self.ask(f"observation?env_idx={self.number}")
@@ -104,10 +104,10 @@ class Original(envs.Base):
 
     def item(self, verb, body):
         """What /reset or /step answers -> `item_of` it, every value checked."""
-        key, url = wire_of(self.module.NAME).id_key, f"{self.base}/{verb}"
+        key, url = wire_of(self.module).id_key, f"{self.base}/{verb}"
         answer = self.ask(verb, {key: self.number} | body)
         try:
-            item = item_of(self.module.NAME, verb, self.number, answer, self.module.SUCCESS)
+            item = item_of(wire_of(self.module), verb, self.number, answer, self.module.SUCCESS)
         except (LookupError, TypeError):
             raise EnvError(f"{url}: {brief(answer)} is no answer of {self.module.NAME}") from None
         for name, kind in ITEM.items():
@@ -119,16 +119,15 @@ class Original(envs.Base):
 
     def close(self):
         if self.number is not None:
-            key = wire_of(self.module.NAME).id_key
+            key = wire_of(self.module).id_key
             with suppress(EnvError, ValueError):            # some originals have no /close
                 self.ask("close", {key: self.number}, self.once)
 
 
-def item_of(name, verb, number, answer, success):
+def item_of(wire, verb, number, answer, success):
     """What the original answered for its session `number` -> {"id", "observation", "reward",
     "done", "info"}. success: the score that counts as one. LookupError, TypeError: it is no such
     answer."""
-    wire = wire_of(name)
     form = wire.reset if verb == "reset" else wire.step
     if form[0] == "[":
         answer = answer[0] if type(answer) is list else None

@@ -52,7 +52,11 @@ import re
 import reprlib
 
 import envs
+from envs.parts.wires import Wire
 
+# AgentGym's JSON of all these.
+WIRE = Wire(id_key="env_idx", create="env_idx", task_key="id", task_required=False,
+            reset="observation")
 FORMAT_ERROR = 'Format error, please response in the format of  "Action: [your action] with ' \
                "Action Input: [your action input]"      # the original's words, to the blank
 INVALID = "Exception(Parameters in action input are not valid, please change your action input.)"

@@ -28,7 +28,7 @@ import statistics
 import time
 from pathlib import Path
 
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from curriculum import choose_tasks
 from env_server import local_server
 from envs import known_envs, load_env
@@ -70,7 +70,7 @@ def answered(client, items):
 
 def open_sessions(client, episodes):
     """-> [(session, actions)], reset and ready."""
-    replies = answered(client, [(None, "reset", (task, None)) for task, _ in episodes])
+    replies = answered(client, [(None, Reset(task)) for task, _ in episodes])
     return [(reply.session, actions) for reply, (_, actions) in zip(replies, episodes)]
 
 
@@ -78,13 +78,13 @@ def one_by_one(client, opened):
     """One client's steps, a request each."""
     for session, actions in opened:
         for action in actions:
-            answered(client, [(session, "step", action)])
+            answered(client, [(session, Step(action))])
 
 
 def together(client, opened):
     """All episodes side by side: one request a turn."""
     for turn in range(max(len(actions) for _, actions in opened)):
-        answered(client, [(session, "step", actions[turn]) for session, actions in opened
+        answered(client, [(session, Step(actions[turn])) for session, actions in opened
                           if turn < len(actions)])
 
 

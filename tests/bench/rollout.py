@@ -83,7 +83,7 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
                        for task in tasks for member in range(group_size)]
     sessions = {}
     while live:
-        requests = [(sessions.get(id(e)), *e.request) for e in live]
+        requests = [(sessions.get(id(e)), e.request) for e in live]
         for episode, answer in zip(live, client.answer(requests)):
             sessions[id(episode)] = answer.session
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
 from envs import maze, open_env, openenv
 from recipes import serve_openenv
@@ -267,11 +267,11 @@ def play_thirty_episodes():
         for round_ in range(3):
             seeds = range(10 * round_, 10 * round_ + 10)
             replies = client.answer([
-                (s, "reset", (seed, None)) for s, seed in zip(sessions, seeds)])
+                (s, Reset(seed)) for s, seed in zip(sessions, seeds)])
             assert [r.observation for r in replies] == [f"seed {seed}" for seed in seeds]
             sessions = [r.session for r in replies]
             for turn, reward in ((1, 0.1), (2, 0.1), (3, 0.8)):
-                played = [(s, "step", str(n)) for s, n in zip(sessions, seeds)]
+                played = [(s, Step(str(n))) for s, n in zip(sessions, seeds)]
                 replies = client.answer(played[::1 if turn < 3 else 2])
                 assert len(replies) == (10 if turn < 3 else 5)
                 assert {(r.observation, r.reward, r.done, r.info["success"]) for r in replies} == {
@@ -338,8 +338,8 @@ def test_an_outage_behind_our_server_is_an_error_of_its_episode_alone():
         return "{" if messages[-1]["data"].get("guess") == "crash" else game(messages)
     with playing(answer), serving(HttpServer(["openenv"])) as url:
         client = EnvClient(url, "openenv")
-        one, two = client.answer([(None, "reset", (1, None)), (None, "reset", (2, None))])
-        one, two = client.answer([(one.session, "step", "crash"), (two.session, "step", "2")])
+        one, two = client.answer([(None, Reset(1)), (None, Reset(2))])
+        one, two = client.answer([(one.session, Step("crash")), (two.session, Step("2"))])
         assert isinstance(one, EnvError) and two.reward == 0.1
         client.close()
 

@@ -14,7 +14,7 @@ from fakes import canned, serving
 from players import bm25, play, solved, wire
 
 from chat import make_tokenizer
-from client import EnvClient
+from client import EnvClient, Reset
 from env_server import local_server
 from envs import open_env, searchqa, searchqa_small
 from envs.parts import knowledge, retrieval
@@ -318,7 +318,7 @@ def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tm
     with pytest.raises(ValueError, match="tasks are 0..2"):
         env.reset(3)
     with local_server("searchqa") as url:
-        reply, = EnvClient(url, "searchqa").answer([(None, "reset", (2, None))])
+        reply, = EnvClient(url, "searchqa").answer([(None, Reset(2))])
         assert reply.observation == "Question: who was an engineer?"
 
 

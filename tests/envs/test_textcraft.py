@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from players import play
 
-from client import EnvClient
+from client import EnvClient, Reset
 from env_server import local_server
 from envs import open_env, textcraft, textcraft_small
 from envs.textcraft import Recipe, World, make_world
@@ -344,7 +344,7 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_pat
     assert all(module.unseen_goal(i) == (env.world.goal(i) not in trained) for i in tasks)
     with local_server("textcraft") as url:
         replies = EnvClient(url, "textcraft").answer([
-            (None, "reset", (i, None)) for i in module.TEST])
+            (None, Reset(i)) for i in module.TEST])
         assert [reply.observation for reply in replies] == [*map(env.reset, module.TEST)]
     assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
 

@@ -16,7 +16,6 @@ from players import play
 
 from envs import weather
 from envs.parts import tools
-from envs.parts.tool_rules import RULES
 from envs.parts.tools import Refused, parse, read_arguments, same
 
 NAMES = "weather", "movie", "academia"
@@ -196,9 +195,10 @@ def test_same_compares_answers(given, wanted, right):
 @pytest.mark.parametrize("name", [*NAMES, "todo"])
 def test_the_clients_rules_say_of_each_tool_what_its_name_says(name):
     """And list the arguments that it takes."""
-    env = importlib.import_module(f"envs.{name}").Env
+    module = importlib.import_module(f"envs.{name}")
+    env = module.Env
     for tool, description, rest in re.findall(
-            r"Name: (\w+)\(.*\)\nDescription: (.*)\n((?:.+\n)*)", RULES[name]):
+            r"Name: (\w+)\(.*\)\nDescription: (.*)\n((?:.+\n)*)", module.AGENTGYM.rules):
         listed = re.findall(r"- (\w+) \(Type", rest.partition("Returns")[0])
         assert listed == [*tools.arguments_of(getattr(env, tool))], tool
         for word in re.findall("rain|snow|temp|forecast|histor|current|air|paper|author|person|"

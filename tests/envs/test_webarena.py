@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from players import children, play, wire
-from test_web_sites import crawl
+from test_webarena_sites import crawl
 
 from envs import webarena
 from envs.web import browser as text_browser

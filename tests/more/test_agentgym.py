@@ -7,12 +7,14 @@ import re
 import pytest
 
 from chat import Agent
-from envs import textcraft, webarena, wordle
-from envs.parts import agentgym
-from envs.parts.agentgym import MANNERS, manner_of
+from envs import known_envs, load_env, textcraft, webarena, wordle
+from envs.parts import maze_prompt, searchqa_prompt, wordle_prompt
+from envs.parts.agentgym import manner_of
 from envs.parts.tools import arguments_of
 from episode import Episode
 
+MANNERS = {name: manner_of(load_env(name)) for name in known_envs()
+           if hasattr(load_env(name), "AGENTGYM")}
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 TOOLS = "weather", "movie", "academia", "todo", "sheet"      # their clients have own words
 SAY_OK = "searchqa", "webarena", "webshop", "bird", *TOOLS
@@ -35,7 +37,7 @@ def exchange(episode, env, text):
     """The policy's reply and the environment's answer to it -> the message that the policy sees."""
     episode.trajectory.add_action([0], [0.0])
     episode.replied(text, dict(role="assistant", content=text))
-    episode.observe(*env.step(episode.request[1]))
+    episode.observe(*env.step(episode.request.action))
     return episode.messages[-1]
 
 
@@ -48,11 +50,11 @@ def exchange(episode, env, text):
     (MANNERS["alfworld"].rules, 1330, "ac0d1c2f1a9c9e3e2f14cb98"),
     (MANNERS["webshop"].rules, 740, "5dd9cb5a21953f4560e4fb68"),
     (MANNERS["bird"].rules, 617, "50b479503fa97b1153f50ef0"),
-    (agentgym.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
-    (agentgym.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
+    (maze_prompt.MAZE.removesuffix("\n"), 2973, "da663c708260bf6abdbf49d0"),
+    (wordle_prompt.WORDLE.replace("{vocabulary}", "{{vocab}}"), 3017, "6e797b2ad5947f3738617746"),
     (MANNERS["webarena"].rules, 3118, "76b9c42998b992672bf8594a"),
     (MANNERS["searchqa"].rules, 343, "ab80b9d09d68048a5b6ef548"),
-    (agentgym.SEARCHQA_TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
+    (searchqa_prompt.TASK, 672, "33ddd4c0519509cd264b76af"),     # its server's
 ])
 def test_manner_has_the_clients_words(text, length, digest):
     """Length and SHA-256 of the strings in the clients' files."""
@@ -140,7 +142,7 @@ def test_episode_begins_as_agentgyms_conversation(name):
     if name in ("babyai", "textcraft", "alfworld", "webshop", "bird", *TOOLS):
         assert first["content"] == env.reset(world.TEST[0])
     if name == "maze":
-        assert first["content"] == f"{agentgym.MAZE.rstrip()}\n{env.reset(world.TEST[0])}"
+        assert first["content"] == f"{maze_prompt.MAZE.rstrip()}\n{env.reset(world.TEST[0])}"
     if name == "sciworld":                              # it lists things in changing order
         assert first["content"].startswith(f"{env.task_description}\nThis ")
 
@@ -189,6 +191,6 @@ def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
 
 @pytest.mark.parametrize("name", ["bandit", "textcraft_small"])
 def test_manner_of_refuses_what_agentgym_does_not_have(name):
-    with pytest.raises(ValueError, match=f"^format='agentgym': AgentGym has no {name}, only [^\n]*"
-                                         "; use another format$"):
-        manner_of(name)
+    with pytest.raises(ValueError, match=f"^format='agentgym': AgentGym has no {name}; "
+                                         "use another format$"):
+        manner_of(load_env(name))

@@ -25,8 +25,8 @@ from agentevol import reward, successes
 from chat import ASK_REACT, Agent
 from cloning import Clone, lesson, tokenizer_of, trajectories_of
 from envs import demonstrations, maze, textcraft, textcraft_small
-from envs.parts import agentgym
-from envs.parts.agentgym import MANNERS, read_trajectories, write_trajectories
+from envs.parts.agenttraj import read_trajectories, write_trajectories
+from envs.parts.maze_prompt import MAZE
 from episode import Episode
 from recipes import demos as recipe
 
@@ -74,7 +74,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     recipe.main()
     items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
-    manner = MANNERS.get(name)
+    manner = getattr(module, "AGENTGYM", None)
     consent, form = (AGREED, r"(?s)Thought:\n(.*)\n\nAction:\n(.*)") if name != "weather" else (
         "Ok.", r"Thought: (.*)\n\nAction: (.*)")
     for item, demo in zip(items, played, strict=True):
@@ -135,8 +135,8 @@ def test_read_trajectories_takes_the_names_of_agentgyms_files_and_leaves_others_
     assert [(d["env"], d["task_id"]) for d in got] == [
         ("maze", 3), ("maze", 4), ("textcraft_small", 12), ("bird", 5), ("bird", 6)]
     assert [d["task_id"] for d in read(items, tmp_path, "weather")] == [7]
-    with pytest.raises(ValueError, match="f.json: only bird, maze, textcraft_small, weather, "
-                                         "nothing of wordle, sciworld"):
+    with pytest.raises(ValueError, match="f.json: only bird, maze, sqlgym, textcraft_small, "
+                                         "weather, nothing of wordle, sciworld"):
         read(items, tmp_path, "wordle", "sciworld")
 
 
@@ -216,8 +216,8 @@ def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
     begins = [tokenizer.decode(t.token_ids).partition("first")[0] for t in trajectories]
     assert "the rules" in begins[0] and "Yes." in begins[0] and AGREED not in begins[0]
     assert "other rules" in begins[2] and "Aye." in begins[2]
-    assert begins[1] == begins[3] and MANNERS["maze"].rules in begins[1] and AGREED in begins[1]
-    assert agentgym.MAZE not in begins[1]              # the file's first observation has it or not
+    assert begins[1] == begins[3] and maze.AGENTGYM.rules in begins[1] and AGREED in begins[1]
+    assert MAZE not in begins[1]              # the file's first observation has it or not
     assert trained(trajectories[1], tokenizer) == ["Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
 
 
@@ -284,7 +284,7 @@ def played(module, task_id, replies, tokenizer):
     for reply in replies:
         ids = tokenizer.encode(reply, add_special_tokens=False) + [agent.chat.stop_id]
         episode.reply(ids, [0.0] * len(ids))
-        episode.observe(*env.step(episode.request[1]))
+        episode.observe(*env.step(episode.request.action))
     return episode
 
 
@@ -326,9 +326,9 @@ def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     of_file, of_experts = (tokenizer_of(d, cfg) for d in (read([item], tmp_path), lesson(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
         assert len(of_file.encode(word)) == 1
-    assert len(of_file.encode(MANNERS["maze"].rules)) > 20              # which the file has not
-    assert len(of_experts.encode(MANNERS["maze"].rules)) < 10           # words, not bytes
-    assert len(of_experts.encode(agentgym.MAZE)) < 1024 < len(agentgym.MAZE)
+    assert len(of_file.encode(maze.AGENTGYM.rules)) > 20              # which the file has not
+    assert len(of_experts.encode(maze.AGENTGYM.rules)) < 10           # words, not bytes
+    assert len(of_experts.encode(MAZE)) < 1024 < len(MAZE)
 
 
 @pytest.mark.parametrize("style, env", [("agentgym", "maze"), ("react", "textcraft_small")])

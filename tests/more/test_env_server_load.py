@@ -17,7 +17,7 @@ import pytest
 from players import play
 from test_envs import checked_step
 
-from client import INFO, EnvClient, Reply
+from client import INFO, Answer, EnvClient, Reset, Step
 from env_server import Service, local_server, respond
 from envs import known_envs, open_env
 
@@ -47,13 +47,13 @@ def recorded(module, task):
 
 def play_again(client, episodes):
     """These episodes of one environment side by side; each answer must be the recorded one."""
-    begun = client.answer([(None, "reset", (task, 3)) for task, _, _ in episodes])
+    begun = client.answer([(None, Reset(task, 3)) for task, _, _ in episodes])
     assert [reply.observation for reply in begun] == [first for _, first, _ in episodes]
     for number in range(12):
         playing = [(reply.session, *turns[number]) for reply, (*_, turns) in zip(begun, episodes)
                    if number < len(turns)]
-        replies = client.answer([(session, "step", action) for session, action, *_ in playing])
-        assert replies == [Reply(session, *answer, {name: info[name] for name in INFO})
+        replies = client.answer([(session, Step(action)) for session, action, *_ in playing])
+        assert replies == [Answer(session, *answer, {name: info[name] for name in INFO})
                            for session, _, *answer, info in playing]
     client.close()
 
@@ -140,8 +140,8 @@ def test_sessions_closed_or_abandoned_leave_no_memory_behind(closed):
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         client = EnvClient(server.stdout.readline().split()[-1], name)
         for _ in range(44):
-            begun = client.answer([(None, "reset", (task, None)) for task in range(256)])
-            client.answer([(reply.session, "step", "inventory") for reply in begun])
+            begun = client.answer([(None, Reset(task)) for task in range(256)])
+            client.answer([(reply.session, Step("inventory")) for reply in begun])
             if closed:
                 client.close()
             else:

@@ -157,9 +157,10 @@ def replaying(table, thoughts_apart, missed):
                 "name": call["function"]["name"],
                 "arguments": json.dumps(call["function"]["arguments"])}} for call in calls]
         elif thoughts_apart:
-            thoughts, text = chat.split_thoughts(text)
+            thoughts, text, cut = chat.split_thoughts(text)
             more["reasoning_content"] = thoughts or None
-            finish = "length" if text is None else "stop"
+            if cut:
+                text, finish = None, "length"
         return completion(text, finish, usage, **more)
     return answer
 

@@ -13,10 +13,11 @@ from fakes import canned, serving
 from test_client import BROKEN, WRONG_FIELDS
 
 import env_server
-from client import EnvClient, EnvError
+from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
-from envs import maze, open_env, wordle
+from envs import load_env, maze, open_env, wordle
 from envs.parts import original
+from envs.parts.wires import wire_of
 
 TEXTCRAFT = {"observation": "Crafting commands:\n...\n\nGoal: craft light blue dye.", "done": False,
              "reward": 0}
@@ -68,7 +69,8 @@ def recorded(name, step):
 
 def played(name, address, success=1.0):
     """A session of a module of this name, as far as its episodes elsewhere need one."""
-    module = SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000))
+    module = SimpleNamespace(NAME=name, SUCCESS=success, TRAIN=range(2000), TEST=range(2000, 3000),
+                             WIRE=wire_of(load_env(name)))
     return original.served(module, address)()
 
 
@@ -163,9 +165,9 @@ def test_a_whole_episode_goes_through_our_server(as_before):
         with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
             for url in (ours, other):
                 client = EnvClient(url, "maze")
-                replies = client.answer([(None, "reset", (task, 5)) for task in range(5)])
+                replies = client.answer([(None, Reset(task, 5)) for task in range(5)])
                 assert [r.observation for r in replies] == [f"task {task}" for task in range(5)]
-                replies = client.answer([(r.session, "step", "move up") for r in replies])
+                replies = client.answer([(r.session, Step("move up")) for r in replies])
                 assert {(r.reward, r.done, r.info["valid"]) for r in replies} == {(1, True, None)}
                 client.close()
 

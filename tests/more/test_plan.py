@@ -5,7 +5,6 @@ processes that does not exist, of small models; with what autograd saves and wha
 """
 import re
 import shlex
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -241,7 +240,7 @@ def folder(tmp_path):
 
 
 def test_main_plan_prints_the_parts_and_leaves_a_tenth_to_what_is_not_counted(folder, capsys):
-    cfg = train.parse_flags(train.Config, ["--model", folder], "", train.preset)
+    cfg = train.parse_flags(train.Config, ["--model", folder], "", train.layers)[0]
     need = plan.plan(cfg, short("Qwen2.5-7B"), 8, True, 80e9).need
     gb, less = need / 0.89e9, need / 0.91e9
     plan.main(["--gpus", "8", "--gb", str(gb), "--model", folder])
@@ -272,7 +271,7 @@ def test_main_refuses_what_cannot_fit_and_names_flags_that_help(folder, gpus, gb
     less = {change: float(gb) for gb, change in re.findall(r"([\d.]+) with ([^,]+)", words)}
     assert {*named} <= less.keys()
     for change, gb_with in less.items():
-        cfg = train.parse_flags(train.Config, flags + change.split(), "", train.preset)
+        cfg = train.parse_flags(train.Config, flags + change.split(), "", train.layers)[0]
         found = plan.plan(cfg, short("Qwen2.5-7B"), gpus, True, gb * 1e9)
         assert gb_with < needed and gb_with == pytest.approx(found.need / 1e9, abs=0.06)
 
@@ -298,12 +297,11 @@ def parsed(words, monkeypatch):
     for module in (train, agentevol):
         monkeypatch.setattr(module, "check_model", lambda path: None)
     if words[script] == "train.py":
-        cfg = train.parse_flags(train.Config, words[script + 1:], "", train.preset)
+        cfg = train.parse_flags(train.Config, words[script + 1:], "", train.layers)[0]
         train.check(cfg)
     else:
         kind = agentevol.Evolve
-        cfg = flags.parse_flags(kind, words[script + 2:], "", partial(
-            agentevol.preset, kind=kind))
+        cfg = flags.parse_flags(kind, words[script + 2:], "", agentevol.layers)[0]
     llama2 = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
                          num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,
                          max_position_embeddings=4096, tie_word_embeddings=False)

@@ -120,7 +120,7 @@ def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here
 def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monkeypatch):
     asked, waves = [], [fakes(GROUPS) for _ in range(9)]
 
-    def play(run, policy, tasks, group_size, horizon, key):
+    def play(policy, tasks, group_size, horizon, key, *_):
         asked.append((tuple(tasks), key))
         return list(waves[len(asked) - 1]), Stats(dropped=1, tokens=Counter(decode=10))
     monkeypatch.setattr(rollout, "play_tasks", play)
@@ -141,7 +141,7 @@ def test_unexplored_environments_are_left_out(monkeypatch):
     worlds = [World(None, Agent(None, module=SimpleNamespace(NAME=name))) for name in "abc"]
     run = Run(unexplored.Config(env="a,b,c", unexplored="b"), "", worlds,
               {world: [1, 2] for world in worlds}, [])
-    monkeypatch.setattr(rollout, "play_tasks", lambda run, policy, tasks, *_: tasks)
+    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, *_: tasks)
     assert {world for world, _ in unexplored.explore(run)} == {worlds[0], worlds[2]}
     assert run.worlds == list(run.tasks) == worlds
     with pytest.raises(ValueError, match="nothing of a,b,c is left"):

@@ -1,0 +1,160 @@
+"""pytest tests/test_flags.py: flags from the fields of a dataclass, and layers of settings."""
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+from fakes import toy
+
+import agentevol
+import eval as evaluation
+import train
+from cloning import Clone, clone_flags
+from flags import Count, Natural, NonNegative, Positive, Share, flag, parse_flags, settle, told
+
+
+@dataclass
+class Flags:
+    steps: int = flag(10, "of the loop, 100% of them")      # TODO: a comment is no heading
+    rate: float = flag(0.5, "each second", heading="how fast")
+    fast: bool = flag(True, "or slow")
+    way: str = flag("up", "where to", ("up", "down"))
+    turns: tuple = flag((6, 10), "of each stage")
+    count: Count = flag(1, "")
+    natural: Natural = flag(0, "")
+    positive: Positive = flag(1.0, "")
+    non_negative: NonNegative = flag(0.0, "")
+    share: Share = flag(0.5, "")
+
+
+def test_parse_flags_takes_layers_between_defaults_and_flags():
+    seen = []
+
+    def layers(kind, given):
+        seen.append((kind, given))
+        return [("model", dict(steps=77, rate=0.25, natural=5)), ("rule", dict(natural=6))]
+    flags = "--rate 2 --way down --turns 3,4,5 --count=1 --positive=1e-9 --share=0 --no-fast"
+    got, origins = parse_flags(Flags, flags.split(), layers=layers)
+    assert got == Flags(77, 2.0, False, "down", (3, 4, 5), 1, 6, 1e-9, 0.0, 0.0)
+    assert seen == [(Flags, dict(rate=2.0, way="down", turns=(3, 4, 5), count=1, positive=1e-9,
+                                 share=0.0, fast=False))]
+    assert (origins["steps"], origins["natural"], origins["rate"]) == ("model", "rule", "flags")
+    assert "non_negative" not in origins
+    assert parse_flags(Flags, ["--non-negative=0", "--share=1"])[0].share == 1
+
+
+@pytest.mark.parametrize("flag, sentence", [
+    ("--step=3", "unrecognized arguments: --step=3"),       # an abbreviation is a typo as well
+    ("--turns=3,x", "argument --turns: invalid integers value: '3,x'"),
+    ("--count=x", "argument --count: invalid int value: 'x'"),
+    ("--way=left", "argument --way: invalid choice: 'left' (choose from 'up', 'down')"),
+    *((flag, f"argument {flag.replace('=', ': ')}: expected {words}\n") for words, *flags in (
+        ("1 or more", "--count=0"), ("0 or more", "--natural=-1", "--non-negative=-1e-9"),
+        ("above 0", "--positive=0.0", "--positive=nan"),
+        ("from 0 to 1", "--share=-1e-9", "--share=1.001", "--share=nan")) for flag in flags)])
+def test_parse_flags_refuses(flag, sentence, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse_flags(Flags, [flag])
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def helped(kind, capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(kind, ["--help"])
+    return capsys.readouterr().out
+
+
+def test_help_has_names_types_choices_words_defaults_and_headings(capsys):
+    text = " ".join(helped(Flags, capsys).split())
+    assert "--steps int of the loop, 100% of them [10] how fast: --rate float each second [0.5]" \
+        in text
+    for words in ("--fast, --no-fast or slow [True]", "--way up | down where to [up]",
+                  "--turns int,int of each stage [(6, 10)]", "--share float [0.5; from 0 to 1]"):
+        assert words in text
+    assert "TODO" not in text
+
+
+@pytest.mark.parametrize("kind", [train.Config, evaluation.Config, Clone, agentevol.Evolve],
+                         ids=lambda kind: f"{kind.__module__}-{kind.__name__}")
+def test_help_has_words_for_every_flag_once(kind, capsys):
+    words = helped(kind, capsys)
+    for name, setting in kind.__dataclass_fields__.items():
+        shown = f"\n  --{name.replace('_', '-')}"
+        assert words.count(shown + " ") + words.count(shown + ",") == 1, name
+        assert len(setting.metadata["help"]) > 0, name
+
+
+NOTEBOOK = """
+from dataclasses import dataclass
+import train
+from flags import Count, flag, parse_flags
+
+@dataclass
+class Mine(train.Config):
+    # TODO: tune
+    buffer: Count = flag(3, "kept steps", heading="mine")
+    plain: int = 4
+
+cfg, _ = parse_flags(Mine, ["--buffer=5", "--steps=2"])
+assert (cfg.buffer, cfg.plain, cfg.steps, cfg.lr) == (5, 4, 2, train.Config.lr)
+"""
+
+
+def test_a_config_made_in_a_notebook_is_a_config(capsys):
+    """Its class has no source: neither in exec nor in `python - < file`."""
+    names = {"__name__": "notebook"}
+    exec(NOTEBOOK, names)
+    text = helped(names["Mine"], capsys)
+    assert "\nmine:\n" in text and "kept steps [3; 1 or more]" in " ".join(text.split())
+    assert "TODO" not in text
+    help = NOTEBOOK + "parse_flags(Mine, ['--help'])"
+    done = subprocess.run([sys.executable, "-"], input=help, capture_output=True, text=True)
+    assert done.returncode == 0 and "--buffer int" in done.stdout, done.stderr
+
+
+# ---- layers -------------------------------------------------------------------------------------
+
+def test_settle_refuses_a_name_that_is_no_setting_and_says_where():
+    with pytest.raises(ValueError, match="^TINY of maze has 'stepz', which is no setting"):
+        settle(Flags, [("rule", dict(steps=1)), ("TINY of maze", dict(rate=1.0, stepz=5))])
+
+
+def test_told_names_what_is_not_the_default_by_its_place():
+    cfg, origins = settle(Flags, [("environment", dict(steps=3, rate=0.5, turns=(1, 2))),
+                                  ("rule", dict(natural=4)), ("flags", dict(steps=4))])
+    cfg.share = 0.25
+    assert told(cfg, origins).splitlines() == [
+        "    flags: steps=4", "    environment: turns=(1, 2)", "    rule: natural=4",
+        "    set: share=0.25"]
+    long = Flags(way="w" * 60, turns=(1,) * 10)
+    assert all(len(line) <= 100 for line in told(long, {}).splitlines())
+
+
+def play_toy(monkeypatch, tiny):
+    """Make the toy an environment that asks for these settings."""
+    module = toy()
+    module.TINY = tiny
+    monkeypatch.setitem(sys.modules, "envs.toy", module)
+
+
+@pytest.mark.parametrize("tiny, place", [
+    (dict(horizons=(3,), stepz=5), "TINY of toy\\) has 'stepz'"),
+    (dict(clone=dict(step=5)), "TINY of toy\\), clone, has 'step'")])
+def test_an_unknown_name_in_tiny_ends_the_run_with_a_sentence(tiny, place, monkeypatch):
+    play_toy(monkeypatch, tiny)
+    with pytest.raises(SystemExit, match=f"^train.py: environment \\({place}, which is no setting"):
+        train.main(["--env", "toy"])
+
+
+def test_clone_in_tiny_holds_any_flag_of_cloning(monkeypatch):
+    play_toy(monkeypatch, dict(clone=dict(seed=5, horizon=3)))
+    cfg, _ = parse_flags(train.Config, ["--env=toy", "--seed=7"], "", train.layers)
+    assert (clone_flags(cfg).seed, clone_flags(cfg).horizon) == (5, 3)
+    cfg, _ = parse_flags(Clone, ["--env=toy"], "", agentevol.layers)
+    assert (cfg.seed, cfg.horizon) == (5, 3)
+
+
+def test_a_model_folder_with_an_unknown_name_is_refused(tmp_path):
+    (tmp_path / "defaults.json").write_text('{"format": "act", "formatt": "think"}')
+    with pytest.raises(ValueError, match="defaults.json\\) has 'formatt', which is no setting"):
+        parse_flags(train.Config, ["--model", str(tmp_path)], "", train.layers)
