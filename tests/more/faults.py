@@ -504,7 +504,7 @@ FAULTS = {
          "self.free.pop()",
          "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
         ("Pages.grow",
-         "ceil_div(length, self.page_size)",
+         "math.ceil(length / self.page_size)",
          "length // self.page_size + 1",
          "test_no_page_is_lost_in_1000_random_schedules"),
         ("Pages.clear",
