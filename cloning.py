@@ -246,7 +246,7 @@ def clone_policy(cfg, out, device, demos=None):
     else:
         tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        parallel.say(f"no --model: cloned is a Llama of {policy.num_parameters() / 1e6:.2f}M "
+        parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
                      f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
         settings = dict(tiny=True)
@@ -258,7 +258,7 @@ def clone_policy(cfg, out, device, demos=None):
     settings = settings | speaks | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
         if parallel.rank() == 0:
-            policy.save_pretrained(aside, state_dict=weights)
+            policy.model.save_pretrained(aside, state_dict=weights)
             tokenizer.save_pretrained(aside)
             write_json(aside / "defaults.json", settings)
     return out

@@ -18,16 +18,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
 from attention import Decode, Flash, kv_shape, layout_for, upload
-from policy import forward
 
 # Steps of less work (rows * layers * width**2) decode on one thread: a second one costs more than
 # it saves, and the environment servers need the core.
 SMALL_STEP = 4 * 10**6
 
-transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ class Engine:
             sequence.token_ids += ids
         self.tokens["prefill"] += len(packed)
         last = upload(np.cumsum(lengths) - 1, self.device)
-        return forward(self.model, upload(packed, self.device), layout, logits_to_keep=last)
+        return self.model.logits(upload(packed, self.device), layout, last)
 
     def table_of(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
@@ -269,7 +266,7 @@ class Engine:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         layout = Decode(self.memory, table, starts)
-        logits = forward(self.model, upload(token_ids, self.device), layout)
+        logits = self.model.logits(upload(token_ids, self.device), layout)
         torch.set_num_threads(before)
         return logits
 
@@ -299,7 +296,7 @@ class Engine:
         table = inputs[:, 2:].contiguous()
         layout = Flash(self.kernel, len(inputs), 1, self.memory, torch.ones_like(starts), table,
                        starts)
-        return forward(self.model, token_ids, layout)
+        return self.model.logits(token_ids, layout)
 
 
 def prefill_parts(cached, lengths, most):

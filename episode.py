@@ -20,7 +20,6 @@ from attention import layout_for
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
 from client import EnvClient, EnvError, Reset, Step
 from engine import sample
-from policy import forward
 
 # ---- what an episode leaves behind --------------------------------------------------------------
 
@@ -343,7 +342,7 @@ def speak(policy, episode, temperature=1.0):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
     while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
-        logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
+        logits = policy.logits(seen, layout_for(policy, [len(seen)]), 1)
         uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
         token, logprob = sample(logits, uniform, temperature)
         episode.sampled(token.item(), logprob.item())

@@ -32,7 +32,7 @@ from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
 from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
-from lora import load_policy
+from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
@@ -79,7 +79,7 @@ def load(model, device, attention):
     """The policy of a folder or a hub id, in 16 bit on a GPU."""
     device = device_of(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return load_policy(model, device, dtype, attention).eval()
+    return load_adapted(model, device, dtype, attention).eval()
 
 
 def play_model(tasks, places, keep, policy, k, seed, temperature, max_concurrent):

@@ -45,7 +45,10 @@ def means(played, name, parts):
     figures = defaultdict(list)
     for t, part in zip(played, parts):
         figures[part].append(getattr(t, name))
-    return {part: mean_and_error(figures[part])[0] for part in sorted(figures)}
+    means = {}
+    for part in sorted(figures):
+        means[part], _ = mean_and_error(figures[part])
+    return means
 
 
 def players(run):
@@ -56,6 +59,8 @@ def players(run):
         for world, task in run.eval_tasks:
             ids[world].append(task)
         horizon = run.cfg.horizons[-1]
-        worlds = [(world.module, ids[world], min(horizon, world.most_turns)) for world in ids]
+        worlds = []
+        for world, own in ids.items():
+            worlds.append((world.module, own, min(horizon, world.most_turns)))
         run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
     return run.players

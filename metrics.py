@@ -240,8 +240,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
         return
     shown = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(shown, run.policy.device)
-    logprobs, entropies = on_all_rows(run.policy.action_logprobs, batch, run.cfg.micro_tokens,
-                                      temperature or 1, "watched")
+    logprobs, entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
+                                      run.cfg.micro_tokens, temperature or 1)
     columns = {name: getattr(batch, name) for name in OF_THE_UPDATE}
     if batch.paid is not None:
         columns["token_rewards"] = batch.paid

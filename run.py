@@ -58,7 +58,7 @@ class Run:
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
-    players: dict = None          # those of the built-in players: metrics.players
+    players: dict = None          # those of the built-in players: evaluation.players
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
@@ -115,7 +115,7 @@ def open_worlds(policy, path, modules, clients, speaks):
     if policy:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
         settings["max_context"] = longest_context(policy, path, speaks.max_context)
-        ends = policy.generation_config.eos_token_id        # None, an id, or several
+        ends = policy.model.generation_config.eos_token_id        # None, an id, or several
         settings["stop_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
     worlds = []
     for module, client in zip(modules, clients, strict=True):
@@ -251,13 +251,13 @@ def checkpoints(folder):
     return sorted(Path(folder).glob("step_*[0-9]"), key=lambda path: int(path.name[5:]))
 
 
-def full_weights(model):
+def full_weights(policy):
     """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
     rank 0: the others may get less."""
-    weights = get_model_state_dict(model, options=StateDictOptions(
+    weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
-    once = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {k: v for k, v in weights.items() if k in once and not k.startswith("value_head")}
+    once = dict(policy.model.named_parameters()) | dict(policy.model.named_buffers())
+    return {k: v for k, v in weights.items() if k in once}
 
 
 def trainer_state(models, optimizer):
@@ -287,7 +287,7 @@ def save(run):
             if weights is None:
                 save_adapters(run.policy, aside)
             else:
-                run.policy.save_pretrained(aside, state_dict=weights)
+                run.policy.model.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
             write_json(aside / "defaults.json", settings)
             memory["seconds"] = time.perf_counter() - run.began

@@ -52,7 +52,7 @@ from flags import (
     flag,
     parse_flags,
 )
-from lora import base_of, without_adapters
+from lora import Base, base_of
 from parallel import progress
 from policy import check_model
 from run import (
@@ -222,8 +222,8 @@ def part_loss(run, part, first):
     cfg = run.cfg
     mask = part.response_mask
     inputs = (part.token_ids, mask, part.position_ids)
-    logprobs, entropy = run.policy.action_logprobs(
-        *inputs, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
+    logprobs, entropy = run.policy.logprobs_and_entropy(
+        *inputs, cfg.temperature, differentiable=cfg.entropy_coef != 0)
     old_logprobs = part.old_logprobs[mask]
     advantages = part.advantages[mask]
     rows = mask.nonzero()[:, 0]
@@ -342,7 +342,7 @@ def setup(cfg, modules, clients, began, origins):
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
     if cfg.lora and base_of(start_model) == start_model:
         # RL began with fresh adapters, which add nothing yet: without them it is that policy.
-        run.reference = without_adapters(policy)
+        run.reference = Base(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
     if cfg.critic == "own":

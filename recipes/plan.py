@@ -86,7 +86,7 @@ def plan(cfg, config, world, cuda, memory):
     page, each = 2 * math.prod(kv_shape(config)) * size * width, -(-context // size)
     sampling = {"whole weights": whole, "pages of one episode": page * (each + cuda)}
     pages = int(max(0, 0.8 * (left - whole) if cuda else min(left - whole, 2**30)) / page)
-    # a micro-batch, whose contexts are not cut; logits: what `_head` makes of them, in float32
+    # a micro-batch, whose contexts are not cut; logits: what `of_targets` makes, in float32
     most = -(-cfg.tasks_per_step * cfg.group_size // cfg.mini_batches) * context // world
     tokens, kept = max(context, min(cfg.micro_tokens, most)), kept * (1 + (cfg.critic != "none"))
     logits = (5 if cfg.entropy_coef else 3) * 4 * config.vocab_size

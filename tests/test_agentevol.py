@@ -246,7 +246,7 @@ def two_steps(learn_step, micro_tokens):
     policy does not move, and nothing of the first is left in the second."""
     policy, grads = toy_policy(), {}
     optimizer = SimpleNamespace(zero_grad=policy.zero_grad, step=lambda: grads.update(
-        (name, w.grad.clone()) for name, w in policy.named_parameters()))
+        (name, w.grad.clone()) for name, w in policy.model.named_parameters()))
     for _ in range(2):
         batch = to_batch([t for t, _ in WEIGHED])
         batch.weights = algos.example_weights(batch.response_mask,
@@ -259,7 +259,7 @@ def by_hand(factors, observations):
     """The same by a plain loop over WEIGHED and its tokens, a forward pass for each trajectory."""
     ours, loss = toy_policy(), torch.zeros(())
     policy = AutoModelForCausalLM.from_config(LlamaConfig(**ours.config.to_dict()))     # stock
-    policy.load_state_dict(ours.state_dict())
+    policy.load_state_dict(ours.model.state_dict())
     for (t, _), factor in zip(WEIGHED, factors):
         logprobs = policy(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
         sampled = {at for turn in t.turns for at in range(turn.start, turn.end)}

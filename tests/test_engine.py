@@ -16,7 +16,7 @@ import policy as policy_module
 from attention import NEVER, attend, page_runs, walk_pages
 from chat import Agent
 from engine import Engine, Pages, prefill_parts, sample, step_inputs
-from policy import action_logprobs, add_value_head, equip, load_policy, longest_text
+from policy import Policy, load_policy, longest_text
 from rollout import make_engine
 
 EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
@@ -71,7 +71,7 @@ def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
     assert (got.log_softmax(-1)[:, :25] - want[-1]).abs().max() < 1e-5
     assert (got / 2).softmax(-1)[:, 25:].max() == 0         # never sampled, even at temperature 2
     ids, positions = torch.tensor([text]), torch.arange(20)[None]
-    got, entropy = action_logprobs(policy, ids, positions > 0, positions, entropy=True)
+    got, entropy = policy.logprobs_and_entropy(ids, positions > 0, positions)
     want = want[:-1]
     assert (got - want.gather(1, ids[0, 1:, None])[:, 0]).abs().max() < 1e-5
     assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
@@ -294,11 +294,10 @@ class Mean(SimpleNamespace):
     config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                              hidden_size=2)
 
-    def __call__(self, ids, position_ids, use_cache, layout, logits_to_keep=None):
-        seen = torch.stack([ids[0].float(), position_ids[0].float()], -1)[:, None]      # (T, 1, 2)
+    def logits(self, ids, layout, logits_to_keep=None):
+        seen = torch.stack([ids.float(), layout.position.float()], -1)[:, None]      # (T, 1, 2)
         out = attention(layout, torch.zeros_like(seen), seen, self.window)[:, 0]
-        return SimpleNamespace(logits=out[None] if logits_to_keep is None
-                               else out[None, logits_to_keep])
+        return out if logits_to_keep is None else out[logits_to_keep]
 
 
 def mean(text, window=None):
@@ -535,7 +534,7 @@ def assert_same_gradients(got, want, relative=1e-5):
 
 
 @pytest.mark.parametrize("kind, tied", EVERY_MODEL)
-@pytest.mark.parametrize("chunk, entropy", [(3, True), (2048, True), (2048, "watched")])
+@pytest.mark.parametrize("chunk, entropy", [(3, True), (2048, True), (2048, False)])
 def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, entropy, monkeypatch):
     """With their gradients, and those of the entropies where it is not only watched."""
     monkeypatch.setattr(policy_module, "HEAD_CHUNK", chunk)    # 19 sampled tokens: 7 chunks, or one
@@ -543,18 +542,18 @@ def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, en
     torch.manual_seed(5)
     ids, mask, positions = training_rows(random.Random(5), CONTEXTS)
     weights, more = torch.randn(ids.shape), torch.randn(ids.shape)
-    got, got_entropy = model.action_logprobs(ids, mask, positions, 0.8, entropy)
+    got, got_entropy = model.logprobs_and_entropy(ids, mask, positions, 0.8, entropy)
     want, want_entropy = one_by_one(stock, ids, mask, positions, 0.8)
     assert got.dtype == torch.float32 and torch.allclose(got, want[mask], atol=1e-5)
     assert torch.allclose(got_entropy, want_entropy[mask], atol=1e-5)
     (got * weights[mask] + got_entropy * more[mask]).sum().backward()
-    (want * weights + (entropy is True) * want_entropy * more).sum().backward()
-    assert_same_gradients(gradients(model), gradients(stock))
+    (want * weights + entropy * want_entropy * more).sum().backward()
+    assert_same_gradients(gradients(model.model), gradients(stock))
 
 
 def test_token_values_equal_the_stock_hidden_states():
     model, stock = twins("qwen3")
-    add_value_head(model)
+    model.add_value_head()
     ids, mask, positions = training_rows(random.Random(6), CONTEXTS)
     assert not model.action_values(ids, mask, positions).any()              # at first 0 everywhere
     torch.manual_seed(2)
@@ -569,7 +568,7 @@ def test_token_values_equal_the_stock_hidden_states():
     want = torch.stack(want)
     assert torch.allclose(got, want, atol=1e-5)
     (got ** 2).sum().backward()
-    got = gradients(model)
+    got = gradients(model.model)
     (want ** 2).sum().backward()
     want = gradients(stock)
     assert_same_gradients({name: got[name] for name in want}, want)
@@ -579,8 +578,8 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
     """A checkpointed layer copies the state of the random numbers and keeps its input: neither the
     sampler nor a forward without gradients may pay for that, after an update as before it."""
     model, calls = twins("qwen2")[0], []
-    model.activation_checkpointing_enable(dict(use_reentrant=False))
-    for layer in model.model.layers:
+    model.model.activation_checkpointing_enable(dict(use_reentrant=False))
+    for layer in model.model.model.layers:
         layer._gradient_checkpointing_func = lambda f, *a: calls.append(1) or f(*a)
     ids, mask, positions = training_rows(random.Random(7), CONTEXTS)
     agent = Agent(chat_tokenizer(), "", max_turn_tokens=4, max_context=32)
@@ -603,9 +602,10 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     """bfloat16 keeps 8 bits: of logits from 16 on it keeps eighths. Log-probabilities of sampler
     and trainer are those of the hidden states' exact products, so they differ by the hidden states
     alone."""
-    model, text, seen = twins("qwen2", tied)[1].bfloat16(), tokens_of(random.Random(3), 40), []
-    equip(model).lm_head.weight.data *= 8                           # so that logits are large
-    model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
+    model, seen = Policy(twins("qwen2", tied)[1].bfloat16()), []
+    text = tokens_of(random.Random(3), 40)
+    model.model.lm_head.weight.data *= 8                           # so that logits are large
+    model.model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
     ids = torch.tensor([text])
     trained = token_logprobs(model, ids, torch.arange(40)[None] == 39, torch.arange(40)[None])
     engine = Engine(model, rows=1, pages=4, page_size=32)
@@ -613,11 +613,11 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     found = [engine.prefill([sequence], [text[:39]])]
     found.append(engine.decode([sequence], text[39:]))
     for got, hidden in zip(found, (seen[1][-1:], seen[2])):
-        exact = hidden.double() @ model.lm_head.weight.double().T
+        exact = hidden.double() @ model.model.lm_head.weight.double().T
         assert exact.abs().max() > 16 and got.dtype == trained.dtype == torch.float32
         (likeliest,), (logprob,) = sample(got, torch.zeros(1), 0)
         assert abs(logprob - exact.log_softmax(-1)[0, likeliest]) < 1e-5
-    exact = seen[0][38].double() @ model.lm_head.weight.double().T
+    exact = seen[0][38].double() @ model.model.lm_head.weight.double().T
     assert abs(exact.log_softmax(-1)[text[39]] - trained[0, 39]) < 1e-5
 
 
@@ -644,10 +644,10 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
 
 
 def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(monkeypatch):
-    events, step = [], Mean.__call__
+    events, step = [], Mean.logits
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", events.append)
-    monkeypatch.setattr(Mean, "__call__",
+    monkeypatch.setattr(Mean, "logits",
                         lambda *a, **more: events.append("step") or step(*a, **more))
     wide = SimpleNamespace(**vars(Mean.config) | dict(hidden_size=4096, head_dim=2))
     for config in (Mean.config, wide):

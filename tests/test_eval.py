@@ -305,11 +305,11 @@ def broken(model, tmp_path_factory):
     """A folder of models that cannot play: nan has a weight that is NaN, few has fewer embeddings
     than its tokenizer has tokens."""
     folder, policy = tmp_path_factory.mktemp("broken"), load_policy(model)
-    policy.model.norm.weight.data[3] = math.nan
+    policy.model.model.norm.weight.data[3] = math.nan
     for name in ("nan", "few"):
         shutil.copytree(model, folder / name)
-        policy.save_pretrained(folder / name)
-        policy.resize_token_embeddings(264)     # for the second
+        policy.model.save_pretrained(folder / name)
+        policy.model.resize_token_embeddings(264)     # for the second
     return folder
 
 

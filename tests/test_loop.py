@@ -281,7 +281,8 @@ def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared_and_clips_how
     assert loss.item() == pytest.approx(factor * half_squares.mean().item(), rel=1e-4)
     # Now V has moved up by 1 and may move by 1/2; what was earned is V + 1:
     batch.values, batch.returns = batch.values - 1, batch.values + 1
-    _, sums = train.part_loss(run, batch, False)       # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    _, sums = train.part_loss(run, batch, False)
     assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
 
 
@@ -516,13 +517,13 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     assert "kl_start" not in metrics.of_batch(batch)
 
 
-@pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
+@pytest.mark.parametrize("coef, wanted", [(0.0, False), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
-    batch, asked, method = batch_of(run, 3), [], run.policy.action_logprobs
-    run.policy.action_logprobs = lambda *a, **more: asked.append(more) or method(*a, **more)
+    batch, asked, method = batch_of(run, 3), [], run.policy.logprobs_and_entropy
+    run.policy.logprobs_and_entropy = lambda *a, **more: asked.append(more) or method(*a, **more)
     assert train.update(run, batch)["entropy"] > 0
-    assert {more["entropy"] for more in asked} == {wanted}
+    assert {more["differentiable"] for more in asked} == {wanted}
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):

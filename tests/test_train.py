@@ -27,7 +27,7 @@ import run as runs
 import train
 from envs import load_env
 from episode import Trajectory
-from policy import load_policy
+from policy import Policy, load_policy
 from rollout import Stats
 from train import ALGOS, Config
 
@@ -80,7 +80,7 @@ def gradient(run, batch, micro_tokens):
         def step(self):
             for name, model in run.trained.items():
                 for key, weights in model.named_parameters():
-                    grads[name, key] = weights.grad
+                    grads[name, key.removeprefix("model.")] = weights.grad
 
         def zero_grad(self):
             for model in run.trained.values():
@@ -138,7 +138,7 @@ def test_the_gradient_of_grpo_is_the_papers(url, model):
     ours = gradient(run, batch, 100)
 
     stock, start = (AutoModelForCausalLM.from_pretrained(model) for _ in range(2))
-    stock.load_state_dict({k: v for k, v in run.policy.state_dict().items()})
+    stock.load_state_dict(run.policy.model.state_dict())
     rewards = [t.reward for t in chosen]
     ratios, loss = [], 0.0
     for i, trajectory in enumerate(chosen):
@@ -267,13 +267,13 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
 
 def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
     """GLM-4-MoE's experts have a bias that is no parameter; a tied lm_head is not written twice."""
-    model = AutoModelForCausalLM.from_config(Glm4MoeConfig(
+    policy = Policy(AutoModelForCausalLM.from_config(Glm4MoeConfig(
         vocab_size=30, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, n_group=1,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
         n_routed_experts=4, num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1,
-        tie_word_embeddings=True))
-    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
-    weights = runs.full_weights(model)
+        tie_word_embeddings=True)))
+    policy.model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
+    weights = runs.full_weights(policy)
     assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].tolist() == [0, 1, 2, 3]
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
 
@@ -302,7 +302,7 @@ def test_every_preset_takes_two_steps(algo, url, model):
         assert PANEL <= line.keys() and all(map(math.isfinite, line.values())), line
         assert line["skipped"] == 0 < line["grad_norm"] and line["trained"] > 0
         assert 0 <= line["mismatch"] < 1e-9 and (line["kl"] > 1e-9 or run.cfg.mini_batches == 1)
-    after = run.policy.state_dict()
+    after = run.policy.model.state_dict()
     assert not same({k: after[k] for k in weights_of(model)}, weights_of(model))
     assert all(torch.isfinite(w).all() for w in after.values())
     assert (run.reference is None) == (run.cfg.kl_coef == 0)
@@ -396,7 +396,7 @@ def test_a_step_without_a_varied_group_changes_nothing(algo, played, unknown, ur
     stats = Stats(seconds=Counter(rollout=1.0))
     monkeypatch.setattr(train, "play_step", lambda *_: (played, stats))
     run = trained(url, config(model, algo))
-    assert same(weights_of(model), run.policy.state_dict())
+    assert same(weights_of(model), run.policy.model.state_dict())
     of_updates = {"entropy", "kl", "clipped", "clipped_high", "clipped_low", "mismatch",
                   "value_loss", "grad_norm"}
     for line in lines_of_all(run.folder):
@@ -410,7 +410,7 @@ def test_a_step_without_a_varied_group_changes_nothing(algo, played, unknown, ur
 @pytest.mark.parametrize("poison", [
     lambda run, loss: loss * math.nan,                              # loss and gradient
     lambda run, loss: loss + math.nan,                              # the loss alone
-    lambda run, loss: loss + (run.policy.model.norm.weight * 0).sqrt().sum()])  # gradient alone
+    lambda run, loss: loss + (run.policy.model.model.norm.weight * 0).sqrt().sum()])    # gradient
 def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model, monkeypatch):
     run, calls = started(url, config(model, "ppo", mini_batches=4, steps=1)), []
     part_loss = train.part_loss

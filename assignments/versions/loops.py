@@ -332,7 +332,7 @@ def speak(policy, episode, temperature=1.0):
     while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
         layout = layout_for(policy, [len(seen)])
-        logits = forward(policy, seen, layout)[-1:]
+        logits = policy.logits(seen, layout)[-1:]
         drawn = len(episode.token_ids)
         uniform = torch.tensor([episode.uniforms[drawn]])
         token, logprob = sample(logits, uniform, temperature)

@@ -261,7 +261,7 @@ def play(reply, episode, client, session=None):
 def speak(policy, episode, temperature=1.0):
     for uniform in episode.uniforms:
         ids = torch.as_tensor(episode.seen, device=policy.device)
-        row = forward(policy, ids, layout_for(policy, [len(ids)]), logits_to_keep=1)
+        row = policy.logits(ids, layout_for(policy, [len(ids)]), 1)
         drawn = sample(row, torch.tensor([uniform]), temperature)
         episode.sampled(*(x.item() for x in drawn))
         if episode.state == "asking":

@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from attention import PAGE_SIZES, choose_kernel, kv_shape, layout_for
 from engine import Engine, sample
 from envs import textcraft
-from policy import equip
+from policy import Policy
 from tests.more.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -114,6 +114,7 @@ def save_model(name, folder, device):
 
 def weights_of(model):
     """Weights that a token multiplies: (those of the layers, those of the head)."""
+    model = model.model
     head = model.lm_head.weight.numel()
     embeddings = model.get_input_embeddings().weight.numel()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
@@ -334,8 +335,7 @@ def measured(args, limits, deadline):
             torch.cuda.empty_cache()
             model, here = make_model(name, "cuda"), name
         try:
-            equip(model, kernel)
-            found = [*PARTS[part](name, model, limits, B, context)]
+            found = [*PARTS[part](name, Policy(model, kernel), limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
             without.add(kernel)
             print(reason)

@@ -37,7 +37,7 @@ from attention import PAGE_SIZES, Flash, choose_kernel
 from client import EnvClient
 from engine import Engine, sample
 from lora import adapt
-from policy import equip
+from policy import Policy
 from recipes import icepop
 from train import Config
 
@@ -306,7 +306,7 @@ def test_a_layer_of_a_decode_step_is_few_operations(stand_in, kind, rank, most):
         model = twins(kind, layers=layers)[1].bfloat16()
         if rank:
             adapt(model, rank, 32, "")
-        engine = Engine(equip(model), 3, 12, 256)
+        engine = Engine(Policy(model), 3, 12, 256)
         engine.use_graphs = False
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])
@@ -457,7 +457,7 @@ def on_gpu(dtype, attention="auto", layers=2):
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.load_state_dict(stock.state_dict())
     try:
-        return equip(model.cuda().eval(), attention), stock.cuda().eval()
+        return Policy(model.cuda().eval(), attention), stock.cuda().eval()
     except ValueError as missing:
         pytest.skip(str(missing))
 
