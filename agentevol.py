@@ -8,20 +8,19 @@ The loop is `evolve`, below. A base policy imitates experts or a file, plays tas
 learns from what succeeded, too. Without --model it is a small Llama with random weights. Policies
 are folders for train.py and eval.py: `--model runs/clone`
 """
+import os
 import sys
 import time
 from dataclasses import dataclass, fields, replace
 
 import before_torch  # noqa: F401  its name says why
-from transformers import AutoTokenizer
-
 import metrics
 import parallel
 import rollout
 from chat import Speaks
-from cloning import Clone, clone, cloned, learn, lesson, trajectories_of
+from cloning import Clone, clone_policy, demonstrations_for, learn, replay
 from curriculum import sample_tasks
-from envs import load_env, open_envs
+from envs import open_envs
 from envs.parts.agenttraj import threshold
 from flags import (
     Count,
@@ -38,7 +37,7 @@ from flags import (
     settle,
 )
 from lora import base_of
-from policy import check_model, from_pretrained
+from policy import check_model
 from run import (
     Run,
     begun,
@@ -94,8 +93,9 @@ def evolve(run, base_set):
             run.policy = None                               # freed before the next is loaded
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:                                            # max of the sum of r(tau) log pi(tau)
-            learn(run.policy, data, [reward(t) for t in data], cfg.learn_steps, cfg.learn_lr, cfg,
-                  cfg.seed + 1 + run.step)
+            weights = [example_weight(t, run.modules[t.env]) for t in data]
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
+                  cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
         metrics.evaluate(run)                               # on tasks that nobody learns from
@@ -105,32 +105,33 @@ def evolve(run, base_set):
 
 def explore(run):
     """This iteration's tries at tasks beyond the demonstrations -> (trajectories, Stats)."""
-    cfg, samples = run.cfg, run.cfg.samples[min(run.step, len(run.cfg.samples) - 1)]
-    tasks = [(world, task) for world, ids in run.tasks.items()
-             for task in sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)]
+    cfg = run.cfg
+    # The schedule's last entry holds for all later iterations.
+    samples = cfg.samples[min(run.step, len(cfg.samples) - 1)]
+    tasks = []
+    for world, ids in run.tasks.items():
+        chosen = sample_tasks(ids, cfg.explore or len(ids), run.step, cfg.seed)
+        tasks += [(world, task) for task in chosen]
     return rollout.play_tasks(run.policy, tasks, samples, cfg.horizon, (cfg.seed, run.step, 0),
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    """r(tau) from 0 to 1: the score, of sciworld in hundredths."""
-    return max(trajectory.score, 0.0) / max(load_env(trajectory.env).SUCCESS, 1.0)
+def example_weight(trajectory, module):
+    """r(tau) from 0 to 1, in this environment: the score, of sciworld in hundredths."""
+    return max(trajectory.score, 0.0) / max(module.SUCCESS, 1.0)
 
 
 def successes(explored, dedupe):
-    """The trajectories above their environment's threshold; of each task the first, if deduped."""
-    kept = {}
-    for i, t in enumerate(explored):
-        if t.turns and t.score > threshold(t.env):
-            kept.setdefault((t.env, t.task_id) if dedupe else i, t)
-    return [*kept.values()]
-
-
-# ---- learning -----------------------------------------------------------------------------------
-
-
-# ---- demonstrations -----------------------------------------------------------------------------
-# As `envs.record` and envs/parts/agenttraj.py's `read_trajectories` give them.
+    """The trajectories above their environment's threshold; of each task the first, if deduped.
+    One without a turn, whose prompt did not fit, teaches nothing."""
+    kept, solved = [], set()
+    for t in explored:
+        task = (t.env, t.task_id)
+        if not t.turns or t.score <= threshold(t.env) or (dedupe and task in solved):
+            continue
+        kept.append(t)
+        solved.add(task)
+    return kept
 
 
 # ---- a whole run --------------------------------------------------------------------------------
@@ -139,19 +140,21 @@ def setup(cfg, modules, clients, began, origins):
     """Everything before the first iteration -> (Run, base set). A resumed run plays its
     demonstrations again."""
     device = parallel.start(cfg.device, cfg.compute)
-    demos = parallel.by_first(lesson, cfg)
-    folder = open_folder(cfg.out, cfg.resume)           # not before: a lesson may be refused
+    # Before there is a folder: what cfg asks for may be refused.
+    demos = parallel.by_first(demonstrations_for, cfg)
+    folder = open_folder(cfg.out, cfg.resume)
     keep_settings(folder, cfg, origins)
-    base, last = cloned(cfg, folder, device, demos), last_checkpoint(folder)
-    base_set = trajectories_of(demos, from_pretrained(AutoTokenizer, base), cfg)
+    base = clone_policy(cfg, os.path.join(folder, "clone"), device, demos)
+    last = last_checkpoint(folder)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
-    splits = both_splits(worlds, cfg.families, cfg.eval_tasks,
-                         seen={(t.env, t.task_id) for t in base_set})
-    run = Run(cfg, folder, worlds, *splits, base, policy, began=began)
+    base_set = replay(demos, {world.module.NAME: world.agent for world in worlds})
+    demonstrated = {(t.env, t.task_id) for t in base_set}
+    tasks, eval_tasks = both_splits(worlds, cfg.families, cfg.eval_tasks, seen=demonstrated)
+    run = Run(cfg, folder, worlds, tasks, eval_tasks, base, policy, began=began)
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run, base_set
 
 
@@ -186,7 +189,7 @@ def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
     began, words = time.perf_counter(), argv or sys.argv[1:]
     kind = {"evolve": evolving, "clone": Clone}.get(words[0] if words else "")
-    with one_sentence("agentevol.py"):
+    with parallel.ranks(), one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
         cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
@@ -194,9 +197,10 @@ def main(argv=None, evolving=Evolve):
             check_model(base_of(cfg.model))
         if kind is Clone:
             device = parallel.start(cfg.device, cfg.compute)
-            demos = parallel.by_first(lesson, cfg)
-            out = parallel.by_first(new_folder, cfg.out)    # not before: a lesson may be refused
-            clone(cfg, demos, out, device)
+            # Before there is a folder: what cfg asks for may be refused.
+            demos = parallel.by_first(demonstrations_for, cfg)
+            out = parallel.by_first(new_folder, cfg.out)
+            clone_policy(cfg, out, device, demos)
             return parallel.say(f"policy in {out}")
         modules = open_envs(cfg.env, cfg.data)
         cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))

@@ -5,10 +5,10 @@ Pure functions, tensors in and tensors out, in the order in which train.py needs
     filters      raw rewards (B,) -> the groups worth training on
     rewards      a penalty for leaving the reference policy
     advantages   how much better than expected: (B,) per trajectory, or (B, T) per token
-    losses       one number per sampled token, flat: (A,), where x[mask] of a (B, T) x is (A,)
+    losses       one number per sampled token, flat: (K,), where x[mask] of a (B, T) x is (K,)
     weights      how much each token counts, (B, T): loss = (token_loss * weights[mask]).sum()
 
-Shapes: B trajectories (a group's members adjacent), G group_size, T tokens with padding, A sampled
+Shapes: B trajectories (a group's members adjacent), G group_size, T tokens with padding, K sampled
 tokens, N turns. In equations A is the advantage, V the value. x[b, t] belongs to token t of row b:
 a log-probability there is that of token t, not of t + 1. response_mask is 1 at action tokens, which
 the policy sampled, and 0 at prompts, observations and padding; turn_ids is the turn of each action
@@ -192,8 +192,10 @@ def gigpo_advantages(token_rewards, response_mask, turn_ids, observation_hashes,
 def mt_grpo_advantages(token_rewards, response_mask, turn_ids, group_size):
     """A_ik = norm(R_i) + norm_k(r_ik). MT-GRPO (arXiv:2505.11821), for any number of turns.
 
-    norm is GRPO's over the group; norm_k is the same over the members that reached turn k. Returns
-    (B, T). The paper has two turns, and its last turn has no turn term.
+    norm is GRPO's over the group; norm_k is the same over the members that reached turn k. So it is
+    gigpo_advantages with gamma 0 and with the turns of equal number k as peers, in place of those
+    that answered the same observation: A^S is norm_k. Returns (B, T). The paper has two turns, and
+    its last turn has no turn term.
     BIASED when episodes differ in their number of turns: the mean of r_k is subtracted only from
     those that reached turn k: going on looks worse than stopping. Then prefer gigpo_advantages."""
     turn_count = int(torch.where(response_mask.bool(), turn_ids, 0).max()) + 1
@@ -219,16 +221,18 @@ def among_peers(x, peers, group_size):
     """GRPO's advantages among the turns of a group with equal numbers in `peers`, where -1 is no
     turn and gets 0. All (B, N)."""
     result = torch.zeros_like(x)
-    for own, labels, found in zip(*(y.split(group_size) for y in (x, peers, result))):   # views
+    for first in range(0, len(x), group_size):
+        rows = slice(first, first + group_size)
+        labels = peers[rows]
         values, sizes = labels.unique(return_counts=True)
         for value, size in zip(values.tolist(), sizes.tolist()):
             if value != -1 and size > 1:
                 members = labels == value
-                found[members] = grpo_advantages(own[members], size).to(x.dtype)
+                result[rows][members] = grpo_advantages(x[rows][members], size).to(x.dtype)
     return result
 
 
-# ---- losses, to be minimised: one number per sampled token, (A,) -> (A,) ------------------------
+# ---- losses, to be minimised: one number per sampled token, (K,) -> (K,) ------------------------
 # Inputs are flat, x[mask]: nothing off the mask reaches a loss. All but GSPO are elementwise: any
 # shape works, if all inputs have it. Weights say how much each token counts.
 
@@ -244,7 +248,7 @@ def clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high):
 
 def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high):
     """clipped_surrogate with one ratio per row, exp(mean_t log rho_it). GSPO (arXiv:2507.18071).
-    rows: (A,) the row of each token; all tokens of a row must be in the call. The mean over a row
+    rows: (K,) the row of each token; all tokens of a row must be in the call. The mean over a row
     hardly moves, hence clips like 3e-4. With sequence_weights this is the paper's mean loss."""
     check_aligned(logprobs, old_logprobs, advantages, rows)
     log_ratio = row_mean(logprobs - old_logprobs, rows)
@@ -253,7 +257,7 @@ def gspo_surrogate(logprobs, old_logprobs, advantages, rows, clip_low, clip_high
 
 
 def row_mean(x, rows):
-    """The mean of x over the tokens of each row, at each of these tokens: (A,), (A,) -> (A,)."""
+    """The mean of x over the tokens of each row, at each of these tokens: (K,), (K,) -> (K,)."""
     _, row_ids, sizes = rows.unique(return_inverse=True, return_counts=True)
     sums = x.new_zeros(len(sizes)).index_add(0, row_ids, x)
     return (sums / sizes)[row_ids]
@@ -287,7 +291,7 @@ def kl_k3(logprobs, ref_logprobs):
 
 
 def check_aligned(*tensors):
-    """Refuse what broadcasting would combine silently: (A,) with (1,), or with (A, 1)."""
+    """Refuse what broadcasting would combine silently: (K,) with (1,), or with (K, 1)."""
     shapes = [tuple(x.shape) for x in tensors]
     if len(set(shapes)) > 1:
         raise ValueError(f"shapes {shapes} do not align: expected one number per token in each")
@@ -320,12 +324,8 @@ def constant_weights(response_mask, length):
     return sequence_sum_weights(response_mask) / length
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     """w_i / (sum over the tokens of the batch of their w), w (B,) >= 0; 0 where all w are 0.
     AgentEvol's loss is the sum over examples of w_i log pi(tau_i) (arXiv:2406.04151)."""
     weighted = response_mask.bool() * w[:, None]
     return weighted / weighted.sum().clamp(min=torch.finfo(w.dtype).tiny)
-
-
-# ---- what is watched ----------------------------------------------------------------------------
-

@@ -367,8 +367,6 @@ class Agent(Speaks):
     stop_ids: tuple = ()            # see Chat
 
     def __post_init__(self):
-        if self.max_turn_tokens < 1:
-            raise ValueError(f"max_turn_tokens={self.max_turn_tokens}: expected 1 or more")
         self.tools = {}
         if self.format == "tool":
             self.tools = tools_of(self.module)

@@ -151,12 +151,8 @@ class EnvClient:
             return [EnvError(sentence, away=not late)] * len(bodies)
         except EnvError as error:
             return [error] * len(bodies)
-        answers = []
-        for body, item in zip(bodies, items):
-            answer = read_item(url, verb, body, item)
-            if isinstance(answer, Answer):
-                self.open.add(answer.session)
-            answers.append(answer)
+        answers = [read_item(url, verb, body, item) for body, item in zip(bodies, items)]
+        self.open |= {answer.session for answer in answers if isinstance(answer, Answer)}
         return answers
 
     def leave_alone(self, url, began):

@@ -1,5 +1,15 @@
-"""cloning: demonstrations and behavioural cloning."""
-import itertools
+"""Demonstrations, and behavioural cloning: a policy learns to do what was demonstrated.
+
+    demos = demonstrations_for(cfg)                 games of the built-in players, or a file's
+    agents = make_agents(modules, speaks, ...)      how the policy will speak in each environment
+    trajectories = replay(demos, agents)            what a policy would have seen and said
+    learn(policy, trajectories, weights, ...)       AdamW on the log-likelihood of the replies
+
+`clone_policy` does all of it. train.py begins with it where there is no --model; agentevol.py
+clones a base policy and then learns, by the same `learn`, from what that policy finds. A
+demonstration is a dict as envs.record gives it, or envs/parts/agenttraj.py's read_trajectories.
+"""
+import copy
 import math
 import os
 import random
@@ -15,20 +25,14 @@ import parallel
 from batch import micro_batches, to_batch
 from chat import FORMATS, Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
-from envs import demonstrations, load_env, open_envs
+from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
 from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import (
-    full_weights,
-    model_settings,
-    tiny_settings,
-    write_json,
-    written_whole,
-)
+from run import full_weights, model_settings, tiny_settings, write_json, written_whole
 
 
 @dataclass
@@ -52,40 +56,171 @@ class Clone(Machine, Speaks, Worlds):
     heads: Count = flag(4, "query heads; half as many for keys and values")
 
 
-def learn(policy, trajectories, weights, steps, lr, cfg, seed, seconds=math.inf):
+# ---- demonstrations -----------------------------------------------------------------------------
+
+def demonstrations_for(cfg):
+    """What is to be imitated: games of the built-in players, or the file cfg.demos -> a list.
+
+    ValueError: the file is wrong, nothing in it is of cfg.env, or nobody demonstrates what cfg asks
+    for.
+    """
+    modules = open_envs(cfg.env, cfg.data)
+    families = families_of(modules, cfg.families)
+    as_in_files = cfg.format in ("react", "agentgym") and cfg.context == "full"
+    if cfg.format == "tool" or (cfg.demos and not as_in_files):
+        raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
+                         "; those of a file need --format react or agentgym and --context full")
+    if cfg.demos:
+        demos = read_trajectories(cfg.demos, cfg.env.split(","))
+        parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
+        return demos
+
+    demos = []
+    for module, own_families in zip(modules, families):
+        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
+            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
+        # AgentGym's sets are an expert's, and each has its own size in each environment.
+        skill = 1.0 if cfg.set else cfg.skill
+        wanted = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
+        tasks = choose_tasks(module, "train", 0, own_families)
+        # A fair choice of them, because families may lie one behind the other.
+        if wanted < len(tasks):
+            tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
+        games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal,
+                               getattr(module, "data", ""))
+        won = sum(game["success"] for game in games)
+        parallel.say(f"{module.NAME}: {len(games)} demonstrations of {wanted} wanted, skill "
+                     f"{skill:g}, {won} succeed")
+        demos += games
+    return demos
+
+
+def make_agents(modules, speaks, tokenizer=None):
+    """{environment: its Agent}. speaks: the values of chat.Speaks' fields. tokenizer: None where
+    the agents are to compose texts, but no tokens."""
+    return {module.NAME: Agent(tokenizer, module.PROMPT, module=module, **speaks)
+            for module in modules}
+
+
+def train_tokenizer(demos, agents, vocabulary):
+    """A tokenizer of what a tiny policy reads and writes in these demonstrations. The rules are
+    left out, as its template, chat.TINY_TEMPLATE, leaves them out."""
+    texts = []
+    for demo in demos:
+        agent = opening(agents[demo["env"]], demo)
+        for message in agent.start():
+            if message["role"] != "system":
+                texts.append(message["content"])
+        for i, move in enumerate(demo["turns"]):
+            observation = move.observation if i else agent.first(move.observation)
+            reply = FORMATS[agent.format].compose(move.thought, move.action, i)
+            texts += [observation, reply]
+    modules = [agent.module for agent in agents.values()]
+    one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
+    return make_tokenizer(texts, vocabulary, *one_word)
+
+
+def replay(demos, agents):
+    """Demonstrations as Trajectories. ValueError: half of them do not fit into the agents' limits,
+    so that a policy which imitates them would be cut when it plays."""
+    trajectories, replies, contexts = [], [], []
+    for demo in demos:
+        t = replay_one(demo, agents[demo["env"]])
+        trajectories.append(t)
+        replies += [turn.end - turn.start for turn in t.turns if t.response_mask[turn.start]]
+        ends = t.contexts[1:] + [len(t.token_ids)]
+        contexts += [end - start for start, end in zip(t.contexts, ends)]
+    for agent in agents.values():
+        refuse_long("max_turn_tokens", agent.max_turn_tokens, replies)
+        refuse_long("max_context", agent.max_context, contexts)
+    return trajectories
+
+
+def refuse_long(flag, limit, lengths):
+    """ValueError: half of these lengths, in tokens, are above the limit that a flag sets."""
+    if lengths and statistics.median(lengths) > limit:
+        raise ValueError(f"{flag}={limit}: half of the demonstrations need more, up to "
+                         f"{max(lengths)}; give --{flag.replace('_', '-')}")
+
+
+def replay_one(demo, agent):
+    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
+    because the same Episode writes it. Of a file's replies the mask keeps those that it marks."""
+    agent = copy.copy(opening(agent, demo))
+    agent.max_context = math.inf            # nothing is cut here: `replay` measures it
+    moves = demo["turns"]
+    answers = [move.observation for move in moves[1:]] + [demo["last"]]
+    episode = Episode(agent, demo["task_id"], (0,), len(moves))
+    episode.observe(moves[0].observation)
+    for i, (move, answer) in enumerate(zip(moves, answers)):
+        note = None
+        if agent.context == "memory":
+            note = "; ".join(earlier.action for earlier in moves[:i])
+        reply = FORMATS[agent.format].compose(move.thought, move.action, i, note)
+        token_ids = agent.chat.encode(reply) + [agent.chat.stop_id]
+        episode.reply(token_ids, [0.0] * len(token_ids))
+        # What the environment said is shown as it came, whatever our own reader of replies thinks.
+        episode.complaint = ""
+        episode.observe(answer, move.reward, move.done, move.info)
+    trajectory = episode.trajectory
+    if "trained" in demo:
+        trajectory.score = max(agent.module.SUCCESS, 1.0)
+        for turn, trained in zip(trajectory.turns, demo["trained"]):
+            if not trained:
+                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
+    return trajectory
+
+
+# ---- learning -----------------------------------------------------------------------------------
+
+def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, seed,
+          seconds=math.inf):
     """Maximise the weighted mean of log pi over trajectories, by AdamW.
 
-    weights: 0 or more for each trajectory. The learning rate rises shortly, then falls by a cosine.
-    The ranks share each batch. Stops after `seconds`, as if that had been the plan.
+    weights: 0 or more for each trajectory. lr: at its peak. batch_size: trajectories a step, which
+    the ranks share. Stops after `seconds`, as if that had been the plan.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    rng, order, began = random.Random(seed), [], time.perf_counter()
+    rng = random.Random(seed)
+    began = time.perf_counter()
+    order = []
     for step in progress(range(steps), "learning, steps"):
         spent = time.perf_counter() - began
-        done = max(step / steps, spent / seconds)
-        if done >= 1:
+        schedule = max(step / steps, spent / seconds)
+        if schedule >= 1:
             break
-        optimizer.param_groups[0]["lr"] = lr * min(done / 0.05 + 0.02, 1) * \
-            (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done)))
-        if len(order) < cfg.batch:      # a rest smaller than a batch is dropped
+        optimizer.param_groups[0]["lr"] = learning_rate(lr, schedule)
+        # Every pass has an order of its own; a rest smaller than a batch is dropped.
+        if len(order) < batch_size:
             order = rng.sample(range(len(trajectories)), len(trajectories))
-        chosen, order = order[:cfg.batch], order[cfg.batch:]
-        loss = learn_step(policy, optimizer, [trajectories[i] for i in chosen],
-                          [weights[i] for i in chosen], cfg)
+        chosen = order[:batch_size]
+        order = order[batch_size:]
+        batch = to_batch([trajectories[i] for i in chosen], policy.device)
+        each = torch.tensor([weights[i] for i in chosen], device=policy.device)
+        batch.weights = algos.example_weights(batch.response_mask, each)
+        loss = learn_step(policy, optimizer, batch, micro_tokens)
         if step % 100 == 0 or step == steps - 1:
             parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    """One step on -sum w log pi / sum w over the actions of this batch -> that loss, before it."""
-    batch, total = to_batch(trajectories, policy.device), 0.0
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in micro_batches(batch, cfg.micro_tokens):
+def learning_rate(peak, schedule):
+    """The rate at this share of the schedule, from 0 to 1: it rises over the first 5%, then falls
+    by a cosine to a tenth of its peak."""
+    rising = min(schedule / 0.05 + 0.02, 1)
+    falling = 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * schedule))
+    return peak * rising * falling
+
+
+def learn_step(policy, optimizer, batch, micro_tokens):
+    """One step on -sum w log pi over the sampled tokens, w: batch.weights -> that loss, before the
+    step. Micro-batches hold about micro_tokens tokens; their losses, and the ranks', add up."""
+    total = 0.0
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
-        (loss * parallel.world_size()).backward()           # FSDP takes the mean over the ranks
+        # FSDP takes the mean of the ranks' gradients; theirs are parts of a sum.
+        (loss * parallel.world_size()).backward()
         total += loss.detach()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
@@ -93,147 +228,62 @@ def learn_step(policy, optimizer, trajectories, weights, cfg):
     return parallel.summed(total).item()
 
 
-def clone(cfg, demos, out, device):
-    """Behavioural cloning of these demonstrations -> the folder `out`, made by all ranks together.
-    ValueError."""
+# ---- cloning ------------------------------------------------------------------------------------
+
+def clone_policy(cfg, out, device, demos=None):
+    """Behavioural cloning -> `out`, the policy's folder, made by all ranks together; one that is
+    there already stays. demos: None lets `demonstrations_for` find them. ValueError."""
+    if any(parallel.gathered(os.path.exists(os.path.join(out, "config.json")))):
+        return out
+    if demos is None:
+        demos = parallel.by_first(demonstrations_for, cfg)
+    modules = load_envs(cfg.env, cfg.data)
+    speaks = part_of(vars(cfg), Speaks)
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
+        _, settings = model_settings(cfg.model)
     else:
-        tokenizer = tokenizer_of(demos, cfg)
+        tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        parallel.say(f"no --model: cloned is a Llama of {policy.num_parameters() / 1e6:.2f}M "
+        parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
                      f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
+        settings = dict(tiny=True)
     if demos:
-        trajectories = trajectories_of(demos, tokenizer, cfg)
-        learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg, cfg.seed)
+        trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
+        learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
+              cfg.micro_tokens, cfg.seed)
     weights = full_weights(policy)
-    settings = dict(tiny=True)
-    if cfg.model:
-        _, settings = model_settings(cfg.model)
-    settings = settings | part_of(vars(cfg), Speaks) | dict(cloned=part_of(vars(cfg), Clone))
+    settings = settings | speaks | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
         if parallel.rank() == 0:
-            policy.save_pretrained(aside, state_dict=weights)
+            policy.model.save_pretrained(aside, state_dict=weights)
             tokenizer.save_pretrained(aside)
             write_json(aside / "defaults.json", settings)
-
-
-def cloned(cfg, folder, device, demos=None):
-    """-> the folder of a run's own policy, cloned now if it was not, from demos or a `lesson`."""
-    out = os.path.join(folder, "clone")
-    if not any(parallel.gathered(os.path.exists(out))):
-        clone(cfg, parallel.by_first(lesson, cfg) if demos is None else demos, out, device)
     return out
 
 
-def clone_flags(cfg):
-    """-> Clone: how a run of train.py clones a policy of its own. ValueError: the environment's
-    TINY has a name in `clone` that is no flag."""
+def config_for_run(cfg):
+    """How a run of train.py, with these flags, clones a policy of its own -> Clone. ValueError: the
+    environment's TINY has a name in `clone` that is no flag."""
     own = part_of(vars(cfg), Worlds, Speaks, Machine)
     own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
     asked = tiny_settings(cfg.env).get("clone", {})
     layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
-    cloning, _ = settle(Clone, layers)
-    return cloning
+    config, _ = settle(Clone, layers)
+    return config
 
 
-def continue_cloning(run):
-    """The policy that RL began with, cloned on, from the same demonstrations, for as many seconds
-    as RL took -> policy."""
+def clone_longer(run):
+    """The control: the policy that RL began with, cloned on from the same demonstrations for as
+    many seconds as RL took -> policy. At a quarter of the rate, whose peak would undo what was
+    learned, and in another order."""
     parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg, policy = clone_flags(run.cfg), parallel.load(run.start_model, run.policy.device, run.cfg)
-    trajectories = trajectories_of(lesson(cfg), run.worlds[0].agent.tokenizer, cfg)
-    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg, cfg.seed + 1,
-          run.rl_seconds)
+    cfg = config_for_run(run.cfg)
+    policy = parallel.load(run.start_model, run.policy.device, run.cfg)
+    agents = {world.module.NAME: world.agent for world in run.worlds}
+    trajectories = replay(demonstrations_for(cfg), agents)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg.batch,
+          cfg.micro_tokens, cfg.seed + 1, run.rl_seconds)
     return policy.eval()
-
-
-def lesson(cfg):
-    """What is to be imitated, in the form of `envs.record`: games of the experts, or the file
-    cfg.demos. ValueError: the file is wrong, nothing in it is of cfg.env, or nobody demonstrates
-    what cfg asks for."""
-    modules = open_envs(cfg.env, cfg.data)
-    each = families_of(modules, cfg.families)
-    if cfg.format == "tool" or \
-            cfg.demos and (cfg.format not in ("react", "agentgym") or cfg.context != "full"):
-        raise ValueError(f"format={cfg.format}, context={cfg.context}: no demonstration calls tools"
-                         "; those of a file need --format react or agentgym and --context full")
-    if cfg.demos:
-        demos = read_trajectories(cfg.demos, cfg.env.split(","))
-        parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
-        return demos
-    demos = []
-    for module, own in zip(modules, each):
-        skill = 1.0 if cfg.set else cfg.skill
-        most = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
-        tasks = choose_tasks(module, "train", 0, own)
-        if most < len(tasks):       # a fair choice: families may lie one behind the other
-            tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
-        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
-            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
-        played = demonstrations(module.NAME, tasks, most, skill, cfg.seed, cfg.horizon,
-                                goal=cfg.goal)
-        demos += played
-        parallel.say(f"{module.NAME}: {len(played)} demonstrations of {most} wanted, skill "
-                     f"{skill:g}, {sum(d['success'] for d in played)} succeed")
-    return demos
-
-
-def agents_of(cfg, tokenizer=None):
-    """{environment: an Agent that truncates nothing}."""
-    speaks = part_of(vars(cfg), Speaks) | dict(max_context=10**9)
-    return {name: Agent(tokenizer, load_env(name).PROMPT, module=load_env(name), **speaks)
-            for name in cfg.env.split(",")}
-
-
-def tokenizer_of(demos, cfg):
-    """A tokenizer of what a tiny policy reads and writes in these demonstrations; TINY_TEMPLATE
-    leaves the rules out."""
-    agents, texts = agents_of(cfg), []
-    for demo in demos:
-        agent = opening(agents[demo["env"]], demo)
-        texts += [m["content"] for m in agent.start() if m["role"] != "system"]
-        for i, (observation, thought, action, *_) in enumerate(demo["turns"]):
-            texts += [observation if i else agent.first(observation),
-                      FORMATS[agent.format].compose(thought, action, i)]
-    return make_tokenizer(texts, cfg.vocabulary, *(
-        agent.module.ONE_WORD for agent in agents.values() if hasattr(agent.module, "ONE_WORD")))
-
-
-def trajectories_of(demos, tokenizer, cfg):
-    """Demonstrations as Trajectories. ValueError: half of them do not fit into cfg's limits, so
-    that a policy which imitates them would be cut when it plays."""
-    agents = agents_of(cfg, tokenizer)
-    trajectories = [imitated(agents[demo["env"]], demo) for demo in demos]
-    replies = [turn.end - turn.start for t in trajectories for turn in t.turns]
-    contexts = [end - start for t in trajectories
-                for start, end in itertools.pairwise([*t.contexts, len(t.token_ids)])]
-    for name, lengths in ("max_turn_tokens", replies), ("max_context", contexts):
-        if lengths and statistics.median(lengths) > getattr(cfg, name):
-            raise ValueError(f"{name}={getattr(cfg, name)}: half of the demonstrations need more, "
-                             f"up to {max(lengths)}; give --{name.replace('_', '-')}")
-    return trajectories
-
-
-def imitated(agent, demo):
-    """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
-    because the same Episode writes it. Of a file's replies those are trained on that it marks."""
-    agent = opening(agent, demo)
-    episode = Episode(agent, demo["task_id"], (0,), len(demo["turns"]))
-    trajectory, turns = episode.trajectory, demo["turns"]
-    episode.observe(turns[0][0])
-    for i, (_, thought, action, reward, done, info) in enumerate(turns):
-        note = "; ".join(turn[2] for turn in turns[:i]) if agent.context == "memory" else None
-        ids = agent.chat.encode(FORMATS[agent.format].compose(thought, action, i, note))
-        episode.reply([*ids, agent.chat.stop_id], [0.0] * (len(ids) + 1))
-        episode.complaint = ""              # the observation that came is shown as it came
-        episode.observe(turns[i + 1][0] if i + 1 < len(turns) else demo["last"], reward, done, info)
-    if "trained" in demo:
-        trajectory.score = max(agent.module.SUCCESS, 1.0)
-        for turn, trained in zip(trajectory.turns, demo["trained"]):
-            if not trained:
-                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
-        trajectory.turns = [t for t, trained in zip(trajectory.turns, demo["trained"]) if trained]
-    return trajectory

@@ -10,6 +10,8 @@ the horizons and tasks that an unbroken run would have got. Steps and stages cou
 """
 import random
 
+from envs import playable
+
 
 def horizon_at(step, horizons, switch_every):
     """The number of turns an episode may take at this step. ScalingInter-RL (arXiv:2509.08755).
@@ -29,14 +31,14 @@ def choose_tasks(module, split, n, families=""):
     """n task ids of an environment's split, always the same ones; all of them for n = 0.
 
     module: the environment's (envs/<name>.py). split: train | test. families: comma-separated; only
-    their tasks, "" for all. Tasks that an original server does not have (module.KNOWN) are left
-    out. The n are a random sample, in ascending order: every k-th id would not be fair, since
+    their tasks, "" for all. Tasks that an original server does not have (`playable`) are left out.
+    The n are a random sample, in ascending order: every k-th id would not be fair, since
     families take turns.
     """
-    wanted = set(filter(None, families.split(",")))
-    known = getattr(module, "KNOWN", None)
-    tasks = [t for t in {"train": module.TRAIN, "test": module.TEST}[split]
-             if (not wanted or module.family(t) in wanted) and (known is None or t in known)]
+    tasks = list(playable(module, split))
+    wanted = families.split(",")
+    if families:
+        tasks = [task for task in tasks if module.family(task) in wanted]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):
@@ -47,11 +49,16 @@ def choose_tasks(module, split, n, families=""):
 def families_of(modules, families):
     """[the comma-separated families that each environment has]; "", all, for an environment of
     which none is named. ValueError: a family that none has."""
-    wanted = list(filter(None, families.split(",")))
-    if unknown := sorted(set(wanted) - {name for module in modules for name in module.FAMILIES}):
-        raise ValueError(f"no families {unknown}; known: " + "; ".join(
-            f"{module.NAME}: {', '.join(module.FAMILIES)}" for module in modules))
-    return [",".join(name for name in wanted if name in module.FAMILIES) for module in modules]
+    unknown = set(filter(None, families.split(",")))
+    each, known = [], []
+    for module in modules:
+        own = [name for name in families.split(",") if name in module.FAMILIES]
+        each.append(",".join(own))
+        known.append(f"{module.NAME}: {', '.join(module.FAMILIES)}")
+        unknown -= set(own)
+    if unknown:
+        raise ValueError(f"no families {sorted(unknown)}; known: {'; '.join(known)}")
+    return each
 
 
 def shares_of(count, worlds):

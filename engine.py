@@ -1,41 +1,30 @@
-"""The engine: one transformers model, our attention, and the memory its keys and values live in.
+"""The engine: sequences that grow by a prompt or by a token, over one memory of pages.
 
 The module that is trained is the module that samples: there is no copy and no weight transfer
-(parallel.py gathers the shards of a distributed one). Its layers, plain softmax attention, full or
-in a window (docs/models.md), call `attend`; it asks a *layout*, which knows whose a token is.
+(parallel.py gathers the shards of a distributed one). Which tokens see which is attention.py's.
 
-    Packed   whole sequences side by side in one row: the training forward and a first prefill
-    Extend   new tokens of sequences whose past is in pages: the observation of a later turn
-    Decode   one new token for each sequence, over its pages
-    Flash    all three by flash-attn or by the copy of it in torch, on CUDA in 16 bit. The others
-             use plain torch
+    Pages      who owns which page: numbers only
+    Memory     the keys and values in the pages
+    Engine     prefill, fork, decode, forget, release
+    sample     logits and a uniform number -> a token and its log-probability
 
-Who owns a page, and who frees it: see class Pages; when: class Engine.
-
-Letters: B sequences, T tokens packed in one row (in arguments of the training forward: the padded
-length), Q new tokens of the longest sequence, H heads, KH key-value heads, G = H / KH, D head size,
-S tokens in a page, P pages at hand, W readers of a page, A sampled tokens, V vocabulary.
+Letters: B sequences, T tokens packed in one row, KH key-value heads, D head size, S tokens in a
+page, P pages at hand, V vocabulary; all others as in attention.py.
 """
 import heapq
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
 from attention import Decode, Flash, kv_shape, layout_for, upload
-from policy import forward
 
-SMALL_STEP = 4 * 10**6    # rows * layers * width**2; below it decode uses one thread: a second one
-                          # costs more than it saves, and the environment servers need the core
-transformers_logging.disable_progress_bar()            # they would break our log's lines
+# Steps of less work (rows * layers * width**2) decode on one thread: a second one costs more than
+# it saves, and the environment servers need the core.
+SMALL_STEP = 4 * 10**6
 
-
-# ---- the model ----------------------------------------------------------------------------------
-
-
-# ---- attention ----------------------------------------------------------------------------------
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -51,7 +40,8 @@ class Pages:
     step multiplies in place."""
 
     def __init__(self, count, page_size, rows, width):
-        self.count, self.page_size = count, page_size
+        self.count = count
+        self.page_size = page_size
         self.free = list(range(count))               # ascending, hence already a heap
         self.table = np.full((rows, width), -1, np.int32)
 
@@ -65,7 +55,7 @@ class Pages:
 
     def grow(self, row, length):
         """Give a row pages for `length` tokens in all."""
-        for column in range(len(self.of(row)), -(-length // self.page_size)):
+        for column in range(len(self.of(row)), math.ceil(length / self.page_size)):
             self.table[row, column] = heapq.heappop(self.free)
 
     def fork(self, parent, child, length):
@@ -79,56 +69,69 @@ class Pages:
 
     def clear(self, row, keep=0):
         """Take all but the first `keep` pages from a row; free those that no other row names."""
-        pages = self.table[row, keep:][self.table[row, keep:] >= 0]
+        pages = self.of(row)[keep:]
         self.table[row, keep:] = -1
-        for page in pages[~np.isin(pages, self.table)].tolist():
-            heapq.heappush(self.free, page)
+        for page in pages:
+            if page not in self.table:
+                heapq.heappush(self.free, page)
 
 
 class Memory:
-    """What the pages hold: keys, values (layers, pages, KH, S, D), head-major."""
+    """What the pages hold: kv (2, layers, pages, KH, S, D), the keys and then the values."""
 
     def __init__(self, config, count, page_size, device, dtype):
-        (layers, KH, D), self.page_size = kv_shape(config), page_size
-        shape = layers, count, KH, page_size, D
-        # zeroed, since 0 * NaN is NaN; numpy's zeros cost nothing until used, torch writes them
-        self.keys, self.values = self.pools = [
-            torch.from_numpy(np.zeros(shape, np.float32)).to(dtype) if device.type == "cpu"
-            else torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
+        layers, KH, D = kv_shape(config)
+        shape = 2, layers, count, KH, page_size, D
+        self.page_size = page_size
+        # Zeros, since 0 * NaN is NaN. numpy's cost nothing until they are used; torch writes them.
+        if device.type == "cpu":
+            self.kv = torch.from_numpy(np.zeros(shape, np.float32)).to(dtype)
+        else:
+            self.kv = torch.zeros(shape, device=device, dtype=dtype)
 
     def slots(self, table, row, position):
         """Where a layer keeps tokens `position` (T,) of the sequences table[row] -> (T * KH,)
         indices of vectors of D numbers."""
-        KH, S = self.keys.shape[2:4]
-        runs = table[row, position // S].long()[:, None] * KH + torch.arange(KH, device=row.device)
-        return (runs * S + (position % S)[:, None]).flatten()
+        KH, S = self.kv.shape[3:5]
+        page = table[row, position // S].long()[:, None]
+        heads = page * KH + torch.arange(KH, device=row.device)            # (T, KH)
+        return (heads * S + (position % S)[:, None]).flatten()
 
     def write(self, layer, slots, key, value):
         """Put key, value (T, KH, D) into their slots."""
-        for pool, x in zip(self.pools, (key, value)):
-            pool[layer].view(-1, x.shape[2]).index_copy_(0, slots, x.reshape(-1, x.shape[2]))
+        D = key.shape[2]
+        for pool, x in zip(self.kv[:, layer], (key, value)):
+            pool.view(-1, D).index_copy_(0, slots, x.reshape(-1, D))
 
-    def choose(self, layer, chosen):
+    def choose(self, layer, pages):
         """keys, values (P, KH, S, D) of some pages: of a slice, views; of indices, copies."""
-        if isinstance(chosen, slice):              # index_select: five times as fast as indexing
-            return [pool[layer, chosen] for pool in self.pools]
-        return [pool[layer].index_select(0, chosen) for pool in self.pools]
+        if isinstance(pages, slice):
+            return self.kv[:, layer, pages]
+        # index_select is five times as fast as indexing.
+        return [pool.index_select(0, pages) for pool in self.kv[:, layer]]
 
     def gather(self, layer, table):
         """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D)."""
-        _, KH, S, D = self.keys.shape[1:]
-        runs = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
-        return [pool[layer].view(-1, S, D).index_select(0, runs.flatten())
-                .view(*runs.shape[:2], -1, D) for pool in self.pools]
+        KH, S, D = self.kv.shape[3:]
+        heads = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
+        found = []
+        for pool in self.kv[:, layer]:
+            vectors = pool.view(-1, S, D).index_select(0, heads.flatten())
+            found.append(vectors.view(len(table), KH, -1, D))
+        return found
 
 
 # ---- the engine ---------------------------------------------------------------------------------
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence in the engine: its row of the page table, and how many tokens are cached."""
+    """A sequence in the engine: its row of the page table, and the tokens that are cached."""
     row: int
-    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def length(self):
+        return len(self.token_ids)
 
 
 class Engine:
@@ -136,28 +139,40 @@ class Engine:
 
     A sequence has a row from `start` or `fork` to `release`, at its episode's end. It keeps its
     pages until then, or until `forget`: its context is made anew, or another needs the pages.
-    `tokens` counts those prefilled and decoded. width: the most pages of a sequence, if not all."""
+    rows: the most sequences at a time; width: the most pages of a sequence, if not all.
+    `tokens` counts those prefilled and decoded."""
 
-    def __init__(self, model, rows, pages, page_size=256, prefill_tokens=4096, graphs=True,
-                 width=None):
-        self.model, self.device, self.kernel = model, model.device, model.kernel
-        self.graphs = {} if graphs and self.kernel != "torch" else None      # {rows: recorded}
+    # Tokens in one forward pass of a prefill, with their padding.
+    prefill_tokens = 4096
+
+    def __init__(self, model, rows, pages, page_size=256, width=None):
+        self.model = model
+        self.device = model.device
+        self.kernel = model.kernel
+        self.rows = rows
+        self.free_rows = list(range(rows))
         self.pages = Pages(pages, page_size, rows, width or pages)
+        # One page more than Pages deals out: what padding rows write goes there, see `step_inputs`.
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
-        self.rows, self.free_rows = rows, list(range(rows))
-        self.prefill_tokens, self.tokens = prefill_tokens, Counter()
-        work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
-        self.threads = 1 if work < SMALL_STEP else torch.get_num_threads()       # of a decode step
+        self.tokens = Counter()
+        self.use_graphs = self.kernel != "torch"
+        # Rows of a decode step -> its graph: see `record`.
+        self.recorded = {}
+        # Threads of a decode step.
+        self.threads = torch.get_num_threads()
+        if rows * model.config.num_hidden_layers * model.config.hidden_size ** 2 < SMALL_STEP:
+            self.threads = 1
 
-    def start(self, length=0):
-        return Sequence(heapq.heappop(self.free_rows), length)
+    def start(self):
+        """A sequence with nothing cached."""
+        return Sequence(heapq.heappop(self.free_rows))
 
     def fork(self, parent):
         """A sequence with the same past: full pages are shared, a last page not full is copied."""
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids = parent.token_ids.copy()
         source, target = self.pages.fork(parent.row, child.row, parent.length)
-        for pool in self.memory.pools:
-            pool[:, target] = pool[:, source]
+        self.memory.kv[:, :, target] = self.memory.kv[:, :, source]
         return child
 
     def release(self, sequence):
@@ -169,89 +184,134 @@ class Engine:
         """Give back all pages but those full of the first `keep` tokens; the row stays."""
         full = keep // self.pages.page_size
         self.pages.clear(sequence.row, full)
-        sequence.length = full * self.pages.page_size
+        del sequence.token_ids[full * self.pages.page_size:]
+
+    def keep_prefix(self, sequence, context):
+        """Before `context`, a list of token ids, is read: keep only the full pages of what begins
+        both it and what is cached. Its last token is read anew, because its logits are wanted."""
+        cached = sequence.token_ids
+        if len(cached) < len(context) and cached == context[:len(cached)]:
+            return
+        same = 0
+        for token, wanted in zip(cached, context[:-1]):
+            if token != wanted:
+                break
+            same += 1
+        self.forget(sequence, keep=same)
 
     @torch.inference_mode()
-    def prefill(self, sequences, token_ids):
-        """Read token_ids[i] (a list, not empty) after what sequences[i] has cached -> (B, V) logits
-        of each last token."""
-        for sequence, ids in zip(sequences, token_ids):
-            self.pages.grow(sequence.row, sequence.length + len(ids))
-        cached, lengths = [s.length > 0 for s in sequences], [len(ids) for ids in token_ids]
-        logits = {}
+    def prefill(self, sequences, contexts):
+        """Make contexts[i], a list of token ids, what sequences[i] has cached -> (B, V) logits of
+        each last token. What begins both is kept, see `keep_prefix`; the rest is read."""
+        for sequence, context in zip(sequences, contexts):
+            self.keep_prefix(sequence, context)
+        unread = []
+        for sequence, context in zip(sequences, contexts):
+            self.pages.grow(sequence.row, len(context))
+            unread.append(context[sequence.length:])
+        cached = [sequence.length > 0 for sequence in sequences]
+        lengths = [len(ids) for ids in unread]
+        logits = [None] * len(sequences)
         for part in prefill_parts(cached, lengths, self.prefill_tokens):
-            table, starts = self._cached([sequences[i] for i in part])
-            new = [lengths[i] for i in part]
-            layout = layout_for(self.model, new, self.memory, table,
-                                starts if cached[part[0]] else None)
-            for i in part:
-                sequences[i].length += lengths[i]
-            ids = upload([t for i in part for t in token_ids[i]], self.device)
-            last = upload(np.cumsum(new) - 1, self.device)
-            self.tokens["prefill"] += len(ids)
-            logits.update(zip(part, forward(self.model, ids, layout, logits_to_keep=last)))
-        return torch.stack([logits[i] for i in range(len(sequences))])
+            rows = self.read([sequences[i] for i in part], [unread[i] for i in part])
+            for i, row in zip(part, rows):
+                logits[i] = row
+        return torch.stack(logits)
 
-    def _cached(self, sequences):
+    def read(self, sequences, unread):
+        """One forward pass over unread[i], ids that follow what sequences[i] has cached: either all
+        of them have a past or none -> (B, V) logits of each last token."""
+        table, starts = self.table_of(sequences)
+        if not starts.any():
+            starts = None
+        lengths = [len(ids) for ids in unread]
+        layout = layout_for(self.model, lengths, self.memory, table, starts)
+        packed = []
+        for sequence, ids in zip(sequences, unread):
+            packed += ids
+            sequence.token_ids += ids
+        self.tokens["prefill"] += len(packed)
+        last = upload(np.cumsum(lengths) - 1, self.device)
+        return self.model.logits(upload(packed, self.device), layout, last)
+
+    def table_of(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
         table = self.pages.table[[s.row for s in sequences]]
-        return table[:, :(table >= 0).sum(1).max()], np.array([s.length for s in sequences])
+        width = (table >= 0).sum(1).max()
+        return table[:, :width], np.array([s.length for s in sequences], np.int32)
 
-    def _full(self, sequences):
+    def at_page_end(self, sequences):
         """Those whose next token begins a page."""
         return [s for s in sequences if s.length % self.pages.page_size == 0]
 
     def pages_short(self, sequences):
         """How many pages the next `decode` of these needs beyond those that are free."""
-        return len(self._full(sequences)) - len(self.pages.free)
+        return len(self.at_page_end(sequences)) - len(self.pages.free)
 
     @torch.inference_mode()
     def decode(self, sequences, token_ids):
-        """Read one token more of each sequence: (B,) ids -> (B, V) logits. flash-attn's by a CUDA
-        graph if wanted: an eager step is bound by Python, not by the GPU. A graph holds the
-        weights' addresses, so it lives no longer than this engine: one rollout."""
-        for sequence in self._full(sequences):
+        """Read token_ids[i], one token more of sequences[i] -> (B, V) logits. With a kernel of
+        flash-attn the next call overwrites them."""
+        for sequence in self.at_page_end(sequences):
             self.pages.grow(sequence.row, sequence.length + 1)
-        table, starts = self._cached(sequences)
-        for sequence in sequences:
-            sequence.length += 1
-        self.tokens["decode"] += len(starts)
+        table, starts = self.table_of(sequences)
+        for sequence, token in zip(sequences, token_ids):
+            sequence.token_ids.append(token)
+        self.tokens["decode"] += len(sequences)
         if self.kernel == "torch":
-            before = torch.get_num_threads()
-            torch.set_num_threads(self.threads)
-            logits = forward(self.model, token_ids.to(self.device),
-                             Decode(np.ones(len(starts), int), self.memory, table, starts))
-            torch.set_num_threads(before)
-            return logits
-        rows = self.rows if self.graphs == {} else len(starts)     # the first graph has all rows
-        inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
-        if self.graphs is None:
-            return self._step(inputs)[:len(starts)]
-        if len(inputs) not in self.graphs:
-            pools = [graph.pool() for _, graph, _ in self.graphs.values()]
-            self.graphs[len(inputs)] = recorded(self._step, inputs, *pools[:1])
-        given, graph, logits = self.graphs[len(inputs)]
-        given.copy_(inputs)
-        graph.replay()
-        return logits[:len(starts)]            # the next replay overwrites them
+            return self.decode_torch(token_ids, table, starts)
+        return self.decode_flash(token_ids, table, starts)
 
-    def _step(self, inputs):
+    def decode_torch(self, token_ids, table, starts):
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        layout = Decode(self.memory, table, starts)
+        logits = self.model.logits(upload(token_ids, self.device), layout)
+        torch.set_num_threads(before)
+        return logits
+
+    def decode_flash(self, token_ids, table, starts):
+        """By a CUDA graph, as an eager step is bound by Python, not by the GPU. A graph holds the
+        weights' addresses, so it lives no longer than this engine: one rollout."""
+        B = len(token_ids)
+        rows = B
+        # The first graph has the most rows, so that the others fit into its memory.
+        if self.use_graphs and not self.recorded:
+            rows = self.rows
+        inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
+        if not self.use_graphs:
+            return self.step(inputs)[:B]
+        if len(inputs) not in self.recorded:
+            pools = [graph.pool() for _, graph, _ in self.recorded.values()]
+            self.recorded[len(inputs)] = record(self.step, inputs, *pools[:1])
+        own_inputs, graph, logits = self.recorded[len(inputs)]
+        own_inputs.copy_(inputs)
+        graph.replay()
+        return logits[:B]
+
+    def step(self, inputs):
         """What `step_inputs` made, on the GPU -> (rows, V) logits; nothing else is sent there."""
-        ids, starts, table = inputs[:, 0], inputs[:, 1], inputs[:, 2:].contiguous()
-        return forward(self.model, ids, Flash(self.kernel, len(ids), 1, self.memory,
-                                              torch.ones_like(starts), table, starts))
+        token_ids = inputs[:, 0]
+        starts = inputs[:, 1]
+        table = inputs[:, 2:].contiguous()
+        layout = Flash(self.kernel, len(inputs), 1, self.memory, torch.ones_like(starts), table,
+                       starts)
+        return self.model.logits(token_ids, layout)
 
 
 def prefill_parts(cached, lengths, most):
     """Which texts are read in one forward pass -> lists of indices: texts with and without a cached
     past apart (their layouts differ), of at most `most` tokens with their padding, or one text."""
+    order = sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i]))
     parts = []
-    for i in sorted(range(len(lengths)), key=lambda i: (cached[i], lengths[i])):
-        part = parts[-1] if parts else []                                   # i is the longest in it
-        if part and cached[part[0]] == cached[i] and (len(part) + 1) * lengths[i] <= most:
-            part.append(i)
-        else:
-            parts.append([i])
+    part = []
+    for i in order:
+        # i is the longest so far.
+        fits = (len(part) + 1) * lengths[i] <= most
+        if not part or not fits or cached[part[0]] != cached[i]:
+            part = []
+            parts.append(part)
+        part.append(i)
     return parts
 
 
@@ -259,22 +319,26 @@ def step_inputs(token_ids, table, starts, rows, pages):
     """A decode step as one array (rows, 2 + width) int32: each row's token, how many it has cached,
     its pages. Rows are padded to the next power of two of `rows`, from 8 on: few graphs serve all
     steps. A padding row has one token, in the memory's last page, which Pages does not deal out."""
-    width = pages.table.shape[1]
-    inputs = np.full((max(8, 1 << (rows - 1).bit_length()), 2 + width), pages.count, np.int32)
+    spare = pages.count
+    padded = max(8, 1 << (rows - 1).bit_length())
+    inputs = np.full((padded, 2 + pages.table.shape[1]), spare, np.int32)
     inputs[:, :2] = 0
-    n, w = table.shape
-    inputs[:n, 0], inputs[:n, 1], inputs[:n, 2:2 + w] = token_ids.numpy(force=True), starts, table
-    inputs[inputs < 0] = pages.count               # behind a sequence's end
+    B, width = table.shape
+    inputs[:B, 0] = token_ids
+    inputs[:B, 1] = starts
+    # Behind a sequence's end no page (-1) is named.
+    inputs[:B, 2:2 + width] = np.where(table < 0, spare, table)
     return inputs
 
 
-def recorded(step, inputs, pool=None):
+def record(step, inputs, pool=None):
     """One decode step of fixed shapes as a CUDA graph, whose replay launches all kernels at once ->
     (inputs, graph, logits): a replay reads and writes these addresses. pool: the memory of an
     earlier graph, which must have had more rows."""
-    step(inputs)                                        # warm up: kernels load lazily
+    # Kernels load lazily, which a capture does not allow: so one step before it.
+    step(inputs)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool):                 # on one stream for all
+    with torch.cuda.graph(graph, pool):
         logits = step(inputs)
     return inputs, graph, logits
 
@@ -285,21 +349,20 @@ def sample(logits, uniforms, temperature):
     distribution. One uniform per token, from the trajectory's own random stream, makes its text
     independent of the rest of the batch. temperature 0: the most likely token, with its logprob at
     temperature 1."""
-    scaled = logits if temperature in (0, 1) else logits.float() / temperature
+    scaled = logits
+    if temperature not in (0, 1):
+        scaled = logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
-    top_probability, top_logit = (x.amax(-1, keepdim=True) for x in (probabilities, scaled))
+    top_probability = probabilities.amax(-1, keepdim=True)
+    top_logit = scaled.amax(-1, keepdim=True)
     if temperature == 0:
         ids = scaled.argmax(-1, keepdim=True)
     else:
         cumulative = torch.cumsum(probabilities, dim=-1, out=probabilities)
-        total = cumulative[:, -1:]     # a uniform that rounds to 1 must not pick past the end
+        total = cumulative[:, -1:]
+        # A uniform that rounds to 1 must not pick past the end.
         target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
     logprobs = scaled.gather(1, ids).float() - top_logit.float() + top_probability.log()
     return ids[:, 0], logprobs[:, 0]
-
-
-# ---- the training forward: methods of the model, see `equip` ----------------------------------
-
-

@@ -51,7 +51,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from envs import folders_of, known_envs, open_env
+from envs import data_of, known_envs, open_env
 from envs.parts.answers import MAX_ITEMS
 from envs.parts.wires import reset_shaped, shaped, wire_of
 
@@ -124,11 +124,11 @@ class Session:
 
 
 class Service:
-    """One environment and its sessions."""
+    """One environment and its sessions. data: of the user's, see envs.load_env."""
 
-    def __init__(self, name):
+    def __init__(self, name, data=""):
         self.name = name
-        self.module = open_env(name)
+        self.module = open_env(name, data)
         self.wire = wire_of(self.module)
         self.env_class = getattr(self.module, "Served", self.module.Env)    # Served: original.py
         self.ids = itertools.count()
@@ -441,8 +441,8 @@ class HttpServer(ThreadingHTTPServer):
     request_queue_size = 256
     server_bind = socketserver.TCPServer.server_bind    # HTTPServer's asks DNS for its own name
 
-    def __init__(self, names, host="127.0.0.1", port=0):
-        self.services = {name: Service(name) for name in names}
+    def __init__(self, names, host="127.0.0.1", port=0, data=""):
+        self.services = {name: Service(name, own) for name, own in data_of(names, data).items()}
         # What a request may name as its Host: a regular expression. No page has a name like "gpu7".
         everywhere = host in ("", "0.0.0.0")
         own_name = "[^.:]+" if everywhere else re.escape(host.lower())
@@ -471,12 +471,12 @@ class HttpServer(ThreadingHTTPServer):
 # ---- Starting and ending ----
 
 @contextlib.contextmanager
-def local_server(*names):
+def local_server(*names, data=""):
     """Start a server process on a free port, wait until it is ready, give its base URL (an
     environment is at url + "/" + name) and end it, whatever happens here: it ends when its pipe
-    from this process closes. ValueError: it did not start."""
+    from this process closes. data: as --data. ValueError: it did not start."""
     with subprocess.Popen(
-            [sys.executable, __file__, *names, "--child", "--port=0"], text=True,
+            [sys.executable, __file__, *names, f"--data={data}", "--child", "--port=0"], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True) as process:     # Ctrl-C is for this process, which then ends it
@@ -510,9 +510,7 @@ def main():
     stdout = open(os.dup(1), "w")       # gets our one line; engines that print do so on stderr
     os.dup2(2, 1)
     try:
-        for name, folder in folders_of(args.names, args.data).items():
-            open_env(name, folder)
-        server = HttpServer(args.names, args.host, args.port)
+        server = HttpServer(args.names, args.host, args.port, args.data)
     except (ValueError, ImportError, OSError, OverflowError) as reason:
         sys.exit(str(reason))
     with server:

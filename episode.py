@@ -1,7 +1,17 @@
-"""episode: one episode: trajectory, Episode, and `play`, the slow and obvious way."""
+"""One episode: what the policy saw and did, what is asked of the environment, and `play`.
+
+    task_id --Reset--> observation --chat tokens--> add_observation --+
+                                                                      v
+    done <-- observation, reward <--Step-- action <-- text <-- add_action(sampled ids, logprobs)
+
+`Trajectory` is what is trained on, `Episode` the state machine that writes it. `play` plays one
+episode, and `speak` draws its replies by a forward pass over the whole context for every token:
+simple, slow, and the definition of what `rollout.collect` must do.
+"""
 import hashlib
 import math
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +20,8 @@ from attention import layout_for
 from chat import ASK_LESSON, CUT, FORMATS, NOTE, Agent, answer_to, said, split_thoughts
 from client import EnvClient, EnvError, Reset, Step
 from engine import sample
-from policy import forward
+
+# ---- what an episode leaves behind --------------------------------------------------------------
 
 
 @dataclass
@@ -53,7 +64,8 @@ class Trajectory:
 
     def add_action(self, token_ids, logprobs):
         """Append what the policy sampled, its stop token too: exactly this is trained on."""
-        self.turns.append(Turn(len(self.token_ids), len(self.token_ids) + len(token_ids)))
+        start = len(self.token_ids)
+        self.turns.append(Turn(start, start + len(token_ids)))
         self.token_ids += token_ids
         self.response_mask += [1] * len(token_ids)
         self.old_logprobs += logprobs
@@ -66,7 +78,10 @@ class Trajectory:
     @property
     def reward(self):
         """The episode's return: the sum of its turns' rewards."""
-        return sum((turn.reward for turn in self.turns), 0.0)
+        return sum([turn.reward for turn in self.turns], 0.0)
+
+
+# ---- one episode --------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
@@ -83,41 +98,64 @@ class World:
         return self.agent.module
 
 
+class Exchange(NamedTuple):
+    """A turn of the present try: what was observed, and the reply to it."""
+    observation: str
+    message: dict               # the reply as a chat server would hold it
+    words: str                  # the part of it that stays in view
+
+
+State = Literal["asking",       # the environment must answer `request`
+                "replying",     # the policy must reply with an action
+                "lesson",       # the policy must write what it learned from a failed try (reflect)
+                "over"]
+
+# The policy's random numbers are seeded by (*key, turn), the environment's by (*key, LUCK).
+LUCK = 2**32 - 1
+
+
 class Episode:
     """One trajectory in the making: what to ask of the environment, what to show the policy.
 
-    `request` is what the environment must answer next: a client.Reset or a client.Step. While it
-    is None the policy must reply, unless the episode is `over`.
-    key: the seed of the episode, a tuple of ints; in training (seed, step, 0, place, member).
-    numpy's generator of (*key, n) gives the random numbers of turn n, that of (*key, 2**32 - 1) the
-    environment's luck."""
+    key: the seed of the episode, a tuple of ints: (seed, step, 0, place, member) in training,
+    (seed, EVALUATION, place, member) where a run is evaluated, (seed, place, member) in eval.py.
+    place: the task's number among those played; member: the episode's in its group."""
 
     def __init__(self, agent, task_id, key, horizon):
-        self.agent, self.horizon, self.format = agent, horizon, FORMATS[agent.format]
+        self.agent = agent
+        self.format = FORMATS[agent.format]
+        self.horizon = horizon      # turns of a try
         self.trajectory = Trajectory(task_id, tuple(key), getattr(agent.module, "NAME", ""))
-        self.history = []           # of this try: (observation, reply, its words) a turn
+        self.history = []           # an Exchange for each turn of this try
         self.messages = []          # the conversation in view, as a chat server would hold it
         self.lessons = []           # what the agent wrote after each failed try (reflect)
         self.observation = ""       # what the policy replies to next
         self.complaint = ""         # about its last reply
-        self.token_ids, self.logprobs = [], []      # of the reply that is being sampled
+        self.token_ids = []         # of the reply that is being sampled
+        self.logprobs = []
         self.uniforms = None        # a number in [0, 1) for each token that this reply may have
-        luck = np.random.default_rng((*key, 2**32 - 1)).integers(2**31)
-        self.first_request = Reset(task_id, int(luck))     # of every try: the same luck
-        self.request, self.over, self.reflecting = self.first_request, False, False
+
+        # All tries at a task meet the same luck.
+        luck = np.random.default_rng((*key, LUCK)).integers(2**31)
+        self.first_request = Reset(task_id, int(luck))
+        self.request = self.first_request
+        self.state: State = "asking"
 
     @property
     def seen(self):
         """The token ids in view, those of the unfinished reply included."""
         return self.trajectory.context + self.token_ids
 
+    # The policy replies.
+
     def sampled(self, token, logprob):
-        """Take the next token of the policy's reply; the last one sets the `request`."""
+        """Take the next token of the policy's reply; after the last one the episode is `asking`."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.agent.chat.stop_ids or len(self.token_ids) == self.agent.max_turn_tokens:
             self.reply(self.token_ids, self.logprobs)
-            self.token_ids, self.logprobs = [], []
+            self.token_ids = []
+            self.logprobs = []
 
     def reply(self, token_ids, logprobs):
         """Take the sampled tokens of the policy's reply. FloatingPointError: of a policy that holds
@@ -127,68 +165,103 @@ class Episode:
                                      "checkpoint")
         chat = self.agent.chat
         self.trajectory.add_action(token_ids, logprobs)
-        stopped = token_ids[-1] in chat.stop_ids
-        text = chat.tokenizer.decode(token_ids[:-1] if stopped else token_ids,
-                                     clean_up_tokenization_spaces=False)       # Llama 3's would
-        if token_ids[-1] != chat.stop_id:            # cut, or another stop token: the template
-            self.trajectory.add_observation([chat.stop_id])    # still wants its own, not sampled
+        last = token_ids[-1]
+
+        # Behind a reply that was cut, or ended by another stop token, the template still wants its
+        # own, which nobody sampled.
+        if last != chat.stop_id:
+            self.trajectory.add_observation([chat.stop_id])
+
+        if last in chat.stop_ids:
+            token_ids = token_ids[:-1]
+        # Llama 3's tokenizer would clean spaces up.
+        text = chat.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         self.replied(chat.opened + text, chat.message(text))
 
     def replied(self, text, message):
         """Take the policy's reply as text and as a message, and set the request that follows."""
         turn = self.trajectory.turns[-1]
+        # Unlike hash(), a digest is the same on any machine. Its upper 63 bits fit into an int64.
         digest = hashlib.blake2b(self.observation.encode(), digest_size=8).digest()
-        turn.observation_hash = int.from_bytes(digest, "big") >> 1   # unlike hash(), on any machine
+        turn.observation_hash = int.from_bytes(digest, "big") >> 1
+
         self.messages.append(message)
         _, words, cut = split_thoughts(text)
-        if self.reflecting:
-            turn.valid = None
-            for failed in self.trajectory.turns[:-1]:
-                failed.reward = 0.0         # the return is the last try's: failing pays nothing
-            self.lessons.append(words.strip())
-            self.history, self.reflecting = [], False
-            self.request = self.first_request
-            return
-        turn.cut = cut
-        if self.agent.format == "think":        # its thoughts are words
+        if self.state == "lesson":
+            self.take_lesson(words, turn)
+        else:
+            turn.cut = cut
+            self.take_action(text, words, cut, message)
+        self.state = "asking"
+
+    def take_lesson(self, words, turn):
+        """The reply was a lesson: the same task is tried again. The return is the last try's, so
+        failing pays nothing."""
+        turn.valid = None
+        for failed in self.trajectory.turns[:-1]:
+            failed.reward = 0.0
+        self.lessons.append(words.strip())
+        self.history = []
+        self.request = self.first_request
+
+    def take_action(self, text, words, cut, message):
+        """The reply means an action; one that was cut within its thoughts means none."""
+        # The form `think` keeps its thoughts in view; the others keep the words behind them.
+        if self.agent.format == "think":
             words = text
-        self.history.append((self.observation, message, words))
-        action, self.complaint = ("", CUT) if cut else self.agent.read(words, message)
+        self.history.append(Exchange(self.observation, message, words))
+        if cut:
+            action = ""
+            self.complaint = CUT
+        else:
+            action, self.complaint = self.agent.read(words, message)
         self.request = Step(action)
 
     def observe(self, observation, reward=0.0, done=False, info=None):
         """Take the environment's answer to `request`: show it to the policy, or end the episode."""
-        begins, self.request = isinstance(self.request, Reset), None
-        trajectory = self.trajectory
-        if begins:
+        if isinstance(self.request, Reset):
             self.observation = self.agent.first(observation)
-            return self._show(self.observation)
+            self.show(self.observation, "replying")
+            return
+
         info = info or {}
+        trajectory = self.trajectory
         turn = trajectory.turns[-1]
-        turn.reward, turn.valid = float(reward), info.get("valid", True)
+        turn.reward = float(reward)
+        turn.valid = info.get("valid", True)
         trajectory.score = float(info.get("score", reward))
         trajectory.success = bool(info.get("success", False))
+
         self.observation = self.agent.later(observation, self.complaint)
         if not done and len(self.history) < self.horizon:
-            self._show(self.observation)
+            self.show(self.observation, "replying")
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
-            self.reflecting = True
-            self._show(f"{self.observation}\n{ASK_LESSON}")
+            self.show(f"{self.observation}\n{ASK_LESSON}", "lesson")
         else:
-            trajectory.done, trajectory.truncated = bool(done), "" if done else "horizon"
-            self.over = True
+            self.state = "over"
+            trajectory.done = bool(done)
+            if not done:
+                trajectory.truncated = "horizon"
 
-    def _show(self, text):
-        """Show the policy a text; the episode is over if its longest reply would not fit."""
-        agent, trajectory = self.agent, self.trajectory
+    def show(self, text, state):
+        """Show the policy a text and let it reply, in this state; the episode is over if its
+        longest reply would not fit."""
+        agent = self.agent
+        trajectory = self.trajectory
+        self.state = state
         generator = np.random.default_rng((*trajectory.key, len(trajectory.turns)))
         self.uniforms = generator.random(agent.max_turn_tokens)
-        anew = not self.messages or agent.context == "memory" or \
-            agent.context == "window" and len(self.history) > agent.window
+
+        # What is no longer in view cannot be taken out of a context: a new one begins.
+        anew = not self.messages or agent.context == "memory"
+        if agent.context == "window" and len(self.history) > agent.window:
+            anew = True
         if anew:
             self.messages = agent.start() + shortened(self, text)
         else:
             self.messages.append(answer_to(self.messages[-1], text))
+
+        # An API's policy takes the messages; ours takes their tokens.
         if not agent.chat:
             return
         if anew or agent.history == "template":
@@ -197,11 +270,13 @@ class Episode:
             role = self.messages[-1]["role"]
             trajectory.add_observation(agent.chat.between_replies(text, role))
         if len(trajectory.context) + agent.max_turn_tokens > agent.max_context:
-            trajectory.truncated, self.over = "context", True
+            trajectory.truncated = "context"
+            self.state = "over"
 
 
 def shortened(episode, text):
     """The messages of a new context: the task, what the agent wrote to keep, the end.
+
     window (of one turn): the last turns are repeated; their replies are not trained on again.
         <|user|>Crafting commands: ... Goal: craft ink.
         (earlier turns not shown: 1)
@@ -211,30 +286,47 @@ def shortened(episode, text):
         <|user|>Crafting commands: ... Goal: craft ink.
         Your note: get 2 wax
         Crafted 2 flour<|end|><|assistant|>⟦Note: get 2 wax; craft 2 flour using 2 wax
-        craft 3 ink using 1 flour<|end|>⟧ (reward 1)"""
-    memory = episode.agent.context == "memory"
-    task = episode.history[0][0] if episode.history else ""
-    replies = [words for *_, words in episode.history]
-    top = [task, *(f"After an earlier try you wrote: {lesson}" for lesson in episode.lessons)]
-    for name, pattern in (episode.format.keeps | ({"note": NOTE} if memory else {})).items():
-        if newest := "".join(pattern.findall("\n".join(replies))[-1:]).strip():
-            top.append(f"Your {name}: {newest}")
-    recent = [] if memory else episode.history[-episode.agent.window:]
+        craft 3 ink using 1 flour<|end|>⟧ (reward 1)
+    """
+    history = episode.history
+    recent = history[-episode.agent.window:]
+    keeps = dict(episode.format.keeps)
+    if episode.agent.context == "memory":
+        recent = []
+        keeps["note"] = NOTE
+
+    paragraphs = []
+    if history and history[0].observation:
+        paragraphs.append(history[0].observation)
+    for lesson in episode.lessons:
+        paragraphs.append(f"After an earlier try you wrote: {lesson}")
+    replies = "\n".join([exchange.words for exchange in history])
+    for name, pattern in keeps.items():
+        found = pattern.findall(replies)
+        if found and found[-1].strip():
+            paragraphs.append(f"Your {name}: {found[-1].strip()}")
     if recent:
-        top.append(f"(earlier turns not shown: {len(episode.history) - len(recent)})")
-    first, *later = [observation for observation, *_ in recent] + [text]
-    messages = [said("user", "\n\n".join([*filter(None, top), first]))]
-    for (_, reply, _), observation in zip(recent, later):
-        messages += [reply, answer_to(reply, observation)]
+        paragraphs.append(f"(earlier turns not shown: {len(history) - len(recent)})")
+
+    # The first observation in view stands in one message with all this.
+    observations = [exchange.observation for exchange in recent] + [text]
+    messages = [said("user", "\n\n".join(paragraphs + observations[:1]))]
+    for exchange, observation in zip(recent, observations[1:]):
+        messages.append(exchange.message)
+        messages.append(answer_to(exchange.message, observation))
     return messages
 
 
+# ---- the slow and obvious way -------------------------------------------------------------------
+
+
 def play(reply, episode, client, session=None):
-    """Play an Episode to its end, the slow and obvious way: `collect` must do exactly this.
+    """Play an Episode to its end: `collect` must do exactly this.
+
     reply(episode) gives it the policy's next reply: `speak` of a policy here, or an API's. session:
     one of the client's that is free, None opens one -> the session, free again. EnvError."""
-    while not episode.over:
-        if not episode.request:
+    while episode.state != "over":
+        if episode.state != "asking":
             reply(episode)
             continue
         (answer,) = client.answer([(session, episode.request)])
@@ -248,9 +340,9 @@ def play(reply, episode, client, session=None):
 @torch.inference_mode()
 def speak(policy, episode, temperature=1.0):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
-    while not episode.request:
+    while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
-        logits = forward(policy, seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
+        logits = policy.logits(seen, layout_for(policy, [len(seen)]), 1)
         uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
         token, logprob = sample(logits, uniform, temperature)
         episode.sampled(token.item(), logprob.item())

@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 
 import before_torch  # noqa: F401  its name says why
 import torch
@@ -30,8 +31,8 @@ from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
-from flags import Count, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
-from lora import load_policy
+from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
+from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
@@ -48,11 +49,9 @@ from run import (
 
 
 @dataclass
-class Config(Plays, Speaks, Worlds):
+class Config(Plays, Device, Speaks, Worlds):
     model: str = flag("", "folder or hub id of a policy", heading="who plays")
     policy: str = flag("", "a built-in player instead of a model", ("", "random", "expert"))
-    device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1")
-    attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
     temperature: NonNegative = flag(1.0, "0: greedy")
     seed: Natural = flag(0, "of the policy's samples and the random player")
 
@@ -71,81 +70,71 @@ class Config(Plays, Speaks, Worlds):
         return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
 
 
-def tasks_asked(cfg, worlds, families):
-    """[(World, id)] of the tasks to play. Sets the most turns of each World."""
-    tasks = []
-    for world, own in zip(worlds, families):
-        world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
-        ids = choose_tasks(world.module, cfg.split, cfg.n, own)
-        if cfg.suite:
-            n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
-            ids = suite_tasks(world.module, n)
-        tasks += [(world, task) for task in sorted(ids)]
-    return tasks
-
-
 # ---- playing ------------------------------------------------------------------------------------
+# Who plays gets tasks, [(World, id)], with their places among all tasks, which the random numbers
+# depend on, and calls keep([the k plays of a task]) as soon as they are there. A task that could
+# not be played is left out. Given back are sentences that say why, if any are known.
 
-def load(cfg):
-    """The policy of cfg.model; None of a built-in player."""
-    if cfg.policy:
-        return None
-    device = device_of(cfg.device)
+def load(model, device, attention):
+    """The policy of a folder or a hub id, in 16 bit on a GPU."""
+    device = device_of(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return load_policy(cfg.model, device, dtype, cfg.attention).eval()
+    return load_adapted(model, device, dtype, attention).eval()
 
 
-def play(cfg, policy, tasks, groups, path):
-    """Play the tasks [(World, id)] that `groups` lacks. As soon as a task's k plays are there, they
-    are added to `groups` and, as a line, to the file at `path`; a task that could not be played is
-    left out. EnvError: the policy could play none, or the servers are gone."""
-    done = {(group[0]["env"], group[0]["task_id"]) for group in groups}
-    left = [i for i, (world, task) in enumerate(tasks) if (world.module.NAME, task) not in done]
-    random.Random(cfg.seed).shuffle(left)       # all environments are played at once
-    mine = [tasks[i] for i in left]
+def play_model(tasks, places, keep, policy, k, seed, temperature, max_concurrent):
+    """Play by a policy in this process. EnvError: the servers are gone."""
+    def finished(episodes):
+        keep(list(map(play_of, episodes)))
 
-    def keep(group):
-        groups.append(group)
-        with open(path, "a") as file:
-            file.write(json.dumps(group) + "\n")
-
-    if cfg.policy:
-        return play_by_itself(cfg, mine, keep)
-    _, stats = collect(         # horizon: a World has its own most_turns
-        policy, mine, cfg.k, horizon=math.inf, key=(cfg.seed,), places=left,
-        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent,
-        finished=lambda episodes: keep([*map(play_of, episodes)]))
-    if not groups:
-        raise EnvError(f"no task could be played: {stats.failures[-1]}")
+    # A World has its own most_turns, so the horizon is none.
+    _, stats = collect(policy, tasks, k, horizon=math.inf, key=(seed,), places=places,
+                       temperature=temperature, max_concurrent=max_concurrent, finished=finished)
+    return stats.failures
 
 
-def play_by_itself(cfg, tasks, keep):
-    """Play by a built-in player. A task that the environment's engine refuses is left out."""
-    for world, task in progress(tasks, f"{cfg.policy} player"):
+def play_by_itself(tasks, places, keep, player, k, seed):
+    """Play by a built-in player. An environment's engine may refuse a task (RuntimeError)."""
+    for world, task in progress(tasks, f"{player} player"):
         with suppress(RuntimeError):
-            keep([play_builtin(world.module, cfg.policy, task, world.most_turns,
-                               (cfg.seed, member), member or None) | dict(tokens=None)
-                  for member in range(cfg.k)])
+            group = []
+            for member in range(k):
+                # The first try has the luck of the player's row in the table.
+                play = play_builtin(world.module, player, task, world.most_turns, (seed, member),
+                                    stream=member or None)
+                group.append(play | dict(tokens=None))
+            keep(group)
+    return []
 
 
 def play_of(episode):
     """An episode as it is kept."""
-    t, tokenizer = episode.trajectory, episode.agent.tokenizer
+    t = episode.trajectory
+    tokenizer = episode.agent.tokenizer
+    conversation = episode.messages         # of an API, which has no tokens
+    if tokenizer:
+        conversation = report.sample_of(t, tokenizer)
+    # An original server may not say whether it has understood an action.
     valid = [turn.valid for turn in t.turns if turn.valid is not None]
+    told = valid or not t.turns
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=sum(valid) if valid or not t.turns else None,
-        tokens=sum(t.response_mask),
-        conversation=report.sample_of(t, tokenizer) if tokenizer else episode.messages))
+        turns=len(t.turns), valid=sum(valid) if told else None, tokens=sum(t.response_mask),
+        conversation=conversation))
 
 
-def kept_groups(path):
+def read_groups(path):
     """The plays of each task that a killed evaluation has left; a torn last line is cut off."""
     with open(path, "a+b") as file:
         file.seek(0)
         lines = [line for line in file if line.endswith(b"\n")]
         file.truncate(sum(map(len, lines)))
-    return [*map(json.loads, lines)]
+    return list(map(json.loads, lines))
+
+
+def task_of(group):
+    """What task these are the plays of."""
+    return group[0]["env"], group[0]["task_id"]
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -153,50 +142,72 @@ def kept_groups(path):
 def figures_of(groups):
     """A row's figures, of the k plays of each task; nan where one is undefined or not known.
     Standard errors are over tasks: samples of one task are not independent."""
-    plays = [play for group in groups for play in group]
-
-    def by_task(name):
-        return mean_and_error([sum(play[name] for play in group) / len(group) for group in groups])
-
-    def total(name):
-        return sum(math.nan if play[name] is None else play[name] for play in plays)
-
-    (success, stderr), (score, score_stderr) = by_task("success"), by_task("score")
+    successes = []
+    scores = []
+    passed = 0
+    plays = []
+    for group in groups:
+        won = [play["success"] for play in group]
+        successes.append(sum(won) / len(group))
+        scores.append(sum(play["score"] for play in group) / len(group))
+        passed += any(won)
+        plays += group
+    totals = {}
+    for name in ("turns", "tokens", "valid"):
+        known = [play[name] for play in plays if play[name] is not None]
+        totals[name] = sum(known) if len(known) == len(plays) else math.nan
+    success, stderr = mean_and_error(successes)
+    score, score_stderr = mean_and_error(scores)
+    turns = totals["turns"]
     return dict(
-        n=len(groups), success=success, stderr=stderr,
-        passed=sum(any(play["success"] for play in group) for group in groups) / len(groups),
-        score=score, score_stderr=score_stderr, turns=total("turns") / len(plays),
-        tokens=total("tokens") / len(plays),
-        valid=total("valid") / total("turns") if total("turns") else math.nan)
+        n=len(groups), success=success, stderr=stderr, passed=passed / len(groups),
+        score=score, score_stderr=score_stderr, turns=turns / len(plays),
+        tokens=totals["tokens"] / len(plays),
+        valid=totals["valid"] / turns if turns else math.nan)
 
 
-def rows_of(cfg, worlds, groups):
-    """The table, a dict for each row: of each environment "all", its families if several were
-    played, and the built-in players on the same tasks; the mean of several environments."""
+def rows_of(worlds, groups, seed):
+    """The table, a dict for each row: the rows of each environment, and the mean of several. seed:
+    of the random player."""
     rows = []
     for world in worlds:
-        module, env, turns = world.module, world.module.NAME, world.most_turns
-        own = [group for group in groups if group[0]["env"] == env]
-        if not own:
-            continue
-        rows.append(dict(env=env, row="all", title=f"{env}, {turns} turns", **figures_of(own)))
-        for name in module.FAMILIES:
-            part = [group for group in own if module.family(group[0]["task_id"]) == name]
-            if 0 < len(part) < len(own):
-                rows.append(dict(env=env, row=name, title=f"  {name}", **figures_of(part)))
-        how = ", our local game" * hasattr(module, "Served")
-        how += " (exact)" * hasattr(module, "exact_success")
-        for player in ("random", "expert"):
-            tasks = progress([group[0]["task_id"] for group in own], f"{player} player, {env}")
-            rate, error = builtin_rate(module, player, tasks, turns, (cfg.seed, 0))
-            rows.append(dict(env=env, row=f"{player} player", n=len(own), success=rate,
-                             title=f"  {player} player{how}", stderr=error))
+        own = [group for group in groups if group[0]["env"] == world.module.NAME]
+        if own:
+            rows += rows_of_one(world.module, own, world.most_turns, seed)
     every = [row for row in rows if row["row"] == "all"]
     if len(every) > 1:
-        rows.append(dict(env="mean", row="all", title="mean over environments", n=len(every),
-                         success=sum(row["success"] for row in every) / len(every),
-                         stderr=math.hypot(*(row["stderr"] for row in every)) / len(every)))
+        n = len(every)
+        success = sum(row["success"] for row in every) / n
+        stderr = math.hypot(*(row["stderr"] for row in every)) / n
+        rows.append(dict(env="mean", row="all", title="mean over environments", n=n,
+                         success=success, stderr=stderr))
     return rows
+
+
+def rows_of_one(module, groups, turns, seed):
+    """Of one environment: "all", its families if several were played, and the built-in players on
+    the same tasks."""
+    env = module.NAME
+    rows = [dict(env=env, row="all", title=f"{env}, {turns} turns", **figures_of(groups))]
+    for family in module.FAMILIES:
+        part = [group for group in groups if module.family(group[0]["task_id"]) == family]
+        if 0 < len(part) < len(groups):
+            rows.append(dict(env=env, row=family, title=f"  {family}", **figures_of(part)))
+    how = ""
+    if hasattr(module, "Served"):
+        how += ", our local game"
+    if hasattr(module, "exact_success"):
+        how += " (exact)"
+    for player in ("random", "expert"):
+        tasks = progress([group[0]["task_id"] for group in groups], f"{player} player, {env}")
+        success, stderr = builtin_rate(module, player, tasks, turns, (seed, 0))
+        rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
+                         n=len(groups), success=success, stderr=stderr))
+    return rows
+
+
+COLUMNS = ("success: the final score reaches the environment's threshold; score: the "
+           "environment's own, at the end")
 
 
 def table(rows, k):
@@ -212,48 +223,91 @@ def table(rows, k):
     return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
-def notes_on(cfg, tasks, groups):
-    """What has to be said above the table, as sentences."""
-    notes, turns = [], [play["turns"] for group in groups for play in group]
-    if len(groups) < len(tasks):
-        notes.append(f"{len(tasks) - len(groups)} tasks could not be played and are left out")
+def notes_on(groups, wanted, max_turn_tokens, max_context):
+    """What has to be said above the table, as sentences. wanted: how many tasks were to be
+    played."""
+    notes = []
+    if len(groups) < wanted:
+        notes.append(f"{wanted - len(groups)} tasks could not be played and are left out")
+    turns = [play["turns"] for group in groups for play in group]
     if 0 in turns:
         notes.append(f"{turns.count(0)} of {len(turns)} episodes had no turn and count as "
-                     f"failures: their prompt and a reply of {cfg.max_turn_tokens} exceed "
-                     f"--max-context {cfg.max_context} tokens")
+                     f"failures: their prompt and a reply of {max_turn_tokens} exceed "
+                     f"--max-context {max_context} tokens")
     return notes
 
 
-def run(cfg, origins=None):
-    """Play, print the table, keep it in the folder -> what results.json holds. ValueError: what
+# ---- an evaluation ------------------------------------------------------------------------------
+
+def evaluate(cfg, origins=None, elsewhere=None):
+    """Play, print the table, keep it in the folder -> what results.json holds. elsewhere(cfg) ->
+    what plays instead of a policy in this process: recipes/eval_api.py has one. ValueError: what
     cannot be played."""
     if bool(cfg.policy) == bool(cfg.model):
         raise ValueError("give --model FOLDER_OR_ID or --policy random or expert")
     began = time.perf_counter()
-    modules = open_suite(cfg.suite, cfg.data) if cfg.suite else open_envs(cfg.env, cfg.data)
+    if cfg.suite:
+        modules = open_suite(cfg.suite, cfg.data)
+    else:
+        modules = open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
-    families, policy = families_of(modules, cfg.families), load(cfg)
-    nobody = nullcontext([None] * len(modules))         # whom a built-in player asks
-    with nobody if cfg.policy else connected(cfg.env_url, modules) as clients:
+    families = families_of(modules, cfg.families)
+    policy = None
+    servers = connected(cfg.env_url, modules)
+    if cfg.policy:
+        play = partial(play_by_itself, player=cfg.policy, k=cfg.k, seed=cfg.seed)
+        servers = nullcontext([None] * len(modules))        # it asks nobody
+    elif elsewhere:
+        play = elsewhere(cfg)
+    else:
+        policy = load(cfg.model, cfg.device, cfg.attention)
+        play = partial(play_model, policy=policy, k=cfg.k, seed=cfg.seed,
+                       temperature=cfg.temperature, max_concurrent=cfg.max_concurrent)
+    with servers as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg)
-        tasks = tasks_asked(cfg, worlds, families)
+        tasks = []
+        for world, own in zip(worlds, families):
+            if cfg.suite:
+                n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
+                ids = suite_tasks(world.module, n)
+            else:
+                world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
+                ids = choose_tasks(world.module, cfg.split, cfg.n, own)
+            tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg.resume)
         keep_settings(folder, cfg, origins or {})
-        path = os.path.join(folder, "trajectories.jsonl")
-        groups = kept_groups(path)
-        play(cfg, policy, tasks, groups, path)
+        groups = play_missing(play, tasks, os.path.join(folder, "trajectories.jsonl"), cfg.seed)
     if not groups:
         raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
-    groups.sort(key=lambda group: (group[0]["env"], group[0]["task_id"]))
-    rows, notes = rows_of(cfg, worlds, groups), notes_on(cfg, tasks, groups)
+    rows = rows_of(worlds, groups, cfg.seed)
+    notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
     print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
-          f"temperature {cfg.temperature:g}, seed {cfg.seed}\nsuccess: the final score reaches the "
-          "environment's threshold; score: the environment's own, at the end", *notes,
-          table(rows, cfg.k), sep="\n")
+          f"temperature {cfg.temperature:g}, seed {cfg.seed}")
+    print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)]))
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
     write_json(os.path.join(folder, "results.json"), results)
     report.write(folder)
     return results
+
+
+def play_missing(play, tasks, path, seed):
+    """Play the tasks that the file at `path` lacks; each is added to it as a line as soon as it is
+    played -> the k plays of all that could be played, by environment and id. EnvError: none."""
+    groups = read_groups(path)
+    done = set(map(task_of, groups))
+    places = [place for place, (world, task) in enumerate(tasks)
+              if (world.module.NAME, task) not in done]
+    random.Random(seed).shuffle(places)         # all environments are played at once
+
+    def keep(group):
+        groups.append(group)
+        with open(path, "a") as file:
+            file.write(json.dumps(group) + "\n")
+
+    failures = play([tasks[place] for place in places], places, keep)
+    if failures and not groups:
+        raise EnvError(f"no task could be played: {failures[-1]}")
+    return sorted(groups, key=task_of)
 
 
 # ---- flags --------------------------------------------------------------------------------------
@@ -273,10 +327,10 @@ def layers(kind, given):
     return found
 
 
-def main(kind=Config):
+def main(kind=Config, description=__doc__, elsewhere=None):
     with one_sentence("eval.py"):
-        cfg, origins = parse_flags(kind, None, __doc__, layers)
-        run(cfg, origins)
+        cfg, origins = parse_flags(kind, None, description, layers)
+        evaluate(cfg, origins, elsewhere)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,14 @@ class Plays:
 
 
 @dataclass
-class Machine:
+class Device:
     device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1",
                        heading="on which machine")
     attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
+
+
+@dataclass
+class Machine(Device):
     compute: str = flag("auto", "auto: bfloat16 on cuda", ("auto", "float32", "bfloat16"))
     shard: str = flag("full", "none: each rank holds all weights, not a share", ("full", "none"))
     micro_tokens: Count = flag(8192, "tokens whose activations are in memory at a time")
@@ -130,12 +134,12 @@ def settle(kind, layers):
     return kind(**values), origins
 
 
-def told(cfg, origins):
+def told(settings, origins):
     """Which settings are not their fields' defaults, a paragraph for each place that they are
     from. origins: see `settle`."""
     groups = {}
-    for setting in fields(cfg):
-        value = getattr(cfg, setting.name)
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
         if value != setting.default:
             where = origins.get(setting.name, "set")
             groups.setdefault(where, []).append(f"{setting.name}={value}")

@@ -9,35 +9,49 @@ adapters stands for the model that they make of their base: eval.py plays it, tr
 it further. recipes/merge_lora.py makes an ordinary folder of it.
 """
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import policy
+from policy import load_policy
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+# PEFT's settings under which the sum above is what it computes.
 PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
              alora_invocation_tokens=None, layer_replication=None, init_lora_weights=True)
 
 
-def adapt(model, rank, alpha, base, seed=0):
-    """Freeze `model` and give adapters to the linear layers of its decoder layers: attention and
+@dataclass
+class Lora:
+    """The settings of a policy's adapters: policy.lora."""
+    rank: int
+    alpha: float
+    base: str           # the path of the model to which they belong
+    on: bool = True     # off: the policy computes as its base does
+
+
+def adapt(policy, rank, alpha, base, seed=0):
+    """Freeze the policy and give adapters to the linear layers of its decoder layers: attention and
     MLP, but no embeddings, lm_head, and no routers or experts kept as one tensor. A is uniform in
     +-1 / sqrt(in), as in PEFT, and does not depend on the device. base: the model's path."""
-    model.requires_grad_(False)
-    model.lora = lora = SimpleNamespace(rank=rank, alpha=alpha, base=base, on=True)
+    policy.requires_grad_(False)
+    policy.lora = lora = Lora(rank, alpha, base)
     generator = torch.Generator().manual_seed(seed)
 
-    def add(linear, inputs, output):            # a forward hook: two products, the second in place
-        A, B = (part.weight.to(output.dtype) for part in (linear.lora_A, linear.lora_B))
+    def add(linear, inputs, output):
+        """A forward hook: two products, the second one in place."""
         if lora.on:
-            output.flatten(0, -2).addmm_(F.linear(inputs[0], A).flatten(0, -2), B.T,
-                                         alpha=alpha / rank)
-    for linear in [*model.model.layers.modules()]:
+            A = linear.lora_A.weight.to(output.dtype)
+            B = linear.lora_B.weight.to(output.dtype)
+            low = F.linear(inputs[0], A).flatten(0, -2)
+            output.flatten(0, -2).addmm_(low, B.T, alpha=alpha / rank)
+
+    for linear in list(policy.model.model.layers.modules()):
         if isinstance(linear, torch.nn.Linear):
             linear.lora_A = torch.nn.Linear(linear.in_features, rank, bias=False)
             linear.lora_B = torch.nn.Linear(rank, linear.out_features, bias=False)
@@ -46,58 +60,66 @@ def adapt(model, rank, alpha, base, seed=0):
             linear.register_forward_hook(add)
 
 
-def adapters(model):
-    """{PEFT's name: parameter} of all A and B; {} of a model without adapters."""
-    return {f"base_model.model.{name}": p for name, p in model.named_parameters()
+def adapters(policy):
+    """{PEFT's name: parameter} of all A and B; {} of a policy without adapters."""
+    return {f"base_model.model.{name}": p for name, p in policy.model.named_parameters()
             if ".lora_" in name}
 
 
-def without_adapters(model):
-    """The base as a policy, in the same memory: the reference of a KL costs no second model."""
-    def action_logprobs(*arguments):
-        model.lora.on = False
+class Base:
+    """The policy without its adapters, in the same memory: the reference of a KL that costs no
+    second model."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def action_logprobs(self, *arguments):
+        self.policy.lora.on = False
         try:
-            return model.action_logprobs(*arguments)
+            return self.policy.action_logprobs(*arguments)
         finally:
-            model.lora.on = True
-    return SimpleNamespace(action_logprobs=action_logprobs)
+            self.policy.lora.on = True
 
 
-def save_adapters(model, folder):
+def save_adapters(policy, folder):
     """Write `folder` as PEFT does."""
-    names = {name.split(".")[-3] for name in adapters(model)}
-    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=model.lora.base,
-                  r=model.lora.rank, lora_alpha=model.lora.alpha, target_modules=sorted(names))
+    lora = policy.lora
+    layers = {name.split(".")[-3] for name in adapters(policy)}
+    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=lora.base,
+                  r=lora.rank, lora_alpha=lora.alpha, target_modules=sorted(layers))
     Path(folder).mkdir(exist_ok=True)
-    save_file({name: p.detach().cpu() for name, p in adapters(model).items()},
+    save_file({name: p.detach().cpu() for name, p in adapters(policy).items()},
               Path(folder, WEIGHTS), metadata={"format": "pt"})
     Path(folder, CONFIG).write_text(json.dumps(config, indent=1))
 
 
-def load_policy(path, *more):
-    """`policy.load_policy`, for which a folder of adapters is a model, too: the base with them."""
+def load_adapted(path, *more):
+    """`load_policy` (policy.py), for which a folder of adapters is a model, too: their base with
+    them. more: as there."""
     base = base_of(path)
-    model = policy.load_policy(base, *more)
+    policy = load_policy(base, *more)
     if base != path:
-        load_adapters(model, path)
-    return model.to(model.device)               # the adapters were made on the CPU
+        load_adapters(policy, path)
+    return policy.to(policy.device)               # the adapters were made on the CPU
 
 
-def load_adapters(model, folder):
-    """Give the base `model` the adapters in `folder`. ValueError: broken, not of this model, or of
-    settings other than PLAIN, which mean another sum than ours."""
+def load_adapters(policy, folder):
+    """Give the base the adapters in `folder`. ValueError: broken, not of this model, or of settings
+    other than PLAIN, which mean another sum than ours."""
     try:
         found = load_file(Path(folder, WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
     config = PLAIN | config_of(folder)
-    adapt(model, config.get("r", 1), config.get("lora_alpha", 1), base_of(folder))
-    # B of layers that are not in the folder stays 0
-    own, odd = adapters(model), {k for k in PLAIN if config[k] != PLAIN[k]}
-    odd |= {k for k, x in found.items() if k not in own or x.shape != own[k].shape}
+    base = base_of(folder)
+    adapt(policy, config.get("r", 1), config.get("lora_alpha", 1), base)
+    own = adapters(policy)
+    odd = [name for name in PLAIN if config[name] != PLAIN[name]]
+    odd += [name for name, x in found.items() if name not in own or x.shape != own[name].shape]
     if odd:
         raise ValueError(f"{folder}: {min(odd)} does not fit; expected plain LoRA of linear layers "
-                         f"in the decoder of {base_of(folder)}; others can be merged by PEFT")
+                         f"in the decoder of {base}; others can be merged by PEFT")
+    # B of layers that are not in the folder stays 0.
     for name, x in found.items():
         own[name].data.copy_(x)
 

@@ -25,8 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from lora import adapt, adapters, base_of, load_policy
-from policy import add_value_head, equip
+from lora import adapt, adapters, base_of, load_adapted
 
 # ---- ranks --------------------------------------------------------------------------------------
 
@@ -82,8 +81,16 @@ def start(device="auto", compute="auto"):
     return device
 
 
+@contextmanager
+def ranks():
+    """Within, `start` may join other ranks; at the end, however it comes, this one leaves them."""
+    try:
+        yield
+    finally:
+        end()
+
+
 def end():
-    """Leave the other ranks; whatever happened, at the end of a run."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -116,56 +123,71 @@ def gathered(thing):
 # ---- models -------------------------------------------------------------------------------------
 
 def load(path, device, cfg, value_head=False, frozen=False, lora=0):
-    """The model at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora:
+    """The policy at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora:
     adapters are trained in its place: those of `path`, else new ones of this rank. ValueError."""
     if not lora and base_of(path) != path:
         raise ValueError(f"{path} holds adapters: train.py --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")
     gc.collect()                        # models that were dropped before are cycles
     # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
-    model = load_policy(path, "cpu", "auto" if dist.is_initialized() else torch.float32, "torch")
-    if lora and not adapters(model):
-        adapt(model, lora, cfg.lora_alpha, path, cfg.seed)
-    return as_trained(model, device, cfg, value_head, frozen)
+    dtype = "auto" if dist.is_initialized() else torch.float32
+    policy = load_adapted(path, "cpu", dtype, "torch")
+    if lora and policy.lora is None:
+        adapt(policy, lora, cfg.lora_alpha, path, cfg.seed)
+    return as_trained(policy, device, cfg, value_head, frozen)
 
 
-def as_trained(model, device, cfg, value_head=False, frozen=False):
-    """The model with float32 weights, perhaps with a critic's head; or frozen, its weights in the
-    dtype that it computes in, as they are beside adapters. Sharded by FSDP by several ranks, and by
-    one in 16 bit, for its float32 weights, but not beside frozen ones: it would hold them twice."""
-    auto = "bfloat16" if device.type == "cuda" else "float32"
-    compute = getattr(torch, auto if cfg.compute == "auto" else cfg.compute)
-    dtype = compute if frozen or adapters(model) else torch.float32
-    sharded = dist.is_initialized() and (world_size() > 1 or not (frozen or adapters(model)))
+def as_trained(policy, device, cfg, value_head=False, frozen=False):
+    """The policy on its device, perhaps with a critic's head, ready to be trained or `frozen`:
+
+                                  weights in             sharded by FSDP
+        trained                   float32                by several ranks; by one in 16 bit, whose
+                                                         computations then see a 16-bit copy
+        with adapters, frozen     the compute dtype      by several ranks; one would hold them twice
+        the adapters themselves   float32                never: see `average_gradients`
+    """
+    if cfg.compute != "auto":
+        compute = getattr(torch, cfg.compute)
+    elif device.type == "cuda":
+        compute = torch.bfloat16
+    else:
+        compute = torch.float32
+    still = frozen or policy.lora is not None       # the large weights do not change
+    sharded = dist.is_initialized() and (world_size() > 1 or not still)
     if value_head:
-        add_value_head(model)
-    mesh = replicas(dist.group.WORLD, device.type) if sharded and cfg.shard == "none" else None
-    place(model, device, dtype, compute, sharded, mesh)
-    equip(model, cfg.attention, compute).eval()
+        policy.add_value_head()
+    mesh = None
+    if sharded and cfg.shard == "none":
+        mesh = replicas(dist.group.WORLD, device.type)
+    place(policy, device, compute if still else torch.float32, compute, sharded, mesh)
+    policy.compute_in(compute, cfg.attention)
+    policy.eval()
     if frozen:
-        model.requires_grad_(False)
+        policy.requires_grad_(False)
     if cfg.checkpointing:
-        model.activation_checkpointing_enable(dict(use_reentrant=False))
-    for method in ("action_logprobs", "action_values"):
-        if hasattr(model, method):
-            register_fsdp_forward_method(model, method)     # does nothing if it is not sharded
-    return model
+        policy.model.activation_checkpointing_enable(dict(use_reentrant=False))
+    # FSDP gathers the weights around these methods. It does nothing to what is not sharded.
+    for method in ("logits", "action_logprobs", "logprobs_and_entropy", "action_values"):
+        register_fsdp_forward_method(policy, method)
+    return policy
 
 
-def place(model, device, dtype, compute, sharded, mesh=None):
-    """Move a model to the device, its weights in `dtype`, a decoder layer at a time, so that no
+def place(policy, device, dtype, compute, sharded, mesh=None):
+    """Move a policy to the device, its weights in `dtype`, a decoder layer at a time, so that no
     rank holds more. sharded: by FSDP2, whose units are the layers and the rest; gradients are
     averaged in float32. mesh: None cuts the weights over all ranks, `replicas` gives each all.
     What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    whole = {p for p in model.parameters() if p.requires_grad} if adapters(model) else set()
-    for unit in (*model.model.layers, model):
+    whole = set()
+    if policy.lora is not None:
+        whole = {p for p in policy.parameters() if p.requires_grad}
+    for unit in (*policy.model.model.layers, policy):
         for weights in unit.parameters():
             if not isinstance(weights, DTensor):            # not cut as part of a layer
                 weights.data = weights.data.to(device, None if weights in whole else dtype)
         if sharded:
             fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
-    for buffer in model.buffers():
+    for buffer in policy.buffers():
         buffer.data = buffer.data.to(device)
 
 
@@ -176,35 +198,36 @@ def replicas(group, device_type):
                                  mesh_dim_names=("replicate", "shard"))
 
 
-def average_gradients(model):
-    """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, a value head
-    beside them."""
-    for p in model.parameters() if adapters(model) else ():
+def average_gradients(policy):
+    """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, and of a value
+    head beside them."""
+    if policy.lora is None:
+        return
+    for p in policy.parameters():
         if p.requires_grad:
             p.grad = summed(p.grad) / world_size()
 
 
 @contextmanager
-def gathered_weights(model):
+def gathered_weights(policy):
     """Within, every rank holds all the weights, so that each can sample at its own pace, and
-    adapters in the dtype that is computed in."""
-    exact = [(p, p.data) for p in adapters(model).values()]
-    for p, x in exact:
-        p.data = x.to(model.compute_dtype)
-    shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
-    for m in shards:
-        m.set_reshard_after_forward(False, recurse=False)
-        m.unshard()
-    yield                               # what fails here ends the run
-    for m in shards:
-        m.set_reshard_after_forward(m is not model, recurse=False)
-        m.reshard()
-    for p, x in exact:
-        p.data = x
+    adapters in the dtype that is computed in. What fails within ends the run."""
+    exact = {p: p.data for p in adapters(policy).values()}
+    for p in exact:
+        p.data = p.data.to(policy.compute_dtype)
+    shards = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    yield
+    for module in shards:
+        module.set_reshard_after_forward(module is not policy, recurse=False)
+        module.reshard()
+    for p, data in exact.items():
+        p.data = data
 
 
-# ---- shares of the work --------------------------------------------------------------------------
-
+# ---- a bar --------------------------------------------------------------------------------------
 
 def progress(items, what, **options):
     """The items, with a bar: on a terminal, of one rank, for what takes more than two seconds."""

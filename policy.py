@@ -1,4 +1,17 @@
-"""policy: the model that is trained and that samples: load, check, equip, the training forward."""
+"""policy: the model that is trained and that samples.
+
+A `Policy` holds one causal LM of transformers, whose layers call our attention (attention.py). The
+module that is trained is the module that samples: there is no copy and no weight transfer
+(parallel.py gathers the shards of a distributed one).
+
+    logits(token_ids, layout)        what comes next, for the engine and for `speak`
+    action_logprobs(...)             the training forward: log pi of every sampled token
+    logprobs_and_entropy(...)        and the entropy at each
+    action_values(...)               a critic's V before every sampled token
+
+Letters: B trajectories, T tokens (padded in arguments of the training forward; packed in one row
+elsewhere), A sampled tokens, V vocabulary.
+"""
 import math
 import os
 import types
@@ -9,193 +22,170 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.utils import logging as transformers_logging
 
 from attention import NEVER, OURS, choose_kernel, kv_shape, layout_for
 
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
+transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
-def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
-    """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) under our attention.
-    path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch".
-    ValueError: no model, or one that cannot run here: see `check_model`."""
-    check_model(path)
-    model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
-                                  use_safetensors=True, output_loading_info=True)
-    if info["missing_keys"]:
-        missing = ", ".join(sorted(info["missing_keys"])[:3])
-        raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
-    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
-        last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
-        if last >= len(model.get_input_embeddings().weight):
-            raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
-                             "model has embeddings; give it its own tokenizer")
-        model.known_ids = last + 1            # ids below it stand for text; the rest is padding
-    return equip(model.to(device), attention)
+# ---- the policy ---------------------------------------------------------------------------------
+
+class Policy(torch.nn.Module):
+    """A causal LM under our attention.
+
+    model             transformers' module
+    value_head        a critic's linear layer, or None: see `add_value_head`
+    lora              rank, alpha, base of its adapters, or None: see lora.py
+    compute_dtype     of its computations and of the pages; its weights may have another
+    kernel            which attention runs, and kernel_reason: why
+    known_ids         ids below it stand for text; the embedding's rows beyond are padding
+
+    Weights are read only within the methods of this class: FSDP gathers sharded weights in hooks,
+    and it can hook methods only.
+    """
+
+    def __init__(self, model, attention="auto", compute_dtype=None, known_ids=None):
+        super().__init__()
+        self.model = model
+        self.value_head = None
+        self.lora = None
+        self.known_ids = known_ids or model.config.vocab_size
+        model.set_attn_implementation(OURS)
+        for module in model.modules():
+            if same_code(type(module).forward, LlamaRMSNorm.forward):
+                module.forward = types.MethodType(rms_norm, module)
+        self.compute_in(compute_dtype or model.dtype, attention)
+
+    def compute_in(self, dtype, attention="auto"):
+        """Set the dtype of computations and pages, and the kernel. Logits are float32 always."""
+        self.compute_dtype = dtype
+        self.kernel, self.kernel_reason = choose_kernel(attention, self.device, dtype)
+        if dtype != torch.float32:
+            head = self.model.lm_head
+            head.forward = types.MethodType(float32_logits, head)
+
+    def add_value_head(self):
+        """Add a critic's head V(text so far), at first 0 everywhere."""
+        self.value_head = torch.nn.Linear(self.config.hidden_size, 1).to(self.device)
+        torch.nn.init.zeros_(self.value_head.weight)
+        torch.nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def config(self):
+        return self.model.config
+
+    @property
+    def device(self):
+        return self.model.device
+
+    @property
+    def layers(self):
+        """The decoder layers."""
+        return self.model.model.layers
+
+    def logits(self, token_ids, layout, logits_to_keep=0):
+        """token_ids (T,), packed as `layout` says -> (T, V); of the places `logits_to_keep` alone
+        if that is a tensor, of the last ones if it is a number above 0."""
+        found = self.model(token_ids[None], position_ids=layout.position[None], use_cache=False,
+                           layout=layout, logits_to_keep=logits_to_keep).logits[0]
+        return self.without_padding(found)
+
+    def without_padding(self, logits):
+        """(T, V) logits, in place: ids that stand for no text get the probability 0."""
+        logits[..., self.known_ids:] = NEVER
+        return logits
+
+    def action_logprobs(self, token_ids, response_mask, position_ids, temperature=1.0):
+        """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32.
+
+        token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of
+        the token in its context; a 0 begins a new one, of which a row may hold several. All are
+        packed into one row without padding, and the head sees only the places before sampled
+        tokens. The shift by one lives in `hidden_before` alone."""
+        hidden, targets = self.hidden_before(token_ids, response_mask, position_ids)
+        return self.by_chunks(hidden, targets, temperature, None)
+
+    def logprobs_and_entropy(self, token_ids, response_mask, position_ids, temperature=1.0,
+                             differentiable=False):
+        """(2, A) float32: `action_logprobs`, and H(pi) at each of these tokens. A gradient passes
+        through the entropy only if it is to be differentiable."""
+        hidden, targets = self.hidden_before(token_ids, response_mask, position_ids)
+        return self.by_chunks(hidden, targets, temperature, differentiable)
+
+    def action_values(self, token_ids, response_mask, position_ids):
+        """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
+        hidden, _ = self.hidden_before(token_ids, response_mask, position_ids)
+        hidden = hidden.to(self.value_head.weight.dtype)     # float32 beside a frozen 16-bit base
+        return self.value_head(hidden)[:, 0].float().clone()     # FSDP warns of a view
+
+    def hidden_before(self, token_ids, response_mask, position_ids):
+        """-> (the last hidden state before each sampled token (A, width), these tokens (A,))."""
+        real = token_ids >= 0
+        ids = token_ids[real]
+        positions = position_ids[real]
+        starts = torch.nonzero(positions == 0)[:, 0]
+        lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
+        sampled = torch.nonzero(response_mask[real].bool())[:, 0]
+        # transformers recomputes a layer's activations if the layer is in train mode. The modules
+        # within it stay in eval mode, so nothing is dropped.
+        recomputed = self.model.is_activation_checkpointing and torch.is_grad_enabled()
+        for layer in self.layers:
+            layer.training = recomputed
+        hidden = self.model.model(ids[None], position_ids=positions[None], use_cache=False,
+                                  layout=layout_for(self, lengths)).last_hidden_state[0]
+        return hidden[sampled - 1], ids[sampled]
+
+    def by_chunks(self, hidden, targets, temperature, entropy):
+        """`of_targets`, a chunk at a time: a chunk's (A, V) logits are computed again in the
+        backward pass and not kept."""
+        parts = []
+        for part, ids in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):
+            parts.append(checkpoint(self.of_targets, part, ids, temperature, entropy,
+                                    use_reentrant=False))
+        return torch.cat(parts, -1)
+
+    def of_targets(self, hidden, targets, temperature, entropy):
+        """Hidden states (A, width) -> log-probability of each target (A,). entropy: None, or (2, A)
+        with the entropies behind them; True: differentiable."""
+        logits = self.without_padding(logits_of(self.model, hidden).float())
+        if temperature != 1:
+            logits = logits / temperature
+        logprobs = torch.log_softmax(logits, -1)
+        del logits                        # each is a GB or more of a chunk: see recipes/plan.py
+        chosen = logprobs.gather(1, targets[:, None])[:, 0]
+        if entropy is None:
+            return chosen
+        if not entropy:
+            logprobs = logprobs.detach()
+        return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)])
 
 
-def make_policy(vocabulary, width, layers, heads, seed):
-    """A Llama with random weights, embeddings tied; two heads share keys, if their number is even.
-    (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
-    the saved one.) ValueError."""
-    if width % (2 * heads):
-        raise ValueError(f"width={width}, heads={heads}: expected an even width for each head")
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads if heads % 2 else heads // 2, max_position_embeddings=4096,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
-    return equip(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
-
-
-def longest_text(config):
-    """The most tokens of a text for which a model was made. Beyond its first range longrope's
-    positions depend on the longest text that is computed at the same time."""
-    rope, name = getattr(config, "rope_parameters", None) or {}, "max_position_embeddings"
-    first = rope.get("rope_type") == "longrope" and getattr(config, f"original_{name}", None)
-    return first or getattr(config, name, None) or math.inf
-
-
-def from_pretrained(auto, path, **more):
-    """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
-    try:
-        return auto.from_pretrained(path, trust_remote_code=False, **more)
-    except Exception as e:                 # a missing, broken or unknown file; a package it needs
-        raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
-                         .splitlines()[0]) from e
-
-
-def check_model(path):
-    """ValueError, before any weight is read: no model at `path`, or one that cannot run here. It is
-    tried without weights: on torch's meta device (experts there need bfloat16) our attention sees
-    what each layer asks for."""
-    config, layers = from_pretrained(AutoConfig, path), []
-    kinds = set(getattr(config, "layer_types", None) or [])
-
-    def watch(_, layer, query, key, value, scale):
-        layers.append(layer)
-        if not key.shape[1:] == value.shape[1:] == kv_shape(config)[1:]:
-            raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
-        return torch.empty_like(query)
-    try:
-        if others := kinds - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layers of {', '.join(sorted(others))}")
-        if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
-            raise ValueError("rotary positions that depend on the length of the text")
-        with torch.device("meta"), torch.no_grad():
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
-            layout = types.SimpleNamespace(memory=None, position=torch.arange(2), ready={},
-                                           begin=lambda *_: (watch,))
-            forward(equip(model), torch.arange(2), layout)
-        if layers != list(range(len(model.model.layers))):
-            raise ValueError("not every layer has attention, once")
-        if getattr(config, "sliding_window", None) and not kinds and not any(layout.ready):
-            raise ValueError("attention that is not told of its window")
-    except Exception as e:                 # other people's code: whatever it raises, it cannot run
-        raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
-                         "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
-
-
-def equip(model, attention="auto", dtype=None):
-    """Give `model` our attention and the method `action_logprobs`; returns the model. dtype: of its
-    computations and pages, where that is not the dtype of its weights.
-    Weights are read only by the model itself, by that method and by `action_values`, because FSDP
-    gathers sharded weights in hooks, and it can hook methods only."""
-    model.set_attn_implementation(OURS)
-    model.compute_dtype = dtype or model.dtype
-    model.kernel, model.kernel_reason = choose_kernel(attention, model.device, model.compute_dtype)
-    model.action_logprobs = types.MethodType(action_logprobs, model)
-    model.known_ids = getattr(model, "known_ids", model.config.vocab_size)
-    if model.compute_dtype != torch.float32:
-        model.lm_head.forward = types.MethodType(float32_logits, model.lm_head)
-    for module in model.modules():
-        if same_code(type(module).forward, LlamaRMSNorm.forward):
-            module.forward = types.MethodType(rms_norm, module)
-    return model
+def logits_of(model, hidden):
+    """Hidden states (A, width) -> (A, V) logits by the model's own forward, without its layers,
+    because many models scale or cap what lm_head gives."""
+    # A stand-in that has every attribute of the model, but whose layers return the hidden states
+    # that we have. Mixture models read router_logits of that output, so it is of their class.
+    output = MoeModelOutputWithPast(last_hidden_state=hidden[None])
+    stand_in = types.SimpleNamespace(**vars(model) | model._modules)
+    stand_in.model = lambda **_: output
+    return type(model).forward(stand_in).logits[0]
 
 
 def same_code(one, other):
     """Whether two methods do the same, word for word: most models have a copy of Llama's norm."""
-    codes = [getattr(method, "__code__", None) for method in (one, other)]
-    return None not in codes and len({(code.co_code, code.co_names) for code in codes}) == 1
+    one = getattr(one, "__code__", None)
+    other = getattr(other, "__code__", None)
+    if one is None or other is None:
+        return False
+    return one.co_code == other.co_code and one.co_names == other.co_names
 
 
 def rms_norm(norm, x):
     """LlamaRMSNorm's forward, on CUDA one kernel in place of 8. Equal in float32; in 16 bit it is
     rounded once, theirs twice."""
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-def add_value_head(model):
-    """Give the model `action_values`, a critic's head V(text so far), at first 0 everywhere."""
-    model.value_head = torch.nn.Linear(model.config.hidden_size, 1).to(model.device)
-    torch.nn.init.zeros_(model.value_head.weight)
-    torch.nn.init.zeros_(model.value_head.bias)
-    model.action_values = types.MethodType(action_values, model)
-
-
-def forward(model, token_ids, layout, **more):
-    """token_ids (T,) packed as `layout` says -> logits (T, V). Ids that stand for no text, from
-    `known_ids` on, get the probability 0, as they do in `_head`."""
-    logits = model(token_ids[None], position_ids=layout.position[None], use_cache=False,
-                   layout=layout, **more).logits[0]
-    logits[..., model.known_ids:] = NEVER
-    return logits
-
-
-def action_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0, entropy=False):
-    """log pi(token | what came before it) of the A sampled tokens, row by row: (A,) float32; with
-    entropy=True (2, A), then H(pi) at each; with entropy="watched" no gradient passes through it.
-    The shift by one lives in `hidden_before` alone.
-
-    token_ids (B, T), -1 after a row's end; response_mask (B, T); position_ids (B, T): place of the
-    token in its context; a 0 begins a new one, of which a row may hold several. All are packed into
-    one row without padding, and the head sees only the places before sampled tokens."""
-    hidden, targets = hidden_before(model, token_ids, response_mask, position_ids)
-    return torch.cat([checkpoint(_head, model, h, t, temperature, entropy, use_reentrant=False)
-                      for h, t in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK))], -1)
-
-
-def action_values(model, token_ids, response_mask, position_ids):
-    """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
-    hidden = hidden_before(model, token_ids, response_mask, position_ids)[0]
-    hidden = hidden.to(model.value_head.weight.dtype)        # float32 beside a frozen 16-bit base
-    return model.value_head(hidden)[:, 0].float().clone()    # FSDP warns of a view
-
-
-def hidden_before(model, token_ids, response_mask, position_ids):
-    """(A, width): the last hidden state before each sampled token; (A,): the sampled tokens."""
-    real = token_ids >= 0
-    ids, positions = token_ids[real], position_ids[real]
-    starts = torch.nonzero(positions == 0)[:, 0]
-    lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
-    sampled = torch.nonzero(response_mask[real].bool())[:, 0]
-    # transformers recomputes a layer in train mode; its parts stay in eval, so nothing is dropped
-    for layer in model.model.layers:
-        layer.training = model.is_activation_checkpointing and torch.is_grad_enabled()
-    hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
-                         layout=layout_for(model, lengths)).last_hidden_state[0]
-    return hidden[sampled - 1], ids[sampled]
-
-
-def _head(model, hidden, targets, temperature, entropy):
-    """(A, width) hidden states -> (A,) log-probability of each target or, with entropy, (2, A). Run
-    under `checkpoint`: a chunk's (A, V) logits are computed again in the backward pass, not kept.
-    The model's own forward makes them, without its layers: many scale or cap lm_head's logits."""
-    # A stand-in, in every attribute this model, but its `model` (the layers) returns the hidden
-    # states we have. Mixture models read router_logits of that output: it is of their class.
-    headed = types.SimpleNamespace(**vars(model) | model._modules | dict(
-        model=lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])))
-    logits = type(model).forward(headed).logits[0].float()
-    logits[..., model.known_ids:] = NEVER
-    if temperature != 1:
-        logits = logits / temperature
-    logprobs = torch.log_softmax(logits, -1)
-    del logits                        # each is a GB or more of a chunk: see recipes/plan.py
-    chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    logp = logprobs.detach() if entropy == "watched" else logprobs
-    return torch.stack([chosen, -(logp.exp() * logp).sum(-1)]) if entropy else chosen
 
 
 def float32_logits(head, hidden):
@@ -210,12 +200,127 @@ class Float32Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        out = torch.mm(x, weight.T, out_dtype=torch.float32) if x.device.type == "cuda" else \
-            x.float() @ weight.float().T                      # torch.mm has it on CUDA alone
+        if x.device.type == "cuda":
+            out = torch.mm(x, weight.T, out_dtype=torch.float32)
+        else:
+            out = x.float() @ weight.float().T         # torch.mm has out_dtype on CUDA alone
         return out if bias is None else out + bias
 
     @staticmethod
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors              # under `checkpoint` it may be read only once
-        g, (_, trained, biased) = gradient.to(x.dtype), ctx.needs_input_grad
-        return g @ weight, g.T @ x if trained else None, g.sum(0) if biased else None
+        gradient = gradient.to(x.dtype)
+        _, trained, biased = ctx.needs_input_grad
+        of_weight = gradient.T @ x if trained else None
+        of_bias = gradient.sum(0) if biased else None
+        return gradient @ weight, of_weight, of_bias
+
+
+# ---- where a policy comes from ------------------------------------------------------------------
+
+def make_policy(vocabulary, width, layers, heads, seed):
+    """A Llama with random weights, embeddings tied; two heads share keys, if their number is even.
+    (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
+    the saved one.) ValueError."""
+    if width % (2 * heads):
+        raise ValueError(f"width={width}, heads={heads}: expected an even width for each head")
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
+        num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads if heads % 2 else heads // 2, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
+    return Policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
+    """A causal LM of transformers (Qwen, Llama, Mistral, ...: docs/models.md) as a Policy.
+    path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch".
+    ValueError: no model, or one that cannot run here: see `check_model`."""
+    check_model(path)
+    model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
+                                  use_safetensors=True, output_loading_info=True)
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
+    known_ids = None
+    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
+        last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
+        if last >= len(model.get_input_embeddings().weight):
+            raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
+                             "model has embeddings; give it its own tokenizer")
+        known_ids = last + 1
+    return Policy(model.to(device), attention, known_ids=known_ids)
+
+
+def from_pretrained(auto, path, **more):
+    """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
+    try:
+        return auto.from_pretrained(path, trust_remote_code=False, **more)
+    except Exception as e:                 # a missing, broken or unknown file; a package it needs
+        raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
+                         .splitlines()[0]) from e
+
+
+def longest_text(config):
+    """The most tokens of a text for which a model was made, or inf. Beyond its first range,
+    longrope's positions depend on the longest text that is computed at the same time."""
+    name = "max_position_embeddings"
+    if rope_of(config).get("rope_type") == "longrope":
+        name = "original_" + name if getattr(config, "original_" + name, None) else name
+    return getattr(config, name, None) or math.inf
+
+
+def rope_of(config):
+    return getattr(config, "rope_parameters", None) or {}
+
+
+def check_model(path):
+    """ValueError, before any weight is read: no model at `path`, or one that cannot run here."""
+    config = from_pretrained(AutoConfig, path)
+    try:
+        check_config(config)
+    except Exception as e:                 # other people's code: whatever it raises, it cannot run
+        raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
+                         "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
+
+
+def check_config(config):
+    """Refuse what attention.py does not compute. The model is tried without weights, on torch's
+    meta device, under a layout that notes what each layer asks for."""
+    kinds = set(getattr(config, "layer_types", None) or [])
+    others = kinds - {"full_attention", "sliding_attention"}
+    if others:
+        raise ValueError(f"layers of {', '.join(sorted(others))}")
+    if rope_of(config).get("rope_type") == "dynamic":
+        raise ValueError("rotary positions that depend on the length of the text")
+    with torch.device("meta"), torch.no_grad():
+        # Experts need bfloat16 there.
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
+        watch = Watch(kv_shape(config)[1:])
+        watch.position = torch.arange(2)
+        Policy(model).logits(torch.arange(2), watch)
+    if watch.layers != list(range(len(model.model.layers))):
+        raise ValueError("not every layer has attention, once")
+    if getattr(config, "sliding_window", None) and not kinds and not any(watch.prepared):
+        raise ValueError("attention that is not told of its window")
+
+
+class Watch:
+    """A layout (see attention.py) that computes nothing and notes which layers ask.
+    shape: the heads and the size that keys and values must have."""
+    memory = None
+
+    def __init__(self, shape):
+        self.shape = tuple(shape)
+        self.layers = []
+        self.prepared = {}
+
+    def prepare(self, window, groups):
+        return None
+
+    def attend(self, prepared, layer, query, key, value, scale):
+        self.layers.append(layer)
+        if not key.shape[1:] == value.shape[1:] == self.shape:
+            raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
+        return torch.empty_like(query)

@@ -15,42 +15,71 @@ from pathlib import Path
 
 
 def write(*folders):
-    """Write the page of these runs -> its path. Packed data hold no text that could be HTML."""
-    here, (first, *others) = Path(__file__).parent, map(Path, folders)
-    runs = [dict(folder=folder.resolve().name) | {file.name: file.read_text() for file in (
-        folder / "config.json", *folder.glob("*.json*"))} for folder in (first, *others)]
+    """Write the page of these runs -> its path."""
+    here = Path(__file__).parent
+    runs = []
+    for folder in map(Path, folders):
+        run = dict(folder=folder.resolve().name)
+        for file in [folder / "config.json", *folder.glob("*.json*")]:
+            run[file.name] = file.read_text()
+        runs.append(run)
     data = json.dumps(dict(runs=runs, docs=(here / "docs/metrics.md").read_text()))
+    # Packed, the data hold no text that could be HTML.
     packed = base64.b64encode(gzip.compress(data.encode(), 5)).decode()
-    path = (first.parent if others else first) / "report.html"
-    path.write_text((here / "docs/report_page.html").read_text().replace("PACKED", packed))
+    page = (here / "docs/report_page.html").read_text().replace("PACKED", packed)
+
+    path = Path(folders[0], "report.html")
+    if len(folders) > 1:
+        path = Path(folders[0]).parent / "report.html"
+    path.write_text(page)
     return path
 
 
 def sample_of(trajectory, tokenizer):
-    """A Trajectory for JSON, with each token's text; the last token of a character has it."""
-    decode, texts, held = tokenizer.backend_tokenizer.decode, [], []
-    start = len(decode([0], skip_special_tokens=False))     # a text's first space may be dropped
-    for token in trajectory.token_ids:
-        held = held + [token] if texts and not texts[-1] else [0, token]
-        text = decode(held, skip_special_tokens=False)[start:]
-        texts.append("" if text.endswith("\ufffd") and len(held) < 5 else text)
+    """A Trajectory for JSON, with the text of each token: see `token_texts`."""
     return vars(trajectory) | dict(
-        texts=texts, reward=trajectory.reward, turns=[vars(turn) for turn in trajectory.turns],
+        texts=token_texts(trajectory.token_ids, tokenizer.backend_tokenizer),
+        reward=trajectory.reward, turns=[vars(turn) for turn in trajectory.turns],
         old_logprobs=[round(x, 3) for x in trajectory.old_logprobs])
+
+
+def token_texts(token_ids, tokenizer):
+    """The text of each token; the last token of a character has it. Of "né", where the two bytes of
+    "é" are a token each: ["n", "", "é"]."""
+    # Behind another token, because the first space of a text may be dropped.
+    start = len(tokenizer.decode([0], skip_special_tokens=False))
+    texts = []
+    held = [0]
+    for token in token_ids:
+        held.append(token)
+        text = tokenizer.decode(held, skip_special_tokens=False)[start:]
+        # It ends within a character, of which there are at most four tokens.
+        if text.endswith("\ufffd") and len(held) < 5:
+            texts.append("")
+            continue
+        texts.append(text)
+        held = [0]
+    return texts
 
 
 def text_of(sample):
     """The episode as text; what the policy sampled stands between ⟦ and ⟧."""
-    marks = [""] * (len(sample["texts"]) + 1)       # what is written before which token
+    texts = [*sample["texts"], ""]
+    marks = [""] * len(texts)               # what is written before each token, and at the end
     for turn in sample["turns"]:
-        understood = ", not understood" * (turn["valid"] is False)
+        end = turn["end"]
         marks[turn["start"]] += "⟦"
-        marks[turn["end"]] += f"⟧ (reward {turn['reward']:g}{understood})"
+        marks[end] += f"⟧ (reward {turn['reward']:g}"
+        if turn["valid"] is False:
+            marks[end] += ", not understood"
+        marks[end] += ")"
     for start in sample["contexts"][1:]:
         marks[start] += "\n--- a context of its own:\n"
-    text = "".join(mark + token for mark, token in zip(marks, [*sample["texts"], ""]))
+    text = "".join(mark + text for mark, text in zip(marks, texts))
     how = "{env} {task_id}: return {reward:g}, score {score:g}".format_map(sample)
-    return f"{text}\n[{how}, {'done' if sample['done'] else 'truncated: ' + sample['truncated']}]"
+    if sample["done"]:
+        return f"{text}\n[{how}, done]"
+    return f"{text}\n[{how}, truncated: {sample['truncated']}]"
 
 
 def main(argv=None):
@@ -60,15 +89,24 @@ def main(argv=None):
     parser.add_argument("--step", type=int, help="with --text: of this step alone")
     flags = parser.parse_args(argv)
     try:
-        if not flags.text:
-            return print(write(*flags.runs))
-        for sample in map(json.loads, Path(flags.runs[0], "samples.jsonl").open()):
-            if flags.step in (None, sample["step"]):
-                print(f"---- step {sample['step']}, {sample['split']} ----\n{text_of(sample)}")
+        if flags.text:
+            print_samples(Path(flags.runs[0], "samples.jsonl"), flags.step)
+        else:
+            print(write(*flags.runs))
     except OSError as error:
         parser.error(str(error))
 
 
+def print_samples(path, step):
+    """Print the episodes of a file, those of one step or, without one, all."""
+    for line in path.open():
+        sample = json.loads(line)
+        if step in (None, sample["step"]):
+            print(f"---- step {sample['step']}, {sample['split']} ----")
+            print(text_of(sample))
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # `| head` ends it without a word
+    # `| head` ends it without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()

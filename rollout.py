@@ -1,23 +1,19 @@
-"""From one episode to many: trajectories, `play`, `collect`, tensors.
+"""Many episodes at once: `collect` plays them on paged KV memory, `play_tasks` on all ranks.
 
-    task_id --reset--> observation --chat tokens--> add_observation --+
-                                                                      v
-    done <-- observation, reward <--step-- action <-- text <-- add_action(sampled ids, logprobs)
+    waiting -> asking -> in flight -> ready -> decoding -> asking -> ... -> done
+            start     send         receive  prefill     draw
 
-`play` is the reference, simple and slow: one episode, and (`speak`) a forward pass over the whole
-context for every token. `collect` plays many at once on pages and must give the very same tokens.
-`to_batch` makes tensors of B trajectories, T tokens (padded) and N turns.
+`collect` must sample the very tokens that `episode.play` does. `Slots` holds the episodes by what
+each waits for. `Scheduler` is the environments' side: it sends requests and takes the answers.
+`Sampler` is the policy's: it prefills contexts and decodes a token of all replies at a time.
 """
 import gc
-import itertools
 import math
-import os
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import torch
 
@@ -43,7 +39,8 @@ class Stats:
 
     def __add__(self, other):
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
-        return Stats(**sums | {"pages": max(self.pages, other.pages)})
+        sums["pages"] = max(self.pages, other.pages)
+        return Stats(**sums)
 
     @contextmanager
     def clock(self, phase):
@@ -76,25 +73,23 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperatu
 
 def make_engine(policy, agent, rows, memory=None):
     """An engine with rows and pages for so many episodes at a time, within `memory` bytes of KV."""
-    size = PAGE_SIZES[policy.kernel]
-    page_bytes = 2 * math.prod(kv_shape(policy.config)) * size * policy.compute_dtype.itemsize
-    if memory is None and policy.device.type == "cuda":
-        gc.collect()                            # models that nobody holds are cycles
-        torch.cuda.empty_cache()                # what the update held and no longer needs
-        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
-    each = -(-agent.max_context // size)
-    pages = max(each, min(rows * each, int((memory or 2**30) / page_bytes)))
-    return Engine(policy.eval(), rows, pages, size, width=each)    # eval: nothing is recomputed
+    page_size = PAGE_SIZES[policy.kernel]
+    page_bytes = 2 * math.prod(kv_shape(policy.config)) * page_size * policy.compute_dtype.itemsize
+    if memory is None:
+        memory = 2**30
+        if policy.device.type == "cuda":
+            # Models that nobody holds are cycles; torch keeps what the update no longer needs.
+            gc.collect()
+            torch.cuda.empty_cache()
+            memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
+    # At least one episode must fit; more pages than all rows can use are of no use.
+    width = math.ceil(agent.max_context / page_size)
+    pages = max(width, min(rows * width, int(memory / page_bytes)))
+    # A policy in eval mode recomputes nothing.
+    return Engine(policy.eval(), rows, pages, page_size, width=width)
 
 
-# ---- many episodes in one loop ------------------------------------------------------------------
-
-State = Literal["waiting",      # not started: as many as the engine has rows are being played
-                "asking",       # its request to the environment is still to be sent
-                "in flight",    # the request has been sent
-                "ready",        # its context has tokens to be prefilled
-                "decoding",     # its reply is being sampled
-                "done"]         # played to the end, or given up with its group
+# ---- the episodes -------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
@@ -103,70 +98,89 @@ class Slot:
     episode: Episode
     group: int
     client: EnvClient
-    state: State = "waiting"
     session: object = None      # the environment's id for the episode
     sequence: Sequence = None   # its row and pages in the engine; it may have lost the pages
     failures: int = 0           # of its environment or its server
 
 
-class Slots(dict):
-    """state -> its slots, in the order in which they came to it (dicts serve as ordered sets);
-    beside them what the episodes share, whoever plays them. Arguments: as `collect` has them."""
+class Slots:
+    """The episodes of one `collect`, and what they share, whoever plays them.
+
+    Each stands in one of six sets, in the order in which it came there; a dict without values
+    serves as an ordered set. Arguments: as `collect` has them."""
 
     def __init__(self, tasks, group_size, horizon, key, places, retries=2, finished=None):
-        self.everyone = [Slot(Episode(world.agent, task_id, (*key, places[group], member),
-                                      min(horizon, world.most_turns)), group, world.client)
-                         for group, (world, task_id) in enumerate(tasks)
-                         for member in range(group_size)]
-        super().__init__({state: {} for state in get_args(State)},
-                         waiting=dict.fromkeys(self.everyone))
+        self.everyone = []
+        for group, (world, task_id) in enumerate(tasks):
+            turns = min(horizon, world.most_turns)
+            for member in range(group_size):
+                episode = Episode(world.agent, task_id, (*key, places[group], member), turns)
+                self.everyone.append(Slot(episode, group, world.client))
+
+        self.waiting = dict.fromkeys(self.everyone)     # not started
+        self.asking = {}            # their requests to the environment are still to be sent
+        self.in_flight = {}         # their requests have been sent
+        self.ready = {}             # their contexts have tokens to be prefilled
+        self.decoding = {}          # their replies are being sampled
+        self.done = {}              # played to the end, or given up with their group
+
         self.idle = {slot.client: [] for slot in self.everyone}     # sessions to be used again
         self.lost = set()           # groups with a member whose environment kept failing
-        self.retries, self.finished, self.stats = retries, finished, Stats()
+        self.retries = retries
+        self.finished = finished
+        self.stats = Stats()
         self.bar = progress(None, "episodes", total=len(self.everyone))
-
-    def move(self, slot, state):
-        del self[slot.state][slot]
-        slot.state = state
-        self[state][slot] = None
 
     @property
     def playing(self):
         """How many have started and are not done."""
-        return len(self.everyone) - len(self["waiting"]) - len(self["done"])
+        return len(self.everyone) - len(self.waiting) - len(self.done)
+
+    def too_few(self, slots):
+        """Is it better to decode on until more have come? An eighth of those that play is enough
+        for a batch."""
+        return bool(self.decoding) and len(slots) < self.playing // 8
 
     def start(self, most):
         """Let slots that wait begin until `most` are playing."""
-        for slot in list(self["waiting"])[:most - self.playing]:
+        for slot in list(self.waiting)[:most - self.playing]:
             idle = self.idle[slot.client]
-            slot.session = idle.pop() if idle else None
-            self.move(slot, "asking")
+            if idle:
+                slot.session = idle.pop()
+            move(slot, self.waiting, self.asking)
 
     def fail(self, slot, error):
         """The environment failed, after the client's own attempts: the episode waits to be played
         anew; after `retries` failures (100, if its server went away) its group is given up."""
         self.stats.failures.append(str(error))
-        old, slot.session = slot.episode, None
-        slot.episode = Episode(old.agent, old.trajectory.task_id, old.trajectory.key, old.horizon)
-        self.move(slot, "waiting")
-        slot.failures += 1
-        if slot.failures > (100 if error.away else self.retries):
-            self.lost.add(slot.group)
-        for other in [s for s in self["waiting"] if s.group in self.lost]:
-            self.finish(other)
+        failed = slot.episode
+        slot.episode = Episode(failed.agent, failed.trajectory.task_id, failed.trajectory.key,
+                               failed.horizon)
+        slot.session = None
+        move(slot, self.in_flight, self.waiting)
 
-    def finish(self, slot):
-        """The slot's episode is over or its group lost; `finished` is told of a whole group."""
+        slot.failures += 1
+        most = 100 if error.away else self.retries
+        if slot.failures > most:
+            self.lost.add(slot.group)
+        for other in list(self.waiting):
+            if other.group in self.lost:
+                self.finish(other, self.waiting)
+
+    def finish(self, slot, source):
+        """The slot's episode is over or its group lost; `finished` is told of a whole group.
+        source: the set in which the slot stands."""
         if slot.session:
             self.idle[slot.client].append(slot.session)
-        self.move(slot, "done")
+        move(slot, source, self.done)
         self.bar.update()
         if self.finished and slot.group not in self.lost:
-            group = [s for s in self.everyone if s.group == slot.group]
-            if {s.state for s in group} == {"done"}:
-                self.finished([s.episode for s in group])
+            group = [other for other in self.everyone if other.group == slot.group]
+            if all(other in self.done for other in group):
+                self.finished([other.episode for other in group])
 
     def close(self):
+        """Close all sessions."""
         for client in self.idle:
             client.close()
         self.bar.close()
@@ -174,25 +188,34 @@ class Slots(dict):
     def played(self):
         """-> (trajectories of all groups but the lost ones, Stats)."""
         self.stats.dropped = len(self.lost)
-        kept = [s.episode.trajectory for s in self.everyone if s.group not in self.lost]
+        kept = [slot.episode.trajectory for slot in self.everyone if slot.group not in self.lost]
         return kept, self.stats
 
 
+def move(slot, source, target):
+    """From one set of Slots to another, where it comes last."""
+    del source[slot]
+    target[slot] = None
+
+
+# ---- the environments' side ---------------------------------------------------------------------
+
+
 class Scheduler:
-    """The event loop: send requests, receive observations, prefill, decode one token; repeat.
-    Here is the environments' side: who asks, and what an answer leads to."""
+    """The event loop: send requests, receive observations, prefill, decode one token; repeat."""
 
     def __init__(self, slots, engine, temperature):
-        self.slots, self.engine = slots, engine
+        self.slots = slots
+        self.engine = engine
         self.sampler = Sampler(engine, slots, temperature)
         self.sent = {}              # future of the answers -> the slots that they are for
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
-        self.lockstep = not any(getattr(slot.episode.agent.module, "PARALLEL", False)
-                                for slot in slots.everyone)
+        modules = [slot.episode.agent.module for slot in slots.everyone]
+        self.lockstep = not any(getattr(module, "PARALLEL", False) for module in modules)
 
     def run(self):
         with closing(self.slots), ThreadPoolExecutor(32) as pool:
-            while self.slots["waiting"] or self.slots.playing:
+            while len(self.slots.done) < len(self.slots.everyone):
                 self.slots.start(self.engine.rows)
                 self.send(pool)
                 self.receive()
@@ -200,31 +223,37 @@ class Scheduler:
                 self.sampler.decode()
 
     def send(self, pool):
-        """In lockstep a client gets all its requests in one call, when an eighth of the playing
-        slots ask or nobody decodes. Otherwise each request is a call of its own, at once."""
-        asking = list(self.slots["asking"])
-        few = len(asking) < self.slots.playing // 8 and self.slots["decoding"]
-        if self.lockstep and few:
+        """In lockstep a client gets all its requests in one call, when enough slots ask or nobody
+        decodes. Otherwise each request is a call of its own, at once."""
+        asking = list(self.slots.asking)
+        if self.lockstep and self.slots.too_few(asking):
             return
         parcels = defaultdict(list)
         for slot in asking:
-            parcels[slot.client if self.lockstep else slot].append(slot)
-            self.slots.move(slot, "in flight")
+            receiver = slot.client if self.lockstep else slot
+            parcels[receiver].append(slot)
+            move(slot, self.slots.asking, self.slots.in_flight)
         for parcel in parcels.values():
             requests = [(slot.session, slot.episode.request) for slot in parcel]
-            self.sent[pool.submit(parcel[0].client.answer, requests)] = parcel
+            future = pool.submit(parcel[0].client.answer, requests)
+            self.sent[future] = parcel
 
     def receive(self):
         """Take the answers that are there, in the order of the requests. In lockstep all are waited
         for, so that a run is the same to the bit; else one, if there is nothing else to do."""
-        enough = ALL_COMPLETED if self.lockstep else FIRST_COMPLETED
-        busy = not self.lockstep and (self.slots["decoding"] or self.sampler.readable())
+        timeout = None
+        enough = ALL_COMPLETED
+        if not self.lockstep:
+            enough = FIRST_COMPLETED
+            if self.slots.decoding or self.sampler.readable():
+                timeout = 0
         with self.slots.stats.clock("environment"):
-            came, _ = wait(self.sent, timeout=0 if busy else None, return_when=enough)
+            came, _ = wait(self.sent, timeout=timeout, return_when=enough)
+
         answers = {}
         for future in came:
             answers.update(zip(self.sent.pop(future), future.result(), strict=True))
-        for slot in list(self.slots["in flight"]):
+        for slot in list(self.slots.in_flight):
             if slot in answers:
                 self.take(slot, answers[slot])
 
@@ -234,107 +263,140 @@ class Scheduler:
         if isinstance(answer, EnvError):
             self.slots.fail(slot, answer)
         else:
-            slot.session, trajectory = answer.session, slot.episode.trajectory
-            contexts, before = len(trajectory.contexts), slot.episode.seen if slot.sequence else []
+            slot.session = answer.session
             slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(trajectory.contexts) > contexts:
-                # pages of what begins both are kept; the last token is read anew, for its logits
-                same = os.path.commonprefix([before, slot.episode.seen[:-1]])
-                if len(same) < slot.sequence.length:
-                    self.engine.forget(slot.sequence, keep=len(same))
-            if slot.group in self.slots.lost or slot.episode.over:
-                self.slots.finish(slot)
+            if slot.episode.state == "over" or slot.group in self.slots.lost:
+                self.slots.finish(slot, self.slots.in_flight)
             else:
-                self.slots.move(slot, "ready")
-        if slot.sequence and slot.state != "ready":
+                move(slot, self.slots.in_flight, self.slots.ready)
+        if not slot.sequence:
+            return
+        if slot in self.slots.ready:
+            # Pages that a new context has no use for are free at once, for the others.
+            self.engine.keep_prefix(slot.sequence, slot.episode.seen)
+        else:
             self.engine.release(slot.sequence)
             slot.sequence = None
 
 
+# ---- the policy's side --------------------------------------------------------------------------
+
+
 class Sampler:
-    """The policy's side: contexts are prefilled, replies decoded, pages given and taken."""
+    """Contexts are prefilled, replies decoded, pages given and taken."""
 
     def __init__(self, engine, slots, temperature):
-        self.engine, self.slots, self.stats = engine, slots, slots.stats
+        self.engine = engine
+        self.slots = slots
+        self.stats = slots.stats
         self.temperature = temperature
 
     def readable(self):
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
-        once; while others decode, all wait until an eighth of the playing slots are ready."""
-        awaited = {slot.group for state in ("asking", "in flight") for slot in self.slots[state]
-                   if not slot.episode.trajectory.contexts}
-        ready = [s for s in self.slots["ready"] if s.sequence or s.group not in awaited]
-        few = len(ready) < self.slots.playing // 8
-        return [] if few and self.slots["decoding"] else ready
+        once; while others decode, all wait until enough are ready."""
+        awaited = set()
+        for slot in self.slots.asking | self.slots.in_flight:
+            if not slot.episode.trajectory.contexts:
+                awaited.add(slot.group)
+        ready = [s for s in self.slots.ready if s.sequence or s.group not in awaited]
+        if self.slots.too_few(ready):
+            return []
+        return ready
 
     def prefill(self):
         """Read what the readable slots have not read, equal first prompts once, and sample."""
-        if not (admitted := self.admit(self.readable())):
+        admitted = self.admit(self.readable())
+        if not admitted:
             return
-        first = {}                         # a new prompt -> the slot that reads it
-        for slot in admitted:
-            if not slot.sequence and first.setdefault(tuple(slot.episode.seen), slot) is slot:
-                slot.sequence = self.engine.start()
-        readers = [slot for slot in admitted if slot.sequence]
-        with self.stats.clock("prefill"):
-            logits = self.engine.prefill([s.sequence for s in readers],
-                                         [s.episode.seen[s.sequence.length:] for s in readers])
-        row = {slot: i for i, slot in enumerate(readers)}      # slot -> its row of the logits
+
+        # Members of a group begin with the same prompt: one of them reads it, the others fork
+        # from that one.
+        readers = []
+        followers = []
+        reader_of = {}          # a new prompt -> its reader's place in `readers`
+        rows = []               # of the logits, of each follower
         for slot in admitted:
             if not slot.sequence:
-                reader = first[tuple(slot.episode.seen)]
-                slot.sequence, row[slot] = self.engine.fork(reader.sequence), row[reader]
-        for slot in row:
-            self.slots.move(slot, "decoding")
-        self.draw(list(row), logits[list(row.values())])
+                prompt = tuple(slot.episode.seen)
+                if prompt in reader_of:
+                    followers.append(slot)
+                    rows.append(reader_of[prompt])
+                    continue
+                reader_of[prompt] = len(readers)
+                slot.sequence = self.engine.start()
+            readers.append(slot)
+
+        with self.stats.clock("prefill"):
+            sequences = [slot.sequence for slot in readers]
+            logits = self.engine.prefill(sequences, [slot.episode.seen for slot in readers])
+        for slot, row in zip(followers, rows):
+            slot.sequence = self.engine.fork(sequences[row])
+
+        for slot in readers + followers:
+            move(slot, self.slots.ready, self.slots.decoding)
+        self.draw(readers + followers, logits[[*range(len(readers)), *rows]])
 
     def decode(self):
         """Read the last token of each slot that decodes, and sample the next one."""
-        while slots := list(self.slots["decoding"]):
+        while self.slots.decoding:
+            slots = list(self.slots.decoding)
             sequences = [slot.sequence for slot in slots]
-            if self.engine.pages_short(sequences) <= 0:
-                with self.stats.clock("decode"):
-                    last = torch.tensor([slot.episode.token_ids[-1] for slot in slots])
-                    logits = self.engine.decode(sequences, last)
-                return self.draw(slots, logits)
-            self.preempt(spare=slots[0])            # the first of them always goes on
+            if self.engine.pages_short(sequences) > 0:
+                self.preempt(spare=slots[0])        # the first of them always goes on
+                continue
+            with self.stats.clock("decode"):
+                last = [slot.episode.token_ids[-1] for slot in slots]
+                logits = self.engine.decode(sequences, last)
+            self.draw(slots, logits)
+            return
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         with self.stats.clock("sampling"):
-            uniforms = torch.tensor([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
-            drawn = sample(logits, upload(uniforms, logits.device), self.temperature)
-            drawn = torch.stack([x.double() for x in drawn]).tolist()       # waits for a GPU once
+            episodes = [slot.episode for slot in slots]
+            uniforms = torch.tensor([one.uniforms[len(one.token_ids)] for one in episodes])
+            ids, logprobs = sample(logits, upload(uniforms, logits.device), self.temperature)
+            # As one tensor, they wait for a GPU once.
+            drawn = torch.stack([ids.double(), logprobs.double()]).tolist()
             for slot, token, logprob in zip(slots, *drawn):
                 slot.episode.sampled(int(token), logprob)
-                if slot.episode.request:
-                    self.slots.move(slot, "asking")
+                if slot.episode.state == "asking":
+                    move(slot, self.slots.decoding, self.slots.asking)
 
     def admit(self, ready):
         """The first of `ready` that fit into free pages; one page is left for each that decodes.
         If none fits and nobody decodes, slots that wait elsewhere give theirs back."""
-        def missing(slot):                      # pages for what it has in view and a token more
-            size, cached = self.engine.pages.page_size, slot.sequence.length if slot.sequence else 0
-            return -(-(len(slot.episode.seen) + 1) // size) - -(-cached // size)
-
-        free, decoding = self.engine.pages.free, len(self.slots["decoding"])
-        while ready and not decoding and missing(ready[0]) > len(free):
+        decoding = len(self.slots.decoding)
+        free = self.engine.pages.free
+        while ready and not decoding and self.pages_missing(ready[0]) > len(free):
             self.preempt(spare=ready[0])
-        needed = itertools.accumulate(map(missing, ready))
-        return [slot for slot, pages in zip(ready, needed) if pages <= len(free) - decoding]
+        admitted = []
+        room = len(free) - decoding
+        for slot in ready:
+            room -= self.pages_missing(slot)
+            if room >= 0:
+                admitted.append(slot)
+        return admitted
+
+    def pages_missing(self, slot):
+        """Pages for what the slot has in view and a token more, beyond those that it has."""
+        page_size = self.engine.pages.page_size
+        cached = slot.sequence.length if slot.sequence else 0
+        wanted = len(slot.episode.seen) + 1
+        return math.ceil(wanted / page_size) - math.ceil(cached / page_size)
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""
-        slot = next(s for s in reversed(self.slots.everyone)
-                    if s.sequence and s.sequence.length and s is not spare)
-        if slot.state == "decoding":
-            self.slots.move(slot, "ready")
+        having = [s for s in self.slots.everyone if s.sequence and s.sequence.length]
+        slot = [s for s in having if s is not spare][-1]
+        if slot in self.slots.decoding:
+            move(slot, self.slots.decoding, self.slots.ready)
         self.engine.forget(slot.sequence)
         self.stats.preempted += 1
 
 
-# ---- from episodes to tensors -------------------------------------------------------------------
+# ---- all ranks ----------------------------------------------------------------------------------
 
 
 def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurrent):
@@ -346,22 +408,29 @@ def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurr
     if none was played or one rank's servers are gone, ValueError if no prompt fits.
     """
     places = range(rank(), len(tasks), world_size())
+    mine = [tasks[place] for place in places]
     with gathered_weights(policy):
         try:
-            mine = collect(policy, [tasks[place] for place in places], group_size, horizon, key,
-                           places, temperature, max_concurrent=max_concurrent)
+            share = collect(policy, mine, group_size, horizon, key, places, temperature,
+                            max_concurrent=max_concurrent)
         except ServersGone as error:        # the other ranks wait for this one's share
-            mine = [], Stats(dropped=len(places), failures=[str(error)], gone=str(error))
-    parts = gathered(mine)
-    played = sorted((t for part, _ in parts for t in part), key=lambda t: t.key)
-    stats = sum((counted for _, counted in parts), Stats())
+            words = str(error)
+            share = [], Stats(dropped=len(places), failures=[words], gone=words)
+
+    played = []
+    stats = Stats()
+    for trajectories, counted in gathered(share):
+        played += trajectories
+        stats += counted
+    played.sort(key=lambda trajectory: trajectory.key)
     if stats.gone:
         raise ServersGone(stats.gone)
     if not played:
         raise EnvError(stats.failures[-1])
-    if not any(t.turns for t in played):
+    if not any(trajectory.turns for trajectory in played):
         agent = tasks[0][0].agent
-        raise ValueError(f"no prompt fits: the shortest has {min(len(t.token_ids) for t in played)}"
-                         f" tokens, with a reply of {agent.max_turn_tokens} more than max_context="
-                         f"{agent.max_context}; give a larger --max-context")
+        shortest = min(len(trajectory.token_ids) for trajectory in played)
+        raise ValueError(f"no prompt fits: the shortest has {shortest} tokens, with a reply of "
+                         f"{agent.max_turn_tokens} more than max_context={agent.max_context}; give "
+                         "a larger --max-context")
     return played, stats

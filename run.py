@@ -1,4 +1,4 @@
-"""run: what train.py, agentevol.py and eval.py share: flags, a run's parts, folder, checkpoints.
+"""run: what train.py, agentevol.py and eval.py share: a run's parts, its folder, its checkpoints.
 
     runs/<name>/
         config.json             the flags
@@ -12,14 +12,13 @@ Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ev
 another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
 import inspect
-import itertools
 import json
 import math
 import os
 import shutil
 import sys
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -34,17 +33,11 @@ from chat import Agent, Speaks
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of, shares_of
 from env_server import local_server
-from envs import load_env
+from envs import as_flag, load_env
 from episode import World
 from flags import part_of, told
 from lora import adapters, save_adapters, tokenizer_path
 from policy import from_pretrained, longest_text
-
-# ---- flags --------------------------------------------------------------------------------------
-
-
-# The lines of these classes, and of chat.Speaks, are the text of --help.
-
 
 # ---- the parts of a run -------------------------------------------------------------------------
 
@@ -52,7 +45,7 @@ from policy import from_pretrained, longest_text
 class Run:
     """The parts of a run, and what it remembers from step to step: REMEMBERED goes into every
     checkpoint."""
-    cfg: object                   # its flags
+    cfg: object                   # its settings
     folder: str
     worlds: list                  # rollout.World of each environment
     tasks: dict                   # {world: ids of its training tasks}
@@ -65,6 +58,7 @@ class Run:
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
+    players: dict = None          # those of the built-in players: evaluation.players
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
@@ -72,79 +66,122 @@ class Run:
     written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
 
     @property
-    def trained(self):            # {its name in a checkpoint: a model that the optimizer changes}
-        models = dict(policy=self.policy, critic=self.critic) if self.optimizer else {}
-        return {part: model for part, model in models.items() if model}
+    def valuer(self):
+        """What predicts values: a critic of its own, or the policy by its value head."""
+        return self.critic or self.policy
 
     @property
-    def rl_seconds(self):         # of all steps so far, those before a resume included
+    def trained(self):
+        """{its name in a checkpoint: a model that the optimizer changes}."""
+        models = {}
+        if self.optimizer:
+            models["policy"] = self.policy
+        if self.critic:
+            models["critic"] = self.critic
+        return models
+
+    @property
+    def modules(self):
+        """{name: the environment's file, or what its data make of it}."""
+        return {world.module.NAME: world.module for world in self.worlds}
+
+    @property
+    def rl_seconds(self):
+        """Of all steps so far, those before a resume included."""
         return sum(line["seconds"] for line in self.history)
 
 
 REMEMBERED = ("step", "history", "evaluations", "warnings", "written")
 
 
-def open_worlds(policy, path, modules, clients, cfg):
-    """[World], how the policy of `path`, a folder or a hub id, plays each environment; without a
-    policy, how a built-in player or an API does. Of several environments none is played longer than
-    its own HORIZON. ValueError."""
-    tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path)) if policy else None
-    ends = policy and policy.generation_config.eos_token_id         # None, an id, or several
-    most = longest_text(policy.config) if policy else math.inf
-    if cfg.max_context > most:
-        parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
-    speaks = part_of(vars(cfg), Speaks) | dict(
-        max_context=min(cfg.max_context, most),
-        stop_ids=tuple(ends) if isinstance(ends, list) else (ends,))
+@contextmanager
+def connected(env_url, modules):
+    """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
+    that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
+    names = [module.NAME for module in modules]
+    server = nullcontext(env_url)
+    if not env_url:
+        server = local_server(*names, data=as_flag(modules))
+    with server as urls:
+        yield [EnvClient(urls, name) for name in names]
+
+
+def open_worlds(policy, path, modules, clients, speaks):
+    """[World], how a policy plays each environment. Of several none is played longer than its own
+    HORIZON. path: the folder or hub id that the policy is of; policy: None for a built-in player or
+    an API. speaks: settings, among them those of chat.Speaks. ValueError."""
+    settings = part_of(vars(speaks), Speaks)
+    tokenizer = None
+    if policy:
+        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
+        settings["max_context"] = longest_context(policy, path, speaks.max_context)
+        ends = policy.model.generation_config.eos_token_id        # None, an id, or several
+        settings["stop_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
     worlds = []
     for module, client in zip(modules, clients, strict=True):
-        agent = Agent(tokenizer, module.PROMPT, module=module, **speaks)
+        agent = Agent(tokenizer, module.PROMPT, module=module, **settings)
         most_turns = math.inf if len(modules) == 1 else module.HORIZON
         worlds.append(World(client, agent, most_turns))
     return worlds
+
+
+def longest_context(policy, path, max_context):
+    """max_context, or the length that the policy was made for, if that is less."""
+    most = longest_text(policy.config)
+    if max_context <= most:
+        return max_context
+    parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
+    return most
 
 
 def both_splits(worlds, families, n, seen=()):
     """The tasks of these families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
     there. ValueError."""
-    counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
+    counts = [0] * len(worlds)
+    if n:
+        counts = shares_of(n, len(worlds))
     tasks, eval_tasks = {}, []
     each = families_of([world.module for world in worlds], families)
     for world, own, count in zip(worlds, each, counts):
         every = choose_tasks(world.module, "train", 0, own)
         tasks[world] = [t for t in every if (world.module.NAME, t) not in seen] or every
-        eval_tasks += [(world, task) for task in choose_tasks(world.module, "test", count, own)]
+        eval_tasks += [(world, t) for t in choose_tasks(world.module, "test", count, own)]
     return tasks, eval_tasks
 
 
 @contextmanager
 def one_sentence(script):
     """Within, an error that a user can mend ends the process with one sentence (python -X dev: and
-    its place in the code); at the end, however it comes, this process leaves the other ranks."""
+    its place in the code)."""
     try:
         yield
     except (ValueError, OSError, EnvError, FloatingPointError, SafetensorError) as error:
-        sys.exit(f"{script}: {error}" + f" {inspect.trace()[-1][1:4]}" * sys.flags.dev_mode)
+        place = ""
+        if sys.flags.dev_mode:
+            place = f" {inspect.trace()[-1][1:4]}"
+        sys.exit(f"{script}: {error}{place}")
     except dcp.CheckpointException as error:        # of the ranks that could not write or read
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
     except torch.OutOfMemoryError as error:
         sys.exit(f"{script}: {error}\n`python recipes/plan.py` with the run's flags tells what "
                  "each part of it needs")
-    finally:
-        parallel.end()
 
 
 # ---- the folder and its files -------------------------------------------------------------------
 
 def new_folder(path):
-    """Make a folder -> its name: `path` or, if that is there, path-2, path-3, ...: makedirs is the
-    lock, and nothing is ever overwritten."""
+    """Make a folder -> its name: `path` or, if that is there, path-2, path-3, ... Making it is the
+    lock: nothing is ever overwritten."""
     path = os.path.normpath(path)           # x/ is x, and the next is not x/-2
-    for folder in itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2))):
-        with suppress(FileExistsError):
+    folder, number = path, 1
+    while True:
+        try:
             os.makedirs(folder)
             break
+        except FileExistsError:
+            number += 1
+            folder = f"{path}-{number}"
     if folder != path:
         parallel.say(f"{path} is there: the folder of this run is {folder}; --resume needs that")
     return folder
@@ -160,11 +197,12 @@ def open_folder(path, resume):
     return folder
 
 
-def keep_settings(folder, cfg, origins):
-    """Write a run's config.json, and print what is not as the fields of its Config have it."""
+def keep_settings(folder, settings, origins):
+    """Write a run's config.json, and print which settings are not their fields' defaults, with the
+    places that they are from: see flags.settle."""
     if parallel.rank() == 0:
-        write_json(os.path.join(folder, "config.json"), asdict(cfg))
-    parallel.say(f"{folder}\n{told(cfg, origins)}")
+        write_json(os.path.join(folder, "config.json"), asdict(settings))
+    parallel.say(f"{folder}\n{told(settings, origins)}")
 
 
 def with_nulls(value):
@@ -213,25 +251,25 @@ def checkpoints(folder):
     return sorted(Path(folder).glob("step_*[0-9]"), key=lambda path: int(path.name[5:]))
 
 
-def full_weights(model):
+def full_weights(policy):
     """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
     rank 0: the others may get less."""
-    weights = get_model_state_dict(model, options=StateDictOptions(
+    weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
-    names = {k for k, _ in (*model.named_parameters(), *model.named_buffers())}     # tied: once
-    return {k: v for k, v in weights.items() if k in names and not k.startswith("value_head")}
+    once = dict(policy.model.named_parameters()) | dict(policy.model.named_buffers())
+    return {k: v for k, v in weights.items() if k in once}
 
 
-def trainer_state(run):
+def trainer_state(models, optimizer):
     """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
     which `restore` reads; of sharded ones this rank's rows."""
     state = {}
-    for part, model in run.trained.items():
+    for part, model in models.items():
         for name, weights in model.named_parameters():
             if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
-            state |= {f"{part}_optimizer/{name}/{key}": x
-                      for key, x in run.optimizer.state.get(weights, {}).items()}
+            for key, x in optimizer.state.get(weights, {}).items():
+                state[f"{part}_optimizer/{name}/{key}"] = x
     return state
 
 
@@ -239,20 +277,21 @@ def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
     two keep what --resume needs, all keep their weights."""
     weights = None if adapters(run.policy) else full_weights(run.policy)
+    _, settings = model_settings(run.start_model)
+    settings |= part_of(vars(run.cfg), Speaks)
+    memory = {name: getattr(run, name) for name in REMEMBERED}
     with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
-        dcp.save(trainer_state(run), storage_writer=dcp.HuggingFaceStorageWriter(
-            str(aside / "trainer"), save_distributed=True))
+        writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
+        dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
         if parallel.rank() == 0:
-            if adapters(run.policy):
+            if weights is None:
                 save_adapters(run.policy, aside)
             else:
-                run.policy.save_pretrained(aside, state_dict=weights)
+                run.policy.model.save_pretrained(aside, state_dict=weights)
             run.worlds[0].agent.tokenizer.save_pretrained(aside)
-            _, settings = model_settings(run.start_model)
-            write_json(aside / "defaults.json", settings | part_of(vars(run.cfg), Speaks))
-            write_json(aside / "trainer.json", dict(
-                {name: getattr(run, name) for name in REMEMBERED},
-                seconds=time.perf_counter() - run.began))
+            write_json(aside / "defaults.json", settings)
+            memory["seconds"] = time.perf_counter() - run.began
+            write_json(aside / "trainer.json", memory)
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -270,23 +309,14 @@ def restore(run, folder):
     the like stay as the optimizer has them. ValueError: a file cannot be read."""
     try:
         memory = json.loads(Path(folder, "trainer.json").read_text())
-        run.began -= memory["seconds"]
-        vars(run).update({name: memory[name] for name in REMEMBERED})
-        dcp.load(trainer_state(run), storage_reader=dcp.HuggingFaceStorageReader(
-            os.path.join(folder, "trainer")))
+        run.began -= memory.pop("seconds")
+        vars(run).update(memory)
+        reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+        dcp.load(trainer_state(run.trained, run.optimizer), storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
         why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error
-
-
-@contextmanager
-def connected(env_url, modules):
-    """[an EnvClient of each environment] at these addresses (comma-separated), or at a local server
-    that is started and ended. EnvError: nobody answers there; ValueError: why none can start."""
-    names = [module.NAME for module in modules]
-    with nullcontext(env_url) if env_url else local_server(*names) as urls:
-        yield [EnvClient(urls, name) for name in names]
 
 
 # ---- what models and environments ask for --------------------------------------------------------
@@ -306,14 +336,17 @@ def settings_for(model, env):
         asked.append(model_settings(model))
     found = []
     for where, settings in asked:
-        flags = {name: x for name, x in settings.items() if name not in ("clone", "tiny", "cloned")}
-        found.append((where, flags, settings.get("clone", {})))
+        settings = dict(settings)
+        cloning = settings.pop("clone", {})
+        for note in ("tiny", "cloned"):
+            settings.pop(note, None)
+        found.append((where, settings, cloning))
     return found
 
 
 def is_tiny(model):
     """Whether this is a small policy that was cloned from nothing, as one is without --model."""
-    return not model or bool(model_settings(model)[1].get("tiny"))
+    return not model or "tiny" in model_settings(model)[1]
 
 
 def model_settings(model):
@@ -323,17 +356,18 @@ def model_settings(model):
     path = os.path.join(model, "defaults.json")
     if os.path.exists(path):
         return f"model ({path})", read_settings(path)
-    return "model (CHAT_MODEL)", CHAT_MODEL
+    return "model (CHAT_MODEL)", dict(CHAT_MODEL)
 
 
 def tiny_settings(env):
     """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
     first one's, with texts as long as any of them needs and the families that they name."""
-    asked = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
-    longest = {name: max(tiny.get(name, getattr(Speaks, name)) for tiny in asked)
-               for name in ("max_turn_tokens", "max_context")}
-    return asked[0] | longest | dict(
-        families=",".join(tiny["families"] for tiny in asked if "families" in tiny))
+    each = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    settings = dict(each[0])
+    for name in ("max_turn_tokens", "max_context"):
+        settings[name] = max(tiny.get(name, getattr(Speaks, name)) for tiny in each)
+    settings["families"] = ",".join(tiny["families"] for tiny in each if "families" in tiny)
+    return settings
 
 
 def begun(folder, given, kind, may_change):
@@ -343,8 +377,8 @@ def begun(folder, given, kind, may_change):
     if not os.path.exists(path):
         return {}
     was = read_settings(path)
-    names = {f.name for f in fields(kind)}
-    for name in given.keys() & (names - may_change) | was.keys() - names:
+    of_a_recipe = was.keys() - {setting.name for setting in fields(kind)}
+    for name in (given.keys() - may_change) | of_a_recipe:
         if given.get(name) != was.get(name):
             raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
                              f"{name}={was.get(name)!r}; leave it out, or start another run")
@@ -358,4 +392,7 @@ def read_settings(path):
             settings = dict(json.load(file))
         except (ValueError, TypeError):
             raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
-    return {name: tuple(x) if type(x) is list else x for name, x in settings.items()}
+    for name, value in settings.items():
+        if type(value) is list:
+            settings[name] = tuple(value)
+    return settings

@@ -36,9 +36,10 @@ import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS, Speaks
-from cloning import clone_flags, cloned, continue_cloning
+from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
-from envs import load_env, open_envs
+from envs import load_envs, open_envs
+from evaluation import greedy_and_sampled
 from flags import (
     Count,
     Machine,
@@ -51,7 +52,7 @@ from flags import (
     flag,
     parse_flags,
 )
-from lora import base_of, without_adapters
+from lora import Base, base_of
 from parallel import progress
 from policy import check_model
 from run import (
@@ -77,27 +78,29 @@ def train(run):
     cfg = run.cfg
     for _ in progress(range(run.step, cfg.steps), "RL, steps"):
         began = time.perf_counter()
-        set_learning_rate(run)
+        set_learning_rate(run.optimizer, run.step, cfg.steps, cfg.lr, cfg.lr_end)
         horizon = current_horizon(run)                 # 1. turns allowed
         played, stats = play_step(run, horizon)        # 2. x ~ D, tau ~ pi_old
         kept = keep_groups(played, cfg)                #    groups that teach something
+        # A trajectory whose prompt did not fit has no turn: nothing in it was sampled.
         if any(t.turns for t in kept):
             batch = to_batch(kept, run.policy.device)  #    below here: arithmetic on (B, T)
             credit(run, batch)                         # 3. A
             figures = update(run, batch)               # 4. pi_old <- pi
-        else:                                          #    nothing is learned in this step
-            batch, figures = None, means_of(Counter(), [])
+        else:
+            batch = None
+            figures = means_of(Counter(), [])
         seconds = time.perf_counter() - began
-        metrics.record(run, horizon, played, kept, batch, stats, figures, seconds)
+        metrics.record(run, metrics.Outcome(horizon, played, stats, kept, batch, figures, seconds))
         run.step += 1
         evaluate_and_save(run)                         # after SIGTERM it ends the process
 
 
-def set_learning_rate(run):
-    """Linear decay from lr, at the first step, to lr_end * lr, at the last. A critic of its own
-    keeps its rate."""
-    cfg, group = run.cfg, run.optimizer.param_groups[0]         # the policy's
-    group["lr"] = cfg.lr * (1 - (1 - cfg.lr_end) * run.step / max(cfg.steps - 1, 1))
+def set_learning_rate(optimizer, step, steps, lr, lr_end):
+    """Linear decay from lr, at the first step, to lr_end * lr, at the last. The policy's alone: a
+    critic of its own keeps its rate."""
+    decay = (1 - lr_end) * step / max(steps - 1, 1)
+    optimizer.param_groups[0]["lr"] = lr * (1 - decay)
 
 
 def current_horizon(run):
@@ -107,60 +110,66 @@ def current_horizon(run):
 
 def play_step(run, horizon):
     """The step's trajectories, whole groups with their members adjacent, and Stats."""
-    cfg, began = run.cfg, time.perf_counter()
+    cfg = run.cfg
+    began = time.perf_counter()
+    tasks = []
     counts = shares_of(cfg.tasks_per_step, len(run.worlds))
-    tasks = [(world, task) for world, count in zip(run.worlds, counts)
-             for task in sample_tasks(run.tasks[world], count, run.step, cfg.seed)]
-    played, stats = rollout.play_tasks(
-        run.policy, tasks, cfg.group_size, horizon, (cfg.seed, run.step, 0), cfg.temperature,
-        cfg.max_concurrent)
+    for world, count in zip(run.worlds, counts):
+        for task_id in sample_tasks(run.tasks[world], count, run.step, cfg.seed):
+            tasks.append((world, task_id))
+    # All random numbers follow from this key. An evaluation has another number in place of the 0.
+    key = (cfg.seed, run.step, 0)
+    played, stats = rollout.play_tasks(run.policy, tasks, cfg.group_size, horizon, key,
+                                       cfg.temperature, cfg.max_concurrent)
     stats.seconds["rollout"] = time.perf_counter() - began
     return played, stats
 
 
 def keep_groups(played, cfg):
     """The trajectories to train on: groups chosen by their raw rewards."""
-    G, rewards = cfg.group_size, torch.tensor([t.reward for t in played])
-    groups = FILTERS[cfg.filter](rewards, cfg).tolist()
-    return [t for g in groups for t in played[g * G:(g + 1) * G]]
+    rewards = torch.tensor([t.reward for t in played])
+    kept = []
+    for group in FILTERS[cfg.filter](rewards, cfg).tolist():
+        first = group * cfg.group_size
+        kept += played[first:first + cfg.group_size]
+    return kept
 
 
 def credit(run, batch):
-    """Fill in batch.weights, .rollout_logprobs, .rewards and .advantages; in 16 bit .old_logprobs
-    by the trainer, with a KL .ref_logprobs, with a critic .values and .returns. A KL in the reward
-    and `gae` change .token_rewards. No gradient."""
+    """Fill in batch.rollout_logprobs, .paid and .advantages; in 16 bit .old_logprobs by the
+    trainer, with a KL .ref_logprobs, with a critic .values and .returns. No gradient."""
     cfg = run.cfg
     mask = batch.response_mask
-    batch.weights = mask.float()        # of each sampled token; recipes/icepop.py changes them
-    batch.rollout_logprobs = batch.old_logprobs     # the sampler's: in 16 bit too noisy for a ratio
+
+    # What the sampler said of its tokens is in 16 bit too noisy for a ratio.
+    batch.rollout_logprobs = batch.old_logprobs
     if run.policy.compute_dtype != torch.float32:
         batch.old_logprobs = logprobs_under(run.policy, batch, cfg.micro_tokens, cfg.temperature)
-    if cfg.advantage == "gae":          # PPO sees the return alone, on the last action token
-        batch.token_rewards = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(
             run.reference, batch, cfg.micro_tokens, cfg.temperature)
-        if cfg.kl == "reward":          # paid at each token
-            batch.token_rewards = algos.kl_penalised_rewards(
-                batch.token_rewards, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
-    batch.rewards = batch.token_rewards.sum(1)
-    if cfg.critic != "none":
-        critic = run.critic or run.policy
-        batch.values = on_all_rows(critic.action_values, batch, cfg.micro_tokens)
-    batch.advantages = ADVANTAGES[cfg.advantage](batch, cfg).expand(mask.shape)
+
+    # Of the rewards PPO sees the return alone, on the last action token.
+    batch.paid = batch.token_rewards
+    if cfg.advantage == "gae":
+        batch.paid = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
+    if cfg.kl_coef and cfg.kl == "reward":
+        batch.paid = algos.kl_penalised_rewards(
+            batch.paid, batch.old_logprobs, batch.ref_logprobs, mask, cfg.kl_coef)
+
+    if cfg.critic == "none":
+        advantages = ADVANTAGES[cfg.advantage](batch, cfg)
+    else:
+        batch.values = on_all_rows(run.valuer.action_values, batch, cfg.micro_tokens)
+        advantages, batch.returns = ADVANTAGES[cfg.advantage](batch, cfg)
+        advantages = algos.masked_whiten(advantages, mask)
+    batch.advantages = advantages.expand(mask.shape)
 
 
 def last_action(mask):
     """(B, T): 1 at each row's last action token, 0 elsewhere."""
     later = mask.long().flip(1).cumsum(1).flip(1)
     return (mask & (later == 1)).float()
-
-
-def longest_episode(cfg):
-    """The most tokens that a policy can sample in an episode. The form `reflect` has tries of a
-    whole horizon each, and a lesson between them."""
-    tries = FORMATS[cfg.format].tries
-    return cfg.max_turn_tokens * (tries * cfg.horizons[-1] + tries - 1)
 
 
 # ---- the update ---------------------------------------------------------------------------------
@@ -171,97 +180,129 @@ def update(run, batch):
     The gradient of a mini-batch does not depend on how it is cut into micro-batches or dealt over
     the ranks: weights are the whole mini-batch's, parts are summed; a repeated part has real = 0.
     """
-    cfg, sums, norms = run.cfg, Counter(), []
-    for epoch in range(cfg.epochs):     # below: the hash of ints is the same in any process
-        shuffle = torch.Generator().manual_seed(hash((cfg.seed, run.step, epoch)) % 2**31)
-        for rows in torch.randperm(len(batch.rewards), generator=shuffle).chunk(cfg.mini_batches):
-            mini = batch.rows(rows.to(run.policy.device))
-            mini.weights = mini.weights * WEIGHTS[cfg.weights](mini.response_mask, cfg)
-            mini.value_weights = algos.token_weights(mini.response_mask)
-            total = torch.zeros((), device=run.policy.device)
-            whole_rows = cfg.surrogate == "sequence"    # GSPO's ratio needs all tokens of a row
-            for share, real in micro_batches(mini, cfg.micro_tokens, whole_rows):
-                loss, part_sums = part_loss(run, mini.rows(*share))
-                if norms:       # the policy has moved away from the one that sampled
-                    del part_sums["mismatch"]
-                (loss * real * parallel.world_size()).backward()    # FSDP takes the ranks' mean
-                total += loss.detach() * real
-                for name, x in part_sums.items():
-                    sums[name] = sums[name] + x * real
-            norms.append(optimizer_step(run, parallel.summed(total)))
-    sums = dict(zip(sums, parallel.summed(torch.stack([*sums.values()])).tolist()))
-    return means_of(Counter(sums), norms)
+    cfg = run.cfg
+    sums = Counter()
+    norms = []
+    minis = mini_batches(batch, cfg.mini_batches, cfg.epochs, (cfg.seed, run.step))
+    for number, mini in enumerate(minis):
+        mini.weights = WEIGHTS[cfg.weights](mini, cfg)
+        mini.per_token = algos.token_weights(mini.response_mask)
+        total = torch.zeros((), device=run.policy.device)
+        whole_rows = cfg.surrogate == "sequence"                # GSPO's ratio needs them
+        for share, real in micro_batches(mini, cfg.micro_tokens, whole_rows):
+            loss, watched = part_loss(run, mini.rows(*share), first=number == 0)
+            (loss * real * parallel.world_size()).backward()    # FSDP takes the ranks' mean
+            total += loss.detach() * real
+            for name, x in watched.items():
+                sums[name] += x * real
+        norms.append(optimizer_step(run.trained.values(), run.optimizer, parallel.summed(total),
+                                    cfg.max_grad_norm))
+    values = parallel.summed(torch.stack([*sums.values()]))
+    return means_of(Counter(dict(zip(sums, values.tolist()))), norms)
 
 
-def means_of(sums, norms):
-    """What is watched of an update -> {name: number}, from the sums of `part_loss` and the gradient
-    norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. Of no update NaN."""
-    tokens, updates = sums["tokens"] or math.nan, len(norms) or math.nan
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    means = {name: sums[name] / tokens for name in ("entropy", "kl", "clipped_high", "clipped_low")}
-    return means | dict(
-        clipped=means["clipped_high"] + means["clipped_low"],
-        mismatch=sums["mismatch"] if norms else math.nan, value_loss=sums["value_loss"] / updates,
-        grad_norm=sum(finite) / (len(finite) or math.nan), skipped=len(norms) - len(finite))
+def mini_batches(batch, count, epochs, key):
+    """The rows of a batch, in at most `count` mini-batches; that `epochs` times, each time in
+    another order, which follows from the ints of `key`."""
+    for epoch in range(epochs):
+        # The hash of ints is the same in any process.
+        shuffle = torch.Generator().manual_seed(hash((*key, epoch)) % 2**31)
+        order = torch.randperm(len(batch.token_ids), generator=shuffle)
+        for rows in order.chunk(count):
+            yield batch.rows(rows.to(batch.token_ids.device))
 
 
-def part_loss(run, part):
-    """-> (a micro-batch's loss, {name: sum over its tokens} of what is watched; value_loss and
-    mismatch are parts of a mean, which add up to the mini-batch's).
+def part_loss(run, part, first):
+    """-> (a micro-batch's loss, {name: number} of what is watched, to be added up, see `means_of`).
+    first: no optimizer step has moved the policy away from the one that sampled.
 
-    From here on tensors are flat, (A,): a number for each sampled token and none for the others.
+    From here on tensors are flat, (K,): a number for each sampled token and none for the others.
     The weights are those of the whole mini-batch, so the losses of its parts are summed.
     """
-    cfg, mask = run.cfg, part.response_mask
-    inputs = part.token_ids, mask, part.position_ids
-    logprobs, entropy = run.policy.action_logprobs(
-        *inputs, cfg.temperature, entropy=True if cfg.entropy_coef else "watched")
-    old, advantages, rows = part.old_logprobs[mask], part.advantages[mask], mask.nonzero()[:, 0]
-    loss = SURROGATES[cfg.surrogate](logprobs, old, advantages, rows, cfg)
+    cfg = run.cfg
+    mask = part.response_mask
+    inputs = (part.token_ids, mask, part.position_ids)
+    logprobs, entropy = run.policy.logprobs_and_entropy(
+        *inputs, cfg.temperature, differentiable=cfg.entropy_coef != 0)
+    old_logprobs = part.old_logprobs[mask]
+    advantages = part.advantages[mask]
+    rows = mask.nonzero()[:, 0]
+
+    losses = SURROGATES[cfg.surrogate](logprobs, old_logprobs, advantages, rows, cfg)
     if cfg.kl_coef and cfg.kl != "reward":
-        penalty = algos.kl_k2 if cfg.kl == "k2" else algos.kl_k3
-        loss = loss + cfg.kl_coef * penalty(logprobs, part.ref_logprobs[mask])
-    total = ((loss - cfg.entropy_coef * entropy) * part.weights[mask]).sum()
+        penalty = KL_PENALTIES[cfg.kl](logprobs, part.ref_logprobs[mask])
+        losses = losses + cfg.kl_coef * penalty
+    losses = losses - cfg.entropy_coef * entropy
+    total = (losses * part.weights[mask]).sum()
+
     value_loss = total.new_zeros(())
     if cfg.critic != "none":
-        values = (run.critic or run.policy).action_values(*inputs)
-        losses = algos.clipped_value_loss(values, part.values[mask], part.returns[mask],
-                                          VALUE_CLIP)
-        value_loss = (losses * part.value_weights[mask]).sum()
-        total = total + (1.0 if run.critic else VALUE_COEF) * value_loss
-    sums = part_figures(logprobs, old, advantages, rows, cfg)
-    mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())  # KL(sampler || trainer)
-    return total, dict(sums, entropy=entropy.detach().sum(), value_loss=value_loss.detach(),
-                       mismatch=(mismatch * part.value_weights[mask]).sum())    # mean over tokens
+        values = run.valuer.action_values(*inputs)
+        losses = algos.clipped_value_loss(
+            values, part.values[mask], part.returns[mask], VALUE_CLIP)
+        value_loss = (losses * part.per_token[mask]).sum()
+        total = total + VALUE_COEF[cfg.critic] * value_loss
+
+    one_ratio = rows if cfg.surrogate == "sequence" else None
+    watched = part_figures(
+        logprobs, old_logprobs, advantages, 1 - cfg.clip_low, 1 + cfg.clip_high, one_ratio)
+    watched |= dict(entropy=entropy.detach().sum(), value_loss=value_loss.detach())
+    if first:
+        # KL(sampler || trainer), both with the weights that sampled.
+        mismatch = algos.kl_k3(part.rollout_logprobs[mask], logprobs.detach())
+        watched["mismatch"] = (mismatch * part.per_token[mask]).sum()
+    return total, watched
 
 
 @torch.no_grad()
-def part_figures(logprobs, old_logprobs, advantages, rows, cfg):
+def part_figures(logprobs, old_logprobs, advantages, low, high, rows=None):
     """{name: sum over a micro-batch's tokens}: kl is k3 of KL(pi_old || pi), clipped_high and _low
-    count the tokens whose ratio the loss clips."""
+    count the tokens whose ratio the loss clips. rows: of each token, if a row has one ratio."""
     log_ratio = logprobs - old_logprobs
-    if cfg.surrogate == "sequence":
+    if rows is not None:
         log_ratio = algos.row_mean(log_ratio, rows)
     ratio = log_ratio.exp()
-    return dict(tokens=torch.ones_like(ratio).sum(), kl=algos.kl_k3(old_logprobs, logprobs).sum(),
-                clipped_high=((ratio > 1 + cfg.clip_high) & (advantages > 0)).sum().float(),
-                clipped_low=((ratio < 1 - cfg.clip_low) & (advantages < 0)).sum().float())
+    return dict(
+        tokens=torch.ones_like(ratio).sum(),
+        kl=algos.kl_k3(old_logprobs, logprobs).sum(),
+        clipped_high=((ratio > high) & (advantages > 0)).sum().float(),
+        clipped_low=((ratio < low) & (advantages < 0)).sum().float())
 
 
-def optimizer_step(run, loss):
-    """Clip the gradients and step -> the policy's gradient norm before clipping.
+def means_of(sums, norms):
+    """What is watched of an update -> {name: number}, from the Counter of sums of `part_loss` and
+    the gradient norm of each optimizer step (NaN: skipped). docs/metrics.md explains them. NaN if
+    nothing was learned."""
+    tokens = sums["tokens"] or math.nan
+    steps = len(norms) or math.nan
+    means = {}
+    for name in ("entropy", "kl", "clipped_high", "clipped_low"):
+        means[name] = sums[name] / tokens
+    means["clipped"] = means["clipped_high"] + means["clipped_low"]
+    # These two are means already, of the first mini-batch and of each mini-batch.
+    means["mismatch"] = sums["mismatch"] if norms else math.nan
+    means["value_loss"] = sums["value_loss"] / steps
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    means["grad_norm"] = sum(finite) / (len(finite) or math.nan)
+    means["skipped"] = len(norms) - len(finite)
+    return means
 
-    A loss or gradient that is not finite changes nothing and gives NaN: the log counts it.
-    """
-    models = run.trained.values()
+
+def optimizer_step(models, optimizer, loss, max_grad_norm):
+    """Clip the gradients and step -> the norm of the first model's gradient, the policy's, before
+    clipping. A loss or gradient that is not finite changes nothing and gives NaN: the log counts
+    it."""
+    norms = []
     for model in models:
         parallel.average_gradients(model)       # of adapters; FSDP has averaged all others
-    norms = [clip_grad_norm_(model.parameters(), run.cfg.max_grad_norm) for model in models]
-    norms = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in norms]    # of shards
+        norm = clip_grad_norm_(model.parameters(), max_grad_norm)
+        if hasattr(norm, "full_tensor"):        # of shards
+            norm = norm.full_tensor()
+        norms.append(norm)
     finite = all(x.isfinite() for x in [loss, *norms])
     if finite:
-        run.optimizer.step()
-    run.optimizer.zero_grad()
+        optimizer.step()
+    optimizer.zero_grad()
     return norms[0].item() if finite else math.nan
 
 
@@ -269,12 +310,13 @@ def optimizer_step(run, loss):
 
 def evaluate_and_save(run):
     """After a step, if due: evaluate, save. If SIGTERM came in this step, save and end the run."""
-    cfg, last = run.cfg, run.step == run.cfg.steps
+    cfg = run.cfg
+    last = run.step == cfg.steps
     if last or cfg.eval_every and run.step % cfg.eval_every == 0:
         metrics.evaluate(run)
     # SIGTERM to one rank ends all; one that comes while they ask each other waits for the next step
     ending = any(parallel.gathered(run.ending))
-    if run.step % cfg.save_every == 0 or last or ending:
+    if last or ending or run.step % cfg.save_every == 0:
         save(run)
     if ending:
         parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
@@ -285,34 +327,48 @@ def evaluate_and_save(run):
 
 def setup(cfg, modules, clients, began, origins):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
-    the process began."""
+    the process began. origins: where the settings are from, see flags.settle."""
     device = parallel.start(cfg.device, cfg.compute)
     folder = open_folder(cfg.path, cfg.resume)
     keep_settings(folder, cfg, origins)
     last = last_checkpoint(folder)
-    start_model = cfg.model or cloned(clone_flags(cfg), folder, device)
+    start_model = cfg.model
+    if not start_model:
+        clone = os.path.join(folder, "clone")
+        start_model = clone_policy(config_for_run(cfg), clone, device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
-    groups = [dict(params=policy.parameters(), lr=cfg.lr)]
-    if cfg.lora and base_of(start_model) == start_model:      # fresh adapters add nothing yet
-        run.reference = without_adapters(policy)
+    if cfg.lora and base_of(start_model) == start_model:
+        # RL began with fresh adapters, which add nothing yet: without them it is that policy.
+        run.reference = Base(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
     if cfg.critic == "own":
         run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
-        groups.append(dict(params=run.critic.parameters(), lr=cfg.critic_lr))
-    run.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0,
-                                      fused=device.type == "cuda")      # without temporary tensors
-    for weights in (p for m in run.trained.values() for p in m.parameters() if p.requires_grad):
-        run.optimizer.state[weights] = dict(        # at once: all checkpoints hold the same tensors
-            step=torch.zeros((), device=device), exp_avg=torch.zeros_like(weights),
-            exp_avg_sq=torch.zeros_like(weights))
+    run.optimizer = make_optimizer(run.policy, cfg.lr, run.critic, cfg.critic_lr)
     if last:
         restore(run, last)
-    metrics.describe(run)
+    metrics.describe(run.policy, run.step)
     return run
+
+
+def make_optimizer(policy, lr, critic, critic_lr):
+    """AdamW of the policy and, if there is one, of a critic of its own."""
+    groups = [dict(params=policy.parameters(), lr=lr)]
+    if critic:
+        groups.append(dict(params=critic.parameters(), lr=critic_lr))
+    fused = policy.device.type == "cuda"        # without temporary tensors
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+    # Its state is there from the start, so that all checkpoints hold the same tensors.
+    for group in optimizer.param_groups:
+        for weights in group["params"]:
+            if weights.requires_grad:
+                optimizer.state[weights] = dict(
+                    step=torch.zeros((), device=policy.device),
+                    exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
+    return optimizer
 
 
 # ---- learning rules -----------------------------------------------------------------------------
@@ -332,57 +388,66 @@ ALGOS = {
     "gspo": dict(advantage="grpo", surrogate="sequence", weights="sequence",
                  clip_low=3e-4, clip_high=4e-4),
     "starpo": PPO | dict(kl_coef=0.001, kl="reward", entropy_coef=0.001),
+    # Without a KL, also where the environment's TINY asks for one. The kept quarter of the groups
+    # is one of StarPO's mini-batches.
     "starpo_s": PPO | dict(kl_coef=0.0, filter="uncertain", keep=0.25, clip_high=0.28,
-                           entropy_coef=0.001,
-                           mini_batches=1),   # the kept quarter is one of StarPO's mini-batches
+                           entropy_coef=0.001, mini_batches=1),
 }
+TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
+VALUE_CLIP = 0.5        # values move at most so far from the old ones
+VALUE_COEF = {"own": 1.0, "shared": 0.5}        # weight of the value loss; shared: one trunk
 
-
-def critic_advantages(b, advantages, returns):
-    """Whitened advantages of a critic: (B, T). Fills in b.returns, its target, as well."""
-    b.returns = returns
-    return algos.masked_whiten(advantages, b.response_mask)
-
-
-FILTERS = {         # (rewards (B,), cfg) -> which groups are trained on
+# (rewards (B,), cfg) -> which groups are trained on.
+FILTERS = {
     "none": lambda rewards, cfg: torch.arange(len(rewards) // cfg.group_size),
     "varied": lambda rewards, cfg: algos.keep_varied(rewards, cfg.group_size),
     "uncertain": lambda rewards, cfg: algos.keep_most_uncertain(rewards, cfg.group_size, cfg.keep),
     "top_p": lambda rewards, cfg: algos.keep_top_p(rewards, cfg.group_size, cfg.keep),
 }
-TURN_GAMMA = 0.95       # discount per turn (turn_gae, gigpo)
-VALUE_CLIP = 0.5        # values move at most so far from the old ones
-VALUE_COEF = 0.5        # weight of the value loss where the trunk is shared
-ADVANTAGES = {      # (b, cfg) -> (B, T), or (B, 1) where all tokens of an episode share one
-    "grpo": lambda b, cfg: algos.grpo_advantages(b.rewards, cfg.group_size)[:, None],
-    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.rewards, cfg.group_size)[:, None],
-    "rloo": lambda b, cfg: algos.rloo_advantages(b.rewards, cfg.group_size)[:, None],
-    "gae": lambda b, cfg: critic_advantages(b, *algos.gae(
-        b.token_rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)),
-    "turn_gae": lambda b, cfg: critic_advantages(b, *algos.turn_gae(
-        b.token_rewards, b.values, b.response_mask, b.turn_ids, cfg.gamma, cfg.lam, TURN_GAMMA)),
+
+# (Batch, cfg) -> advantages, (B, T), or (B, 1) where all tokens of an episode share one. Those of a
+# critic are not whitened yet, and the critic's targets come with them.
+ADVANTAGES = {
+    "grpo": lambda b, cfg: algos.grpo_advantages(b.paid.sum(1), cfg.group_size)[:, None],
+    "dr_grpo": lambda b, cfg: algos.dr_grpo_advantages(b.paid.sum(1), cfg.group_size)[:, None],
+    "rloo": lambda b, cfg: algos.rloo_advantages(b.paid.sum(1), cfg.group_size)[:, None],
+    "gae": lambda b, cfg: algos.gae(b.paid, b.values, b.response_mask, cfg.gamma, cfg.lam),
+    "turn_gae": lambda b, cfg: algos.turn_gae(
+        b.paid, b.values, b.response_mask, b.turn_ids, cfg.gamma, cfg.lam, TURN_GAMMA),
     "reinforce_pp": lambda b, cfg: algos.reinforce_pp_advantages(
-        b.token_rewards, b.response_mask, cfg.gamma),
+        b.paid, b.response_mask, cfg.gamma),
     "reinforce_pp_baseline": lambda b, cfg: algos.reinforce_pp_baseline_advantages(
-        b.rewards, cfg.group_size, b.response_mask),
+        b.paid.sum(1), cfg.group_size, b.response_mask),
     "gigpo": lambda b, cfg: algos.gigpo_advantages(
-        b.token_rewards, b.response_mask, b.turn_ids,
-        b.observation_hashes, cfg.group_size, TURN_GAMMA),
+        b.paid, b.response_mask, b.turn_ids, b.observation_hashes, cfg.group_size, TURN_GAMMA),
     "mt_grpo": lambda b, cfg: algos.mt_grpo_advantages(
-        b.token_rewards, b.response_mask, b.turn_ids, cfg.group_size),
+        b.paid, b.response_mask, b.turn_ids, cfg.group_size),
 }
-SURROGATES = {      # (A,) each -> the loss of each token; rows: which trajectory it is of
+
+# (K,) each -> the loss of each token; rows: which trajectory it is of.
+SURROGATES = {
     "token": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.clipped_surrogate(
         logprobs, old_logprobs, advantages, cfg.clip_low, cfg.clip_high),
     "sequence": lambda logprobs, old_logprobs, advantages, rows, cfg: algos.gspo_surrogate(
         logprobs, old_logprobs, advantages, rows, cfg.clip_low, cfg.clip_high),
 }
-WEIGHTS = {         # (response_mask, cfg) -> how much each token counts in the loss: (B, T)
-    "token": lambda mask, cfg: algos.token_weights(mask),
-    "sequence": lambda mask, cfg: algos.sequence_weights(mask),
-    "sequence_sum": lambda mask, cfg: algos.sequence_sum_weights(mask),
-    "constant": lambda mask, cfg: algos.constant_weights(mask, longest_episode(cfg)),
+KL_PENALTIES = {"k2": algos.kl_k2, "k3": algos.kl_k3}
+
+# (mini-batch, cfg) -> how much each token counts in the loss: (B, T).
+WEIGHTS = {
+    "token": lambda b, cfg: algos.token_weights(b.response_mask),
+    "sequence": lambda b, cfg: algos.sequence_weights(b.response_mask),
+    "sequence_sum": lambda b, cfg: algos.sequence_sum_weights(b.response_mask),
+    "constant": lambda b, cfg: algos.constant_weights(b.response_mask, longest_episode(
+        cfg.format, cfg.max_turn_tokens, cfg.horizons[-1])),
 }
+
+
+def longest_episode(form, max_turn_tokens, horizon):
+    """The most tokens that a policy can sample in an episode. The form `reflect` has tries of a
+    whole horizon each, and a lesson between them."""
+    tries = FORMATS[form].tries
+    return max_turn_tokens * (tries * horizon + tries - 1)
 
 
 # ---- flags --------------------------------------------------------------------------------------
@@ -467,11 +532,11 @@ def layers(kind, given):
 def check(cfg):
     """Refuse in one sentence, before anything is loaded, what would fail late or without a word.
     ValueError."""
-    families_of([load_env(name) for name in cfg.env.split(",")], cfg.families)
+    families_of(load_envs(cfg.env, cfg.data), cfg.families)
     if cfg.model:
         check_model(base_of(cfg.model))
     else:
-        clone_flags(cfg)
+        config_for_run(cfg)
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:
@@ -488,7 +553,7 @@ def check(cfg):
 def main(argv=None, kind=Config):
     """Flags -> a run -> its result. Errors that a user can mend are one sentence."""
     began = time.perf_counter()
-    with one_sentence("train.py"):
+    with parallel.ranks(), one_sentence("train.py"):
         cfg, origins = parse_flags(kind, argv, __doc__, layers)
         check(cfg)
         modules = open_envs(cfg.env, cfg.data)
@@ -500,7 +565,7 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control = metrics.greedy_and_sampled(run, continue_cloning(run))
+                run.control, _ = greedy_and_sampled(run, clone_longer(run))
             metrics.final_table(run)
 
 

@@ -13,7 +13,7 @@ BUGS = {
     "bug_b": ("Pages that others share are freed with their first reader; members of a group read "
               "each other's keys. mismatch is 0.06 in the first step of grpo and 0.3 in the "
               "second, not 1e-13; late turns derail. A world of short prompts shows nothing.",
-              [("engine.py", "pages[~np.isin(pages, self.table)].tolist()", "pages.tolist()")],
+              [("engine.py", "if page not in self.table:", "if page >= 0:")],
               "tests/test_engine.py::"
               "test_pages_take_the_lowest_first_and_are_freed_with_their_last_row"),
     "bug_c": ("Advantages are whitened over padding and observations as well. With reinforce_pp "
@@ -30,9 +30,8 @@ BUGS = {
               "tests/test_rollout.py::test_to_batch_aligns_everything_with_its_token"),
     "bug_e": ("The critic is fitted to its own old values: the baseline never moves. With ppo "
               "value_loss is 0 from the first step on, however the returns vary.",
-              [("train.py", "algos.clipped_value_loss(values, part.values[mask], "
-                "part.returns[mask],", "algos.clipped_value_loss(values, part.values[mask], "
-                "part.values[mask],")],
+              [("train.py", "values, part.values[mask], part.returns[mask], VALUE_CLIP",
+                "values, part.values[mask], part.values[mask], VALUE_CLIP")],
               "assignments/tests/test_silent_bug.py::test_the_critic_is_fitted_to_the_returns"),
     "bug_f": ("The mask is shifted by one: the first token of a reply is never trained on, and the "
               "first token behind its stop token is. mismatch and kl are 0.6 in the tests' toy.",

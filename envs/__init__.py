@@ -4,38 +4,56 @@
     observation = env.reset(7)                                # task 7, one of bandit.TRAIN
     observation, reward, done, info = env.step("dragon")
 
-An environment is some constants (tests/envs/test_envs.py checks them) and a class Env(envs.Base) with
+A file says, as constants and functions (tests/envs/test_envs.py checks all of it):
 
-    start(task_id)          the first observation of a task: the same text whenever it is asked for
-    act(action)             one turn: (observation, reward, done, info). Any text may come;
-                            nonsense is answered, changes nothing and costs the turn
-    expert()                (thought, action) of a player that succeeds from here
-    random_action(rng)      an action that looks legal, drawn with rng
-    other_goal(rng)         (thought, action) of a player who knows the rules and plays for
-                            something that the task does not ask for; not in every environment
-    close()                 only where something is held: a process, a file
-
-More may be there: ENGINE, the program that plays it, if not ours; ORIGINAL, the task ids that the
-original AgentGym's server has as well (without it: all); TOOLS, the forms of the actions, for
-models that call tools: `tools_of`; ONE_WORD, a regular expression of what is a single token to a
-tiny policy, such as a grid's row; TINY, the flags that suit a tiny policy; PARALLEL = True: a step
-may take long, and many can be taken at once; use(folder): plays with a user's data;
-exact_success(task, player, horizon): of a built-in player, computed in place of being played.
+    NAME, HORIZON       its own name; the most turns of an episode
+    SUCCESS, PROMPT     the score that counts as solved, a float; what the agent is told first
+    TRAIN, TEST         the ids of its tasks; no task of TEST is one of TRAIN under another number
+    FAMILIES, family    the kinds of tasks, and family(task_id), which names one of them
+    Env                 a class Env(envs.Base) with these methods:
+      start(task_id)      the first observation of a task: the same text whenever it is asked for
+      act(action)         one turn: (observation, reward, done, info). Any text may come;
+                          nonsense is answered, changes nothing and costs the turn
+      expert()            (thought, action) of a player that succeeds from here
+      random_action(rng)  an action that looks legal, drawn with rng
 
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
+
+What more may be there:
+
+    Env.other_goal(rng)   (thought, action) of a player who knows the rules and plays for something
+                          that the task does not ask for
+    Env.close()           gives back what is held: a process, a file
+    TINY                  what a tiny policy needs here: flags of train.py and, under "clone", of
+                          agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400))
+    ONE_WORD              a regular expression of what is one token to it: r"^#.*\\n?", a grid's row
+    TOOLS                 {form of an action: description} for models that call tools: `tools_of`
+    ENGINE                the program that plays it, if not ours
+    PARALLEL = True       a step may take long, and many can be taken at once
+    use(data)             -> {name: value}: what differs when it plays with data of the user's. An
+                          Env finds these values, and all others of its file, in `self.module`
+    WIRE, AGENTGYM        the JSON of AgentGym's server, if it has words of its own there, and how
+                          its client talks to a model: a Wire of parts/wires.py, a Manner of
+                          parts/agentgym.py. Its files of trajectories: parts/agenttraj.py
+    ORIGINAL              the ids that the original AgentGym's server has as well; without it: all
+    exact_success(task_id, player, horizon)     of a built-in player: computed, and not played
+    EXPERT_RATE           the expert's success rate where luck limits even the best player
+    LONG_FAMILIES         families whose expert may need more than HORIZON turns, or fail
+    DETERMINISTIC = False the engine does not repeat its text
+    fingerprint(task_id)  goal and world as text, where the first observation hides part of it
 """
+import functools
 import importlib
-import math
 import multiprocessing
-import os
 import random
 import re
 import sys
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -49,20 +67,24 @@ class Base:
 
         Chance within the episode is drawn from self.luck, a function of task and stream: a group
         shares its task, and so its prompt, but each trajectory has a stream of its own."""
-        name, last = self.module.NAME, self.last_task()
+        name = self.module.NAME
+        last = self.last_task()
         if type(task_id) is not int or not 0 <= task_id <= last:
             raise ValueError(f"{name}: no task {task_id!r}; tasks are 0..{last}")
         self.luck = random.Random(f"{name} {task_id} {stream}")
-        observation, self.done = self.start(task_id), False
+        observation = self.start(task_id)
+        self.done = False
         return observation
 
     def step(self, action):
         """Play one turn: (observation, reward, done, info). ValueError: no episode is under way."""
-        if self.done is not False:
-            problem = "the episode is over; reset first" if self.done else "call reset first"
-            raise ValueError(f"{self.module.NAME}: {problem}")
-        action = action.encode(errors="replace").decode()   # half a surrogate pair: no tokenizer
-        observation, reward, self.done, info = self.act(action)         # takes it once echoed
+        if self.done is None:
+            raise ValueError(f"{self.module.NAME}: call reset first")
+        if self.done:
+            raise ValueError(f"{self.module.NAME}: the episode is over; reset first")
+        # Half of a surrogate pair is no text that a tokenizer takes, if it is echoed.
+        action = action.encode(errors="replace").decode()
+        observation, reward, self.done, info = self.act(action)
         return observation, reward, self.done, info
 
     def close(self):
@@ -74,14 +96,16 @@ class Base:
 
     @property
     def module(self):
-        """The file that defines this Env, for its NAME, TRAIN and TEST."""
+        """The world of this Env, for its NAME, TRAIN and TEST: the file that defines it. The Env of
+        a world with data has that world in its place (`with_data`)."""
         return sys.modules[type(self).__module__]
 
     @staticmethod
     def split_actions(reply, known, most=5):
         """Several actions in one reply (RAGEN): "Up || fly || left" -> (["up", "left"], False). The
         first `most` parts count. The flag: there was an action, and all were known."""
-        parts = [part.strip().lower() for part in reply.split("||") if part.strip()][:most]
+        parts = [part.strip().lower() for part in reply.split("||") if part.strip()]
+        parts = parts[:most]
         actions = [part for part in parts if part in known]
         return actions, 0 < len(actions) == len(parts)
 
@@ -90,25 +114,44 @@ def tools_of(module):
     """{name: (form, JSON schema)}. A form is an action with its arguments in braces: "craft {items}
     using {ingredients}" is a tool `craft` with two strings. TOOLS maps forms to descriptions; an
     environment without it has one tool, `act`, which takes the whole action."""
+    forms = getattr(module, "TOOLS", {"{action}": "Take one action."})
     tools = {}
-    for form, description in getattr(module, "TOOLS", {"{action}": "Take one action."}).items():
-        name = re.sub(r"\W+", "_", form.partition("{")[0]).strip("_") or "act"     # search[{words}]
+    for form, description in forms.items():
+        words = form.partition("{")[0]          # search[ of search[{words}]
+        name = re.sub(r"\W+", "_", words).strip("_") or "act"
         arguments = re.findall(r"{(\w+)}", form)
-        tools[name] = form, dict(type="function", function=dict(
-            name=name, description=description, parameters=dict(
-                type="object", properties={x: dict(type="string") for x in arguments},
-                required=arguments)))
+        parameters = dict(
+            type="object",
+            properties={argument: dict(type="string") for argument in arguments},
+            required=arguments)
+        function = dict(name=name, description=description, parameters=parameters)
+        tools[name] = form, dict(type="function", function=function)
     return tools
 
 
+def playable(world, split):
+    """The ids of a world's split, "train" or "test"; of one that is played on an original server
+    those that are there as well."""
+    ids = {"train": world.TRAIN, "test": world.TEST}[split]
+    if hasattr(world, "Served") and hasattr(world, "ORIGINAL"):
+        return [task_id for task_id in ids if task_id in world.ORIGINAL]
+    return ids
+
+
 # ---- opening one by its name --------------------------------------------------------------------
+# A world is the module of its file or, with data of the user's, an object with the same names.
 
 def known_envs():
     return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
-def load_env(name):
-    """The module envs.<name>. ValueError: there is none."""
+def load_env(name, data=""):
+    """The world of this name, whether its engine is here or not. data: what the user plays with;
+    the head of its file says which files they are. Or the address of an original AgentGym server,
+    where it is then played: envs/parts/original.py. ValueError: there is none, or it does not take
+    these data."""
+    if data:
+        return with_data(name, str(data))
     try:
         if not name.startswith("_"):
             return importlib.import_module(f"envs.{name}")
@@ -118,94 +161,145 @@ def load_env(name):
     raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
 
 
-def open_env(name, folder=""):
-    """The module of an environment whose engine is here. ValueError: the sentence why not. folder:
-    data of the user's that it plays with, here and in servers started from here; the head of its
-    file says which files they are. Or the address of an original AgentGym server, where it is then
-    played: envs/parts/original.py."""
+@functools.cache
+def with_data(name, data):
+    """`load_env` with data, which are read once in a process."""
     module = load_env(name)
-    folder = str(folder or os.environ.get(f"NANO_{name.upper()}_SERVER", ""))
-    if re.match("https?://", folder):
+    if re.match("https?://", data):
         from envs.parts import original         # which builds on this file
-        original.use(module, folder)
-    elif folder:
-        if not hasattr(module, "use"):
-            raise ValueError(f"data={folder!r}: {name} takes no data; leave it out")
-        module.use(folder)
+        changed = original.use(module, data)
+    elif hasattr(module, "use"):
+        changed = module.use(data)
+    else:
+        raise ValueError(f"data={data!r}: {name} takes no data; leave it out")
+    world = SimpleNamespace(**{**vars(module), **changed, "data": data})
+    world.Env = type("Env", (module.Env,), {"module": world})
+    return world
+
+
+def open_env(name, data=""):
+    """`load_env` of an environment whose engine is here. ValueError: the sentence why not."""
+    world = load_env(name, data)
     try:
-        module.Env().close()
+        world.Env().close()
     except RuntimeError as missing:
         raise ValueError(str(missing)) from None
-    return module
+    return world
 
 
-def folders_of(names, data):
-    """--data for these environments -> {name: folder}. ValueError: it fits none of them."""
-    if len(names) == 1 and data and not re.match(r"\w+=", data):
-        return {names[0]: data}
-    folders = dict(part.partition("=")[::2] for part in data.split(",") if part)
-    if not all(folders.values()) or not {*folders} <= {*names}:
-        raise ValueError(f"data={data!r}: expected NAME=FOLDER, comma-separated, of "
-                         f"{', '.join(names)}")
-    return folders
+def load_envs(names, data=""):
+    """`load_env` for each of these names, comma-separated, with its share of --data."""
+    return [load_env(name, own) for name, own in data_of(names.split(","), data).items()]
 
 
 def open_envs(names, data=""):
-    """`open_env` for each of these names, comma-separated. ValueError: one stands there twice."""
-    every = names.split(",")
-    if len({*every}) < len(every):
-        raise ValueError(f"env={names!r}: expected each environment once")
-    folders = folders_of(every, data)
-    return [open_env(name, folders.get(name, "")) for name in every]
+    """`open_env` for each of these names, comma-separated, with its share of --data."""
+    return [open_env(name, own) for name, own in data_of(names.split(","), data).items()]
 
 
-# ---- demonstrations -----------------------------------------------------------------------------
+def data_of(names, data):
+    """--data for these environments -> {name: its own data, or ""}. ValueError: it fits none of
+    them, or one stands there twice."""
+    found = dict.fromkeys(names, "")
+    if len(found) < len(names):
+        raise ValueError(f"env={','.join(names)!r}: expected each environment once")
+    if len(names) == 1 and not re.match(r"\w+=", data):
+        return {names[0]: data}
+    for part in filter(None, data.split(",")):
+        name, _, own = part.partition("=")
+        if name not in found or not own:
+            raise ValueError(f"data={data!r}: expected NAME=FOLDER, comma-separated, of "
+                             f"{', '.join(names)}")
+        found[name] = own
+    return found
+
+
+def as_flag(worlds):
+    """The --data with which another process opens these worlds: what `data_of` reads."""
+    if len(worlds) == 1:
+        return getattr(worlds[0], "data", "")
+    return ",".join(f"{world.NAME}={world.data}" for world in worlds if hasattr(world, "data"))
+
+
+# ---- games of the built-in players --------------------------------------------------------------
+
+class Move(NamedTuple):
+    """A turn of a game: what the player saw, thought and did, and what came of it."""
+    observation: str
+    thought: str | None     # None: a file's, whose action is the whole reply
+    action: str
+    reward: float
+    done: bool
+    info: dict
+
+
+def play(env, task_id, choose, horizon, stream=None):
+    """One episode of a player, choose() -> (thought, action) -> ([Move], the last observation).
+    stream: of the environment's luck, see Base.reset."""
+    observation = env.reset(task_id, stream)
+    moves = []
+    done = False
+    while not done and len(moves) < horizon:
+        thought, action = choose()
+        answer, reward, done, info = env.step(action)
+        moves.append(Move(observation, thought, action, reward, done, info))
+        observation = answer
+    env.close()
+    return moves, observation
+
 
 PATIENCE = 10        # seconds: below this estimate one process plays them all
 
 
-def record(name, skill, seed, task_id, horizon=0, goal="task"):
+def record(name, skill, seed, task_id, horizon=0, goal="task", data=""):
     """One episode of a player of mixed skill, who takes the expert's action with the probability
-    `skill` and else a random one, as text: {"env", "task_id", "turns": [[observation, thought,
-    action, reward, done, info], ...], "last": the observation after them, "success"}. horizon: most
-    turns; 0: the environment's own. goal: "other" puts `other_goal` in the expert's place."""
-    module, rng = importlib.import_module(f"envs.{name}"), random.Random(f"{seed} {task_id}")
-    env = module.Env()
-    player = env.expert if goal == "task" else partial(env.other_goal, rng)
-    observation, turns, done, info = env.reset(task_id), [], False, {"success": False}
-    while not done and len(turns) < min(horizon or math.inf, module.HORIZON):
-        thought, action = player()
+    `skill` and else a random one -> {"env", "task_id", "turns": [Move], "last": the observation
+    after them, "success"}. horizon: most turns; 0: the environment's own. goal: "other" puts
+    `other_goal` in the expert's place."""
+    world = load_env(name, data)
+    env = world.Env()
+    rng = random.Random(f"{seed} {task_id}")
+
+    def choose():
+        thought, action = env.expert() if goal == "task" else env.other_goal(rng)
         if rng.random() > skill:
-            thought, action = "I try something.", env.random_action(rng)
-        seen = observation
-        observation, reward, done, info = env.step(action)
-        turns.append([seen, thought, action, reward, done, info])
-    env.close()
-    return dict(env=name, task_id=task_id, turns=turns, last=observation, success=info["success"])
+            return "I try something.", env.random_action(rng)
+        return thought, action
+
+    most = min(horizon or world.HORIZON, world.HORIZON)
+    moves, last = play(env, task_id, choose, most)
+    success = moves[-1].info["success"]
+    return dict(env=name, task_id=task_id, turns=moves, last=last, success=success)
 
 
-def demonstrations(name, task_ids, count, skill, seed, horizon=0, processes=None, goal="task"):
+def demonstrations(name, task_ids, count, skill, seed, horizon=0, goal="task", data=""):
     """`count` games by `record` of the first tasks. Of an expert (skill 1) successes only, so that
     others may take the place of failures; a player with luck plays every task as often as fit whole
     rounds, each with other chances. Fewer where there are no more tasks."""
-    played, left = [], list(task_ids)
+    one = partial(record, name, skill, horizon=horizon, goal=goal, data=data)
+    left = list(task_ids)
+    games = []
     if skill < 1 or goal == "other":
         for n in range(max(1, count // len(left))):
-            play = partial(record, name, skill, seed + 1_000_003 * n, horizon=horizon, goal=goal)
-            played += recorded(play, left[:count], processes)
-        return played
-    while left and len(played) < count:
-        part, left = left[:count - len(played)], left[count - len(played):]
-        played += [game for game in recorded(partial(record, name, skill, seed, horizon=horizon),
-                                             part, processes) if game["success"]]
-    return played
+            games += play_all(partial(one, seed + 1_000_003 * n), left[:count])
+        return games
+    while left and len(games) < count:
+        missing = count - len(games)
+        played = play_all(partial(one, seed), left[:missing])
+        games += [game for game in played if game["success"]]
+        left = left[missing:]
+    return games
 
 
-def recorded(play, task_ids, processes):
-    """play(task id) for every task, in parallel processes where it is slow (babyai's bot)."""
+def play_all(play_one, task_ids):
+    """[play_one(task id) for every task], by parallel processes where it is slow (babyai's bot)."""
     began = time.perf_counter()
-    first, others = [play(task_id) for task_id in task_ids[:8]], task_ids[8:]
-    slow = (time.perf_counter() - began) / 8 * len(task_ids) > PATIENCE
-    with multiprocessing.get_context("spawn").Pool(processes) if slow else nullcontext() as pool:
-        games = pool.imap(play, others, chunksize=4) if slow else map(play, others)
-        return first + [*tqdm(games, "demonstrations", len(others), False, delay=2, disable=None)]
+    games = [play_one(task_id) for task_id in task_ids[:8]]
+    seconds = (time.perf_counter() - began) / 8 * len(task_ids)
+    others = task_ids[8:]
+    bar = partial(tqdm, desc="demonstrations", total=len(others), leave=False, delay=2,
+                  disable=None)
+    if seconds <= PATIENCE:
+        return games + [play_one(task_id) for task_id in bar(others)]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        return games + list(bar(pool.imap(play_one, others, chunksize=4)))

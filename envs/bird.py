@@ -152,40 +152,35 @@ def read_question(item, where, databases):
                 str(fields.get("difficulty", "unrated")))
 
 
-DATA = {}           # what `use` has read, {"train": Tasks, "dev": Tasks}
+OWN = {}            # id: Task, in place of our own: see `use`
 TRAIN, TEST = range(GENERATED), range(GENERATED, GENERATED + HELD_OUT)
 FAMILIES = tuple(dict.fromkeys(shape[0] for shape in databases.SHAPES))
 
 
 def use(folder):
-    """Play, from here on and in the processes started from here, BIRD's files in this folder."""
-    global DATA, TRAIN, TEST, FAMILIES
-    DATA = read_bird(folder)
-    os.environ["NANO_BIRD_DATA"] = os.path.abspath(folder)
-    TRAIN = range(len(DATA.get("train", TRAIN)))
-    TEST = range(len(TRAIN), len(TRAIN) + len(DATA["dev"]))
-    FAMILIES = tuple(dict.fromkeys(map(family, (*TRAIN, *TEST))))
+    """What differs when it plays BIRD's files in this folder: envs.with_data."""
+    found = read_bird(folder)
+    train = range(len(found.get("train", TRAIN)))
+    test = range(len(train), len(train) + len(found["dev"]))
+    own = dict(zip(train, found.get("train", ()))) | dict(zip(test, found["dev"]))
 
+    def family_of(task_id):
+        return own[task_id].family if task_id in own else family(task_id)
 
-def task_of(task_id):
-    """The Task of an id, of BIRD's files or our own."""
-    split, number = ("dev", task_id - TEST[0]) if task_id in TEST else ("train", task_id)
-    return DATA[split][number] if split in DATA else generated(task_id)
+    return dict(OWN=own, TRAIN=train, TEST=test, family=family_of,
+                FAMILIES=tuple(dict.fromkeys(map(family_of, (*train, *test)))),
+                unseen_goal=lambda task_id: task_id in test,        # no database is in both
+                RUNNERS=runners("THEIRS"))
 
 
 def family(task_id):
-    """The difficulty of a task; of our own without drawing the task."""
-    known = ("dev" if task_id in TEST else "train") in DATA
-    return task_of(task_id).family if known else shape_of(task_id)[0][0]
+    """The difficulty of a task, without drawing it."""
+    return shape_of(task_id)[0][0]
 
 
 def unseen_goal(task_id):
-    """Whether no task of TRAIN asks about this task's database; in BIRD none does."""
-    return task_id in TEST if DATA else shape_of(task_id)[2]
-
-
-if os.environ.get("NANO_BIRD_DATA"):        # set by a user, or by `use` in the parent process
-    use(os.environ["NANO_BIRD_DATA"])
+    """Whether no task of TRAIN asks about this task's database."""
+    return shape_of(task_id)[2]
 
 
 # ---- Databases ----
@@ -225,38 +220,48 @@ def schema(database):
 # that no verdict depends on how busy this computer is. But a kilobyte of WITH can take gigabytes
 # before the first step. Therefore it all runs in a process that may have so much memory and time.
 
+class Allowed(NamedTuple):
+    """What a statement may take, and the functions that it may not call."""
+    megasteps: int
+    seconds: int
+    memory: int         # bytes
+    functions: tuple
+
+
+OUTSIDE = "load_extension", "fts3_tokenizer"            # functions that reach outside
+FILLING = "printf", "format"                            # of no use here, they fill the memory
+OURS = Allowed(20, 2, 2**28, OUTSIDE + FILLING)
+THEIRS = Allowed(1000, 60, 2**30, OUTSIDE)              # BIRD's databases are larger
 SHOWN = 100             # letters of an answer that the agent reads
-MAX_ROWS = 100_000      # of an answer; and the steps, seconds and bytes that a statement may take
-MEGASTEPS, SECONDS, MEMORY = (1000, 60, 2**30) if DATA else (20, 2, 2**28)
+MAX_ROWS = 100_000      # of an answer
 LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
           sqlite3.SQLITE_LIMIT_ATTACHED: 0}
 MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
        sqlite3.SQLITE_RECURSIVE}
-MAY_NOT = ("load_extension", "fts3_tokenizer",      # functions that reach outside
-           *(() if DATA else ("printf", "format")))         # and, of no use here, fill the memory
 # What Python and SQLite say to a text that is not one whole statement: it costs no try.
 NO_SQL = re.compile("syntax error|incomplete input|unrecognized token|one statement|no statement|"
                     "null character|too large")
 
 
 @functools.lru_cache(maxsize=100)
-def guarded(database):
+def guarded(database, allowed):
     """A connection that can read this database and do nothing else."""
     connection = opened(database)
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
     for limit, most in LIMITS.items():
         connection.setlimit(limit, most)
+    may_not = allowed.functions
     connection.set_authorizer(lambda action, _, name, *where: (
-        sqlite3.SQLITE_OK if action in MAY and name not in MAY_NOT else sqlite3.SQLITE_DENY))
+        sqlite3.SQLITE_OK if action in MAY and name not in may_not else sqlite3.SQLITE_DENY))
     return connection
 
 
-def rows_of(database, sql):
+def rows_of(database, sql, allowed):
     """The rows that a statement gives. sqlite3.Error, ValueError, MemoryError: why it gives none.
     """
-    connection, ticks = guarded(database), itertools.count()
-    connection.set_progress_handler(lambda: next(ticks) >= 100 * MEGASTEPS, 10_000)
+    connection, ticks = guarded(database, allowed), itertools.count()
+    connection.set_progress_handler(lambda: next(ticks) >= 100 * allowed.megasteps, 10_000)
     cursor = connection.execute(sql)
     if cursor.description is None:
         raise ValueError("no statement")
@@ -266,40 +271,44 @@ def rows_of(database, sql):
     return rows
 
 
-def judged(database, sql, reference):
+def judged(database, sql, reference, allowed):
     """(what SQLite says, "rows" | "error" | "no SQL", whether the rows are right)"""
     def compared(rows):
         return {tuple(round(x, 6) if type(x) is float else x for x in row) for row in rows}
-    expected = compared(rows_of(database, reference))
+    expected = compared(rows_of(database, reference, allowed))
     try:
-        rows = rows_of(database, sql)
+        rows = rows_of(database, sql, allowed)
         return str(rows[:50])[:SHOWN + 1], "rows", compared(rows) == expected
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
         return str(error) or "out of memory", "no SQL" if NO_SQL.search(str(error)) else "error", \
             False
 
 
-def serve():
+def serve(allowed):
     """What the process does: a line of JSON in, the arguments of `judged`, a line out."""
-    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0),
+    for limit, most in ((resource.RLIMIT_AS, allowed.memory), (resource.RLIMIT_FSIZE, 0),
                         (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
     for line in sys.stdin:
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (
-            int(used) + 1 + SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        print(json.dumps(judged(*json.loads(line))), flush=True)
+            int(used) + 1 + allowed.seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        print(json.dumps(judged(*json.loads(line), allowed)), flush=True)
 
 
 class Runner:
-    """Such a process, started when it is needed and again when it was ended."""
+    """Such a process, started when it is needed and again when it was ended. allowed: "OURS" or
+    "THEIRS"."""
     process = None
+
+    def __init__(self, allowed):
+        self.program = f"from envs.{NAME} import {allowed}, serve; serve({allowed})"
 
     def ask(self, *request):
         """What `judged` answers. RuntimeError: the reference failed, or the process did."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", f"from envs.{NAME} import serve; serve()"],
+                [sys.executable, "-c", self.program],
                 cwd=Path(__file__).parent.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 text=True, start_new_session=True)      # Ctrl-C is not for it; it ends with stdin
         try:
@@ -317,23 +326,31 @@ class Runner:
         raise RuntimeError(f"{NAME}: the process that runs SQL ended with code {code}")
 
 
-RUNNERS = queue.LifoQueue()     # while a slow statement keeps one, the others go on
-for _ in range(4):
-    RUNNERS.put(Runner())
+def runners(allowed):
+    """Four of them: while a slow statement keeps one, the others go on."""
+    four = queue.LifoQueue()
+    for _ in range(4):
+        four.put(Runner(allowed))
+    return four
+
+
+RUNNERS = runners("OURS")
 
 
 class Env(envs.Base):
     def start(self, task_id):
-        self.task, self.tries_left = task_of(task_id), TRIES
+        self.task = self.module.OWN.get(task_id) or generated(task_id)
+        self.tries_left = TRIES
         return f"{schema(self.task.database)[1]}\n\n{self.task.question}"
 
     def act(self, action):
         block = re.fullmatch(r"```(?:sql)?\s((?:(?!```).)*)```", action.strip(), re.DOTALL)
-        sql, runner = (block[1] if block else action).strip(), RUNNERS.get()
+        sql, runners = (block[1] if block else action).strip(), self.module.RUNNERS
+        runner = runners.get()
         try:
             said, kind, right = runner.ask(self.task.database, sql[:20_000], self.task.sql)
         finally:
-            RUNNERS.put(runner)
+            runners.put(runner)
         self.tries_left -= kind != "no SQL"
         observation = said[:SHOWN] + "..." * (len(said) > SHOWN)
         if kind == "no SQL":

@@ -19,7 +19,6 @@ clone, so a run needs --model.
 """
 import json
 import math
-import os
 from contextlib import ExitStack, suppress
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,15 +33,14 @@ NAME, HORIZON, SUCCESS, FAMILIES = "openenv", 20, 1.0, ("seeds",)
 TRAIN, TEST = range(0, 9000), range(9000, 10_000)
 ENGINE, PARALLEL = "a server of the user's", True       # its steps take their time
 PROMPT = HOW = "Each turn you read an observation. Answer with one action and nothing else."
-URL, FIELD, REWARD = "", "", "sum"      # where it plays and how: `use`
+URL, FIELD, REWARD = "", "", "sum"      # where it plays and how: see `use`
 TIMEOUT = 50.0              # seconds for an answer; our own client waits 120 s for ours
 CLOSING = 2.0               # seconds that the server gets to end a session
 
 
 def use(address):
-    """Play on this server, here and in the servers that are started from here. ValueError: it
-    cannot be played."""
-    global URL, FIELD, SUCCESS, REWARD, PROMPT
+    """What differs when it plays on this server: envs.with_data. ValueError: it cannot be played.
+    """
     parts, asked = urlsplit(address), dict(field="", success="1", reward="sum")
     asked |= parse_qsl(parts.query)
     if (parts.scheme not in ("ws", "wss") or not parts.netloc or len(asked) > 3
@@ -54,12 +52,12 @@ def use(address):
     try:
         schema = checked(*exchange(http, "GET", f"{pages}/schema"), f"{pages}/schema")
         _, about = exchange(http, "GET", f"{pages}/metadata")
-        FIELD = text_field(field(schema, "action", dict, pages), asked["field"], pages)
-        PROMPT = f"{field(about, 'description', str, pages)}\n{HOW}"
+        name = text_field(field(schema, "action", dict, pages), asked["field"], pages)
+        prompt = f"{field(about, 'description', str, pages)}\n{HOW}"
     except (EnvError, *NO_ANSWER) as error:
         raise ValueError(f"openenv: no OpenEnv server is at {address}: {error}") from None
-    URL, SUCCESS, REWARD = parts.scheme + where + "/ws", float(asked["success"]), asked["reward"]
-    os.environ["NANO_OPENENV_DATA"] = address
+    return dict(URL=f"{parts.scheme}{where}/ws", FIELD=name, SUCCESS=float(asked["success"]),
+                REWARD=asked["reward"], PROMPT=prompt)
 
 
 def text_field(action, named, url):
@@ -85,24 +83,25 @@ def exact_success(task_id, player, horizon=HORIZON):
     return math.nan
 
 
-def read(answer, kind):
+def read(answer, kind, url, name):
     """A server's answer to a reset or a step -> (observation, reward or None, done, valid: was it
-    taken? False if the server finds the action's text wrong and nothing else). EnvError."""
-    told, data = field(answer, "type", str, URL), field(answer, "data", dict, URL)
+    taken? False if the server finds the action's text, its field `name`, wrong and nothing else).
+    EnvError."""
+    told, data = field(answer, "type", str, url), field(answer, "data", dict, url)
     if (told, kind, data.get("code")) == ("error", "step", "VALIDATION_ERROR"):
-        wrong = field(data, "errors", list, URL)
-        if wrong and all(type(e) is dict and e.get("loc") == [FIELD] for e in wrong):
+        wrong = field(data, "errors", list, url)
+        if wrong and all(type(e) is dict and e.get("loc") == [name] for e in wrong):
             return f"Refused: {brief(wrong[0].get('msg'))}", None, False, False
     if told == "error":
-        raise EnvError(f"{URL}: {brief(data.get('code'))}: {brief(data.get('message'))}")
+        raise EnvError(f"{url}: {brief(data.get('code'))}: {brief(data.get('message'))}")
     if told != "observation":
-        raise EnvError(f"{URL}: {kind} was answered by {brief(answer)}")
+        raise EnvError(f"{url}: {kind} was answered by {brief(answer)}")
     reward = data.get("reward", "no reward")
     if reward is not None:
         reward = int(reward) if type(reward) is bool else reward
-        reward = field({"reward": reward}, "reward", float, URL)
-    text = {"observation": text_of(field(data, "observation", dict, URL))}
-    return field(text, "observation", str, URL), reward, field(data, "done", bool, URL), True
+        reward = field({"reward": reward}, "reward", float, url)
+    text = {"observation": text_of(field(data, "observation", dict, url))}
+    return field(text, "observation", str, url), reward, field(data, "done", bool, url), True
 
 
 def text_of(observation):
@@ -120,7 +119,8 @@ class Env(envs.Base):
     socket = None
 
     def __init__(self):
-        if not URL:
+        self.url = self.module.URL
+        if not self.url:
             raise RuntimeError("openenv: no server was named; give one, --data ws://HOST:PORT")
         self.held = ExitStack()         # holds the socket while it is open
 
@@ -129,22 +129,24 @@ class Env(envs.Base):
         self.score = 0.0
         try:
             self.socket = self.held.enter_context(connect(
-                URL, ping_interval=None, close_timeout=CLOSING, proxy=None, max_size=MAX_ANSWER))
+                self.url, ping_interval=None, close_timeout=CLOSING, proxy=None,
+                max_size=MAX_ANSWER))
         except (OSError, WebSocketException) as error:
-            raise EnvError(f"{URL}: {type(error).__name__}: {brief(str(error))}") from None
+            raise EnvError(f"{self.url}: {type(error).__name__}: {brief(str(error))}") from None
         observation, _, done, _ = self.ask("reset", {"seed": task_id})
         if done:
-            raise EnvError(f"{URL}: seed {task_id} is over before its first action")
+            raise EnvError(f"{self.url}: seed {task_id} is over before its first action")
         return observation
 
     def act(self, action):
         before = self.score
-        observation, reward, done, valid = self.ask("step", {FIELD: action})
+        observation, reward, done, valid = self.ask("step", {self.module.FIELD: action})
         if reward is not None:
-            self.score = round(reward + before * (REWARD == "sum"), 12)     # 10 x 0.1 is 1
+            kept = before if self.module.REWARD == "sum" else 0.0
+            self.score = round(reward + kept, 12)           # 10 x 0.1 is 1
         if done:
             self.close()            # another session may wait for the place
-        info = {"success": self.score >= SUCCESS, "valid": valid, "score": self.score}
+        info = {"success": self.score >= self.module.SUCCESS, "valid": valid, "score": self.score}
         return observation, round(self.score - before, 12), done, info
 
     def ask(self, kind, data):
@@ -154,8 +156,8 @@ class Env(envs.Base):
                 self.socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self.socket.recv(TIMEOUT), parse_constant=int)    # NaN: no answer
         except (OSError, WebSocketException, ValueError, RecursionError) as error:
-            raise EnvError(f"{URL}: {type(error).__name__}: {brief(str(error))}") from None
-        return read(answer, kind)
+            raise EnvError(f"{self.url}: {type(error).__name__}: {brief(str(error))}") from None
+        return read(answer, kind, self.url, self.module.FIELD)
 
     def expert(self, rng=None):
         raise ValueError("openenv: there is no built-in player of a server's tasks; give a policy, "
@@ -171,7 +173,3 @@ class Env(envs.Base):
                 self.socket.recv(CLOSING)       # there is no answer: it closes
             self.held.close()
             self.socket = None
-
-
-if os.environ.get("NANO_OPENENV_DATA"):     # set by the user, or by `use` in the process before
-    use(os.environ["NANO_OPENENV_DATA"])

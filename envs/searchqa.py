@@ -68,7 +68,7 @@ TEST = tuple(i for start, end in zip(STARTS, STARTS[1:8]) for i in range(start, 
 TRAIN = tuple(task for n in range(OF_TRAIN)
               for task in (STARTS[7] + n, STARTS[8] + n, *range(STARTS[9] + 5 * n,
                                                                 STARTS[9] + 5 * n + 5)))
-OWN = ()            # a user's Questions; see `use`
+OWN, FOLDER = (), ""    # a user's Questions, and where they and their corpus lie: see `use`
 PARALLEL = bool(os.environ.get("NANO_SEARCHQA_URL"))    # steps wait for the retriever together
 TINY = dict(families="popqa,nq", horizons=(2, 3), max_context=2048, max_turn_tokens=48, steps=40,
             clone=dict(steps=900, skill=0.8))
@@ -100,9 +100,8 @@ MOST_SEARCHES = 4           # of the expert: a question for which it needs more 
 # ---- a user's own questions ---------------------------------------------------------------------
 
 def use(folder):
-    """Play, from here on and in the processes started from here, the questions of this folder:
-    train.jsonl and test.jsonl, over its corpus.jsonl or the retriever of NANO_SEARCHQA_URL."""
-    global OWN, TRAIN, TEST, FAMILIES, ORIGINAL
+    """What differs when it plays the questions of this folder, train.jsonl and test.jsonl, over its
+    corpus.jsonl or the retriever of NANO_SEARCHQA_URL: envs.with_data."""
     train, test = (read_questions(Path(folder) / f"{split}.jsonl") for split in ("train", "test"))
     if both := {q.text for q in train} & {q.text for q in test}:
         raise ValueError(f"{NAME}: {folder}: train.jsonl and test.jsonl both ask {min(both)!r}; "
@@ -110,22 +109,16 @@ def use(folder):
     if not os.environ.get("NANO_SEARCHQA_URL") and not (Path(folder) / "corpus.jsonl").is_file():
         raise ValueError(f"{NAME}: {folder} has no corpus.jsonl; add it, or give the URL of a "
                          "retriever in NANO_SEARCHQA_URL")
-    os.environ["NANO_SEARCHQA_DATA"] = os.path.abspath(folder)
-    OWN, TRAIN = (*train, *test), range(len(train))
-    TEST = range(len(train), len(OWN))
-    FAMILIES, ORIGINAL = tuple(dict.fromkeys(q.family for q in OWN)), range(0)
-
-
-if os.environ.get("NANO_SEARCHQA_DATA"):    # set by the user, or by `use` in the process before
-    use(os.environ["NANO_SEARCHQA_DATA"])
+    own = (*train, *test)
+    return dict(OWN=own, FOLDER=os.path.abspath(folder), TRAIN=range(len(train)),
+                TEST=range(len(train), len(own)), family=lambda task_id: own[task_id].family,
+                FAMILIES=tuple(dict.fromkeys(q.family for q in own)))
 
 
 # ---- tasks --------------------------------------------------------------------------------------
 
 def family(task_id):
-    """The question set of a task, by its id; of a user's question its data_source."""
-    if OWN:
-        return OWN[task_id].family
+    """The question set of a task, by its id; of a user's question its data_source: `use`."""
     place = bisect(STARTS, task_id) - 1
     if place < 7:
         return FAMILIES[place]
@@ -201,15 +194,15 @@ class Env(envs.Base):
     def __init__(self, retry=None):
         """retry: a wrong answer does not end the episode; None: as NANO_SEARCHQA_RETRY says."""
         check_fts5()
-        if os.environ.get("NANO_SEARCHQA_URL") and not OWN:
+        if os.environ.get("NANO_SEARCHQA_URL") and not self.module.OWN:
             raise RuntimeError(f"{NAME}: NANO_SEARCHQA_URL is set, but no questions for it; give "
                                "their folder by --data")
         self.retry = os.environ.get("NANO_SEARCHQA_RETRY") == "1" if retry is None else retry
 
     def start(self, task_id):
-        self.question = OWN[task_id] if OWN else draw(task_id)
-        self.library = library(os.environ.get("NANO_SEARCHQA_DATA", ""),
-                               os.environ.get("NANO_SEARCHQA_URL", ""))
+        own = self.module.OWN
+        self.question = own[task_id] if own else draw(task_id)
+        self.library = library(self.module.FOLDER, os.environ.get("NANO_SEARCHQA_URL", ""))
         self.titles, self.known, self.asked = {}, set(), set()      # of this episode's searches
         return f"Question: {self.question.text}"
 
@@ -249,7 +242,7 @@ class Env(envs.Base):
         """Searches for the first fact on the way that was not read yet, then for the next. Of a
         user's own questions it knows the answer, not the way: it searches once for the question."""
         question, tone = self.question, random.Random(self.question.text)
-        if OWN:
+        if self.module.OWN:
             if question.text[:500] in self.asked:
                 return "The data set has an answer.", f"<answer> {question.golds[0]} </answer>"
             return "I search for the question itself.", f"<search> {question.text} </search>"

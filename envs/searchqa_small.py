@@ -25,6 +25,7 @@ from envs.parts.knowledge import Passage, Question, Thing, golds_of, walk
 from envs.parts.tools import FIRST
 
 NAME, HORIZON, SUCCESS = "searchqa_small", 5, 1.0
+OWN = searchqa.OWN      # it plays no data of a user's
 TRAIN, TEST = range(0, 4000), range(4000, 4300)
 FAMILIES = ("one hop", "two hops")
 TINY = dict(horizons=(4,), max_context=320, steps=150, clone=dict(steps=1600, skill=0.3, heads=2))

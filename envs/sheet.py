@@ -60,8 +60,8 @@ from envs.parts.grid import (COLUMNS, OPERATORS, ROWS, Grid, Evaluation, entry, 
 from envs.parts.tools import Refused
 
 NAME, HORIZON, SUCCESS = "sheet", 15, 1.0
-FAMILIES = KINDS = tuple(sheet_tasks.KINDS)
-TEST = HELD_OUT = range(200)
+FAMILIES = tuple(sheet_tasks.KINDS)
+TEST = range(200)
 TRAIN = range(200, 2200)
 ORIGINAL = range(20)        # the ids that AgentGym's server has, too; its tasks are others
 GAIN = os.environ.get("NANO_SHEET_GAIN") == "1"
@@ -88,24 +88,24 @@ WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(sheet_prompt.RULES)
 
 
-def family(task_id):
-    return FAMILIES[0] if task_id < len(OWN) else KINDS[task_id % len(KINDS)]
+def family(task_id, own=()):
+    return own[task_id].family if task_id < len(own) else FAMILIES[task_id % len(FAMILIES)]
 
 
-def task(task_id):
-    make = functools.partial(sheet_tasks.Task, task_id in HELD_OUT)
-    return OWN[task_id] if task_id < len(OWN) else tools.task_of(
+def task(task_id, own=()):
+    make = functools.partial(sheet_tasks.Task, task_id in TEST)
+    return own[task_id] if task_id < len(own) else tools.task_of(
         make, sheet_tasks.KINDS[family(task_id)], task_id)
 
 
-def fingerprint(task_id):
-    t = task(task_id)
+def fingerprint(task_id, own=()):
+    t = task(task_id, own)
     return f"{t.goal} {t.rows}"
 
 
 # ---- your own tables ----------------------------------------------------------------------------
 
-OWN = []        # tasks by `use`, in place of those made here
+OWN = ()        # tasks in place of those made here: see `use`
 
 
 def read_tasks(folder):
@@ -118,7 +118,7 @@ def read_tasks(folder):
                 raise ValueError(f"{where}: {field} is missing or no text; expected are goal, and "
                                  "sheet and wanted, the names of csv files")
         rows, after = (read_csv(os.path.join(folder, item[x])) for x in ("sheet", "wanted"))
-        own = own_task(where, item["goal"], os.path.splitext(item["sheet"])[0], rows, after)
+        own = own_task(where, "own", item["goal"], os.path.splitext(item["sheet"])[0], rows, after)
         if own.name not in own.goal:
             raise ValueError(f"{where}: goal does not name the sheet, {own.name!r}; the agent must "
                              "know which one to open")
@@ -128,7 +128,7 @@ def read_tasks(folder):
     return found
 
 
-def own_task(where, goal, name, rows, answer, notes=(), merged=(), frozen=0):
+def own_task(where, family, goal, name, rows, answer, notes=(), merged=(), frozen=0):
     """A task that is not made here. ValueError: its sheets are too large, or the wanted one too
     small; where: file and line."""
     try:
@@ -138,26 +138,25 @@ def own_task(where, goal, name, rows, answer, notes=(), merged=(), frozen=0):
     if len(wanted) < 2:
         raise ValueError(f"{where}: the wanted sheet shows {len(wanted)} rows; 2 or more are "
                          "needed, as a whole sheet cannot be deleted")
-    own = SimpleNamespace(goal=goal, name=name, rows=rows, answer=wanted, notes=notes,
-                          merged=merged, frozen=frozen)
+    own = SimpleNamespace(family=family, goal=goal, name=name, rows=rows, answer=wanted,
+                          notes=notes, merged=merged, frozen=frozen)
     own.steps = functools.partial(sheet_tasks.begin, t=own)
     return own
 
 
 def use(folder):
-    """Play, from here on and in the processes started from here, the tasks of this folder: the last
-    tenth of your own is TEST, or all that are AgentGym's."""
-    global OWN, TRAIN, TEST, FAMILIES, ORIGINAL
+    """What differs when it plays the tasks of this folder: envs.with_data. The last tenth of your
+    own is TEST, or all that are AgentGym's."""
     if os.path.exists(os.path.join(folder, "data", "sheet.jsonl")):
-        OWN = [own_task(f"{folder}: task {n}", **fields)
+        own = [own_task(f"{folder}: task {n}", "agentgym", **fields)
                for n, fields in enumerate(toolusage.read_sheets(folder))]
-        FAMILIES, TRAIN = ("agentgym", *KINDS), range(200, 2200)
-        TEST = ORIGINAL = range(len(OWN))
+        changed = dict(FAMILIES=("agentgym", *FAMILIES), TEST=range(len(own)))
     else:
-        OWN, FAMILIES = read_tasks(folder), ("own",)
-        first = len(OWN) - max(1, len(OWN) // 10)
-        TRAIN, TEST, ORIGINAL = range(first), range(first, len(OWN)), range(0)
-    os.environ["NANO_SHEET_DATA"] = os.path.abspath(folder)
+        own = read_tasks(folder)
+        first = len(own) - max(1, len(own) // 10)
+        changed = dict(FAMILIES=("own",), TRAIN=range(first), TEST=range(first, len(own)))
+    functions = {f.__name__: functools.partial(f, own=own) for f in (family, task, fingerprint)}
+    return dict(OWN=own, **changed, **functions)
 
 
 # ---- the tools ----------------------------------------------------------------------------------
@@ -413,7 +412,7 @@ class Env(tools.Env):
             return found
         call = repair(self.task, self.grid) if self.opened else (
             "open_sheet", {"name": self.task.name})
-        for (opened, values, *rest), *_ in [] if self.task in OWN else self.plan:
+        for (opened, values, *rest), *_ in [] if self.task in self.module.OWN else self.plan:
             if [opened, *rest] == [here[0], *here[2:]] and (lines := inserted(here[1], values)):
                 call = "delete_batch_data", lines
         return say("The sheet is not as it should be yet.", "I put this right."), \
@@ -431,7 +430,3 @@ class Env(tools.Env):
             "position_list": [cell, label(rng.randrange(1, 6), 3)], "in_row": None,
             "in_column": None, "answer": "done"}.get(key, cell if "position" in key else
                                                      rng.randint(1, 6))
-
-
-if "NANO_SHEET_DATA" in os.environ:         # set by a user, or by `use` in the parent process
-    use(os.environ["NANO_SHEET_DATA"])

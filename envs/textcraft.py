@@ -52,7 +52,7 @@ from envs.parts.textcraft_words import FAMILY_FORMS, GOODS, SMALL_RAW, SMALL_GOO
 from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "textcraft", 20, 1.0
-WORLD = 0       # what Env() plays; `use` changes it, and TRAIN and TEST with it
+WORLD = 0       # what Env() plays: see `use`
 TRAIN, TEST = range(0, 4400), range(4400, 4950)   # 10 draws of 440 goals; one of each of 550
 FAMILIES = ("depth 1", "depth 2", "depth 3", "depth 4")
 TINY = dict(families="depth 1", horizons=(5,), max_context=640, max_turn_tokens=32, steps=60,
@@ -360,25 +360,21 @@ def make_world(world=0):
 
 
 def use(folder):
-    """Play, from here on and in the processes started from here, by the recipes of this folder."""
-    global WORLD, TRAIN, TEST
-    world = make_world(os.path.abspath(folder))
-    WORLD = os.environ["NANO_TEXTCRAFT_DATA"] = os.path.abspath(folder)
-    TRAIN, TEST = world.train, world.test
+    """What differs when it plays by the recipes of this folder: envs.with_data."""
+    path = os.path.abspath(folder)
+    world = make_world(path)
+    own = {f.__name__: functools.partial(f, world=path) for f in (family, unseen_goal)}
+    return dict(WORLD=path, TRAIN=world.train, TEST=world.test, **own)
 
 
-if "NANO_TEXTCRAFT_DATA" in os.environ:     # set by `use`, in the process that started this one
-    use(os.environ["NANO_TEXTCRAFT_DATA"])
-
-
-def family(task_id, world=None):
-    world = make_world(WORLD if world is None else world)
+def family(task_id, world=0):
+    world = make_world(world)
     return FAMILIES[min(world.depth[world.goal(task_id)], 4) - 1]
 
 
-def unseen_goal(task_id, world=None):
+def unseen_goal(task_id, world=0):
     """Whether no TRAIN task asks for this task's goal."""
-    world = make_world(WORLD if world is None else world)
+    world = make_world(world)
     return world.goal(task_id) in world.unseen
 
 
@@ -389,8 +385,8 @@ def amount(text):
 
 
 class Env(envs.Base):
-    def __init__(self, world=None, recipes=None):     # recipes: a folder of Minecraft recipe files
-        self.world = make_world(recipes or (WORLD if world is None else world))
+    def __init__(self, world=None):     # also a folder of Minecraft recipe files
+        self.world = make_world(self.module.WORLD if world is None else world)
 
     def last_task(self):
         return self.world.test[-1]

@@ -36,7 +36,6 @@ tasks, TEST 220, about six projects that TRAIN never has. A random player solves
 `expert` all, in 5.2 turns on average and 13 at most.
 """
 import copy
-import os
 import re
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -453,22 +452,21 @@ FAMILIES = tuple(KINDS)
 
 # ---- AgentGym's own tasks -----------------------------------------------------------------------
 
-OWN = []        # by `use`, in place of those made here
+OWN = ()        # in place of those made here: see `use`
 
 
 def use(folder):
-    """Play, from here on and in the processes started from here, AgentGym's tasks; the last 20 are
-    TEST, as many as AgentEval plays. ValueError: the file and the field that is wrong."""
-    global OWN, TRAIN, TEST, FAMILIES, ORIGINAL
+    """What differs when it plays AgentGym's tasks; the last 20 are TEST, as many as AgentEval
+    plays: envs.with_data. ValueError: the file and the field that is wrong."""
     found = toolusage.read_todo(folder)
     if len(found) < 2:
         raise ValueError(f"{folder} has {len(found)} tasks of todo; 2 are needed, one for TEST")
     for own in found:
         own.steps = partial(steps_to_the_end, own)
-    OWN, FAMILIES, ORIGINAL = found, ("question", "change", "both"), range(len(found))
     first = len(found) - min(20, len(found) // 2)
-    TRAIN, TEST = range(first), range(first, len(found))
-    os.environ["NANO_TODO_DATA"] = os.path.abspath(folder)
+    return dict(OWN=found, TRAIN=range(first), TEST=range(first, len(found)),
+                FAMILIES=("question", "change", "both"),
+                **{f.__name__: partial(f, own=found) for f in (family, task, fingerprint)})
 
 
 def steps_to_the_end(t, say):
@@ -492,20 +490,21 @@ def steps_to_the_end(t, say):
     return t.answer
 
 
-def family(task_id):
-    if OWN:
-        own = OWN[task_id]
-        return "question" if own.wanted == (own.projects, own.tasks) else \
-            "change" if own.answer == "done" else "both"
-    return FAMILIES[task_id % len(FAMILIES)]
+def family(task_id, own=()):
+    if not own:
+        return FAMILIES[task_id % len(FAMILIES)]
+    t = own[task_id]
+    if t.wanted == (t.projects, t.tasks):
+        return "question"
+    return "change" if t.answer == "done" else "both"
 
 
-def task(task_id):
-    return OWN[task_id] if OWN else tools.task_of(Task, KINDS[family(task_id)], task_id)
+def task(task_id, own=()):
+    return own[task_id] if own else tools.task_of(Task, KINDS[family(task_id)], task_id)
 
 
-def fingerprint(task_id):
-    t = task(task_id)
+def fingerprint(task_id, own=()):
+    t = task(task_id, own)
     return f"{t.goal} {t.today} {[x['content'] for x in t.tasks.values()]}"
 
 
@@ -549,7 +548,7 @@ class Env(tools.Env):
 
     def get_task_description(self, task_id: str):
         found = self.known(self.tasks, task_id, "Task not found")
-        what = found["what"] if OWN else "\n".join(
+        what = found["what"] if self.module.OWN else "\n".join(
             f"- {key}: {value}" for key, value in found["what"].items())
         return {"id": task_id, "content": found["content"], "description": what}
 
@@ -604,7 +603,7 @@ class Env(tools.Env):
         """The task's steps, played on an account of their own; a change is made where this one
         differs from that. Then what else differs is put right, as far as it can be. What is gone by
         mistake is not asked about: it would be refused for ever."""
-        twin, gone = Env(), self.task.tasks.keys() - self.tasks.keys()
+        twin, gone = type(self)(), self.task.tasks.keys() - self.tasks.keys()
         twin.task, twin.results = self.task, {}
         twin.projects, twin.tasks = copy.deepcopy((self.task.projects, self.task.tasks))
         steps = self.task.steps(say)
@@ -641,9 +640,3 @@ class Env(tools.Env):
         return {"project_id": rng.choice([*t.projects]), "task_id": rng.choice([*t.tasks]),
                 "is_favorite": rng.choice(["True", "False"]),
                 "due_date": str(t.today + timedelta(rng.randint(0, 9)))}[key]
-
-
-if "NANO_TODO_DATA" in os.environ:          # set by a user, or by `use` in the parent process
-    use(os.environ["NANO_TODO_DATA"])
-
-

@@ -34,7 +34,6 @@ in 4.9 turns on average, 11 at most: it succeeds from any page, but not after wh
 The browser is our own, without JavaScript and pixels: envs/web/browser.py. `--data chromium` plays
 in Chromium. `python -m envs.webarena` prints an address where a person can walk the sites.
 """
-import os
 import re
 from html import unescape
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -51,7 +50,7 @@ from envs.web.prompt import RULES, UNPARSED, WRITE, read_fenced
 
 NAME, HORIZON, SUCCESS = "webarena", 15, 1.0
 ENGINE = "lxml, SQLite"
-BROWSER = ""            # "chromium": `use` changes it
+BROWSER = ""            # "chromium": see `use`
 KINDS = len(tasks.TEMPLATES)
 TRAIN = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 != 9)
 TEST = tuple(i for i in range(50 * KINDS) if i // KINDS % 10 == 9)
@@ -101,15 +100,10 @@ GRAMMAR = {             # verb: what is behind it
 
 
 def use(data):
-    """Play, here and in the processes started from here, in Chromium."""
-    global BROWSER
+    """What differs when it plays in Chromium: envs.with_data."""
     if data != "chromium":
         raise ValueError(f"data={data!r}: webarena takes chromium, or no data")
-    BROWSER = os.environ["NANO_WEBARENA_BROWSER"] = data
-
-
-if os.environ.get("NANO_WEBARENA_BROWSER"):
-    use(os.environ["NANO_WEBARENA_BROWSER"])
+    return dict(BROWSER=data)
 
 
 def family(task_id):
@@ -260,7 +254,7 @@ class Env(envs.Base):
     last = None             # the action before
 
     def __init__(self):
-        if BROWSER:
+        if self.module.BROWSER:
             from envs.web import chromium
             chromium.started()          # RuntimeError: what is missing
 
@@ -268,7 +262,7 @@ class Env(envs.Base):
         self.close()
         self.web, self.task = tasks.task_of(task_id, task_id % KINDS, task_id in TEST_SET)
         self.config, self.last, self.read = self.task.config, None, set()
-        if BROWSER:
+        if self.module.BROWSER:
             from envs.web.chromium import Chromium
             self.browser = Chromium(self.web.request)
         else:

@@ -54,7 +54,7 @@ from envs.parts.wires import Wire
 
 NAME, HORIZON, SUCCESS = "webshop", 10, 1.0
 ENGINE = "SQLite, with FTS5"
-DATA = ""       # the folder that Env() plays with; `use` changes it, and TRAIN and TEST with it
+FOLDER = ""     # of the files that Env() plays with: see `use`
 TRAIN, TEST = range(500, 6910), range(500)
 FAMILIES = CATEGORIES
 PROMPT = """You are shopping on a web page. The instruction says what to buy: a kind of product, its
@@ -238,19 +238,15 @@ def shop_of(folder):
 
 
 def use(folder):
-    """Play, from here on and in the processes started from here, with the files in this folder."""
-    global DATA, TRAIN, TEST
-    shop = shop_of(os.path.abspath(folder))
-    DATA = os.environ["NANO_WEBSHOP_DATA"] = os.path.abspath(folder)
-    TRAIN, TEST = shop.train, shop.test
+    """What differs when it plays with the files in this folder: envs.with_data."""
+    path = os.path.abspath(folder)
+    shop = shop_of(path)
+    return dict(FOLDER=path, TRAIN=shop.train, TEST=shop.test,
+                family=functools.partial(family, folder=path))
 
 
-if os.environ.get("NANO_WEBSHOP_DATA"):
-    use(os.environ["NANO_WEBSHOP_DATA"])
-
-
-def family(task_id):
-    return shop_of(DATA).goals[task_id].product.category
+def family(task_id, folder=""):
+    return shop_of(folder).goals[task_id].product.category
 
 
 def read_action(text):
@@ -265,7 +261,7 @@ def read_action(text):
 
 class Env(envs.Base):
     def __init__(self, data=None):          # data: a folder of WebShop's files
-        self.shop = shop_of(DATA if data is None else os.path.abspath(data))
+        self.shop = shop_of(self.module.FOLDER if data is None else os.path.abspath(data))
 
     def last_task(self):
         return len(self.shop.goals) - 1

@@ -2,7 +2,7 @@
 
     python recipes/cispo.py                     any flag of train.py
 
-A rule of one's own is a function of flat tensors, (A,), one number per sampled token, and an entry
+A rule of one's own is a function of flat tensors, (K,), one number per sampled token, and an entry
 of a table.
 """
 import sys
@@ -14,7 +14,7 @@ import train
 
 
 def cispo(logprobs, old_logprobs, advantages, rows, cfg):
-    """-stop_gradient(clip(rho, 1 - e_low, 1 + e_high)) A log pi, rho = pi / pi_old: (A,)."""
+    """-stop_gradient(clip(rho, 1 - e_low, 1 + e_high)) A log pi, rho = pi / pi_old: (K,)."""
     ratio = (logprobs - old_logprobs).detach().exp()
     return -ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * advantages * logprobs
 

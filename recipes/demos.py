@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from cloning import lesson
+from cloning import demonstrations_for
 from envs.parts.agenttraj import write_trajectories
 from flags import Natural, Worlds, flag, parse_flags
 from run import one_sentence
@@ -23,13 +23,21 @@ class Config(Worlds):
     n: Natural = flag(300, "of each environment, as far as there are training tasks")
     set: str = flag("", "instead: as many as AgentGym's set has", ("", "agenttraj", "agenttraj_l"))
     seed: Natural = flag(0, "of everything random")
-    skill, goal, demos, horizon, format = 1.0, "task", "", 0, "agentgym"        # no flags here
+
+    # What `demonstrations_for` reads beside the flags.
+    skill = 1.0
+    goal = "task"
+    demos = ""
+    horizon = 0
+    format = "agentgym"
+    context = "full"
 
 
 def main():
     with one_sentence("demos.py"):
         cfg, _ = parse_flags(Config, description=__doc__)
-        print("successes written:", write_trajectories(cfg.out, lesson(cfg), cfg.seed))
+        demos = demonstrations_for(cfg)
+        print("successes written:", write_trajectories(cfg.out, demos, cfg.seed))
 
 
 if __name__ == "__main__":

@@ -26,24 +26,24 @@ def answers(part):
     return real & (acted > begun) & (part.rewards <= 0)[:, None]
 
 
-def part_loss(run, part):
+def part_loss(run, part, first):
     """train.part_loss, and ECHO's beside it."""
-    read, action_logprobs, extra = answers(part), run.policy.action_logprobs, []
+    read, both_of, extra = answers(part), run.policy.logprobs_and_entropy, []
 
     def of_both(token_ids, mask, *more, **options):
         both = mask | read
-        logprobs, entropy = action_logprobs(token_ids, both, *more, **options)
+        logprobs, entropy = both_of(token_ids, both, *more, **options)
         sampled = mask[both]
         extra.append(-logprobs[~sampled].sum())
         return logprobs[sampled], entropy[sampled]
 
-    run.policy.action_logprobs = of_both
+    run.policy.logprobs_and_entropy = of_both
     try:
-        loss, sums = plain_loss(run, part)
+        loss, watched = plain_loss(run, part, first)
     finally:
-        run.policy.action_logprobs = action_logprobs
-    weight = part.value_weights.max()           # 1 / the mini-batch's number of sampled tokens
-    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], sums
+        run.policy.logprobs_and_entropy = both_of
+    weight = part.per_token.max()
+    return loss + float(os.environ.get("ECHO", 0.1)) * weight * extra[0], watched
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -33,7 +34,8 @@ from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
 from episode import play
 from flags import Count, flag
-from rollout import Slots
+from rollout import Slots, move
+from run import with_nulls
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
 SILENCE = 15                    # seconds without an answer before we say so
@@ -43,7 +45,6 @@ TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as 
 NO_COMPLETION = (requests.exceptions.ChunkedEncodingError, requests.JSONDecodeError, LookupError,
                  TypeError, AttributeError)
 SAMPLED = Counter()             # tokens of each Episode; nan: the API did not tell
-plain_open_worlds, plain_play_of = evaluation.open_worlds, evaluation.play_of
 
 
 @dataclass
@@ -80,7 +81,8 @@ class Api:
             **{"tools": tools} if tools else {})
         SAMPLED[episode] += sampled
         if prompt + self.cfg.max_turn_tokens > self.cfg.max_context:
-            episode.trajectory.truncated, episode.over = "context", True
+            episode.trajectory.truncated = "context"
+            episode.state = "over"
             return
         episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
         episode.replied(text, message)
@@ -129,22 +131,21 @@ def read_completion(answer):
     return content, message, usage.get("prompt_tokens", 0), usage.get("completion_tokens", math.nan)
 
 
-# ---- in the places of eval.py's own --------------------------------------------------------------
+# ---- many at a time ------------------------------------------------------------------------------
 
-def open_worlds(api, *more):
-    """run.open_worlds without a tokenizer."""
-    return plain_open_worlds(None, *more)
-
-
-def play_of(episode):
-    """eval.play_of with the tokens that the API has told."""
-    return plain_play_of(episode) | evaluation.with_nulls(dict(tokens=SAMPLED[episode]))
+def api_of(cfg):
+    """What plays instead of a policy in this process: see eval.evaluate."""
+    return partial(play_by, Api(cfg))
 
 
-def collect(api, tasks, group_size, horizon, key, places, temperature, max_concurrent, finished):
-    """As `rollout.collect`, but by an API: an episode a thread. The threads are daemons, so that
-    Ctrl-C waits for no answer. The Api itself asks for the temperature."""
-    slots, ended = Slots(tasks, group_size, horizon, key, places, finished=finished), SimpleQueue()
+def play_by(api, tasks, places, keep):
+    """As eval.play_model, but by an API: an episode a thread. The threads are daemons, so that
+    Ctrl-C waits for no answer."""
+    cfg, ended = api.cfg, SimpleQueue()
+
+    def finished(episodes):
+        keep([evaluation.play_of(episode) | with_nulls(dict(tokens=SAMPLED[episode]))
+              for episode in episodes])
 
     def attempt(slot):
         try:
@@ -153,31 +154,30 @@ def collect(api, tasks, group_size, horizon, key, places, temperature, max_concu
         except BaseException as error:          # in a thread: the loop below raises it
             ended.put((slot, error))
 
+    slots = Slots(tasks, cfg.k, math.inf, (cfg.seed,), places, finished=finished)
     try:
-        while slots["waiting"] or slots.playing:
-            slots.start(max_concurrent)
-            for slot in list(slots["asking"]):
-                slots.move(slot, "in flight")
+        while len(slots.done) < len(slots.everyone):
+            slots.start(cfg.max_concurrent)
+            for slot in list(slots.asking):
+                move(slot, slots.asking, slots.in_flight)
                 Thread(target=attempt, args=(slot,), daemon=True).start()
             try:
                 slot, error = ended.get(timeout=SILENCE)
             except Empty:
                 silent = time.monotonic() - api.heard
                 if silent > SILENCE:
-                    print(f"{api.cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
+                    print(f"{cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
                 continue
             if error is None:
-                slots.finish(slot)
+                slots.finish(slot, slots.in_flight)
             elif isinstance(error, EnvError) and not isinstance(error, ServersGone):
                 slots.fail(slot, error)
             else:
                 raise error
     finally:
         slots.close()
-    return slots.played()
+    return slots.stats.failures
 
 
 if __name__ == "__main__":
-    evaluation.__doc__, evaluation.load, evaluation.open_worlds = __doc__, Api, open_worlds
-    evaluation.collect, evaluation.play_of = collect, play_of
-    evaluation.main(kind=Config)
+    evaluation.main(Config, __doc__, api_of)

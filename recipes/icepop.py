@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
-import train  # before torch: see there
+import metrics
+import train
 from algos import check_aligned
 from batch import logprobs_under
 from flags import Positive, Share, flag
@@ -55,12 +56,12 @@ def sequence_masked_weights(old_logprobs, rollout_logprobs, response_mask, low, 
 
 
 RULES = {"icepop": masked_weights, "mis": sequence_masked_weights, "tis": truncated_weights}
-plain_credit = train.credit
+plain_credit, plain_update, plain_log_line = train.credit, train.update, metrics.log_line
 
 
 def credit(run, batch):
-    """train.credit with the trainer's pi_old, also where it computes in 32 bit; then the weights
-    of this rule."""
+    """train.credit with the trainer's pi_old, also where it computes in 32 bit; batch.weights are
+    those of this rule."""
     cfg, sampled = run.cfg, batch.old_logprobs
     if run.policy.compute_dtype == torch.float32:       # in 16 bit train.credit does it
         batch.old_logprobs = logprobs_under(
@@ -71,6 +72,28 @@ def credit(run, batch):
                                     cfg.importance_low, cfg.importance_cap)
 
 
+def corrected(rule):
+    """The rule for the weights of a mini-batch, times those that `credit` has put there."""
+    def weights(mini, cfg):
+        return mini.weights * rule(mini, cfg)
+    return weights
+
+
+def update(run, batch):
+    """train.update, and the share of the tokens that weigh nothing."""
+    figures = plain_update(run, batch)
+    weights = batch.weights[batch.response_mask]
+    return figures | dict(masked=(weights == 0).float().mean().item())
+
+
+def log_line(m):
+    """metrics.log_line, and that share."""
+    masked = m.get("masked", 0)
+    return plain_log_line(m) + (f"\n          masked {masked:.0%}" if masked else "")
+
+
 if __name__ == "__main__":
-    train.credit = credit
+    train.credit, train.update, metrics.log_line = credit, update, log_line
+    for name, rule in train.WEIGHTS.items():
+        train.WEIGHTS[name] = corrected(rule)
     train.main(kind=Config)

@@ -26,6 +26,7 @@ def maxrl_advantages(rewards, group_size):
 
 
 if __name__ == "__main__":
-    train.ADVANTAGES["maxrl"] = lambda b, cfg: maxrl_advantages(b.rewards, cfg.group_size)[:, None]
+    train.ADVANTAGES["maxrl"] = lambda b, cfg: maxrl_advantages(
+        b.paid.sum(1), cfg.group_size)[:, None]
     train.ALGOS["maxrl"] = dict(advantage="maxrl", weights="sequence_sum")
     train.main(["--algo", "maxrl", *sys.argv[1:]])

@@ -10,15 +10,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
-from lora import load_policy
+from lora import load_adapted
 from run import one_sentence
 
 
 @torch.no_grad()
 def merged(model):
     """{name: weights} with W + (alpha / r) B A for W, in float32: 16 bit swallow small changes."""
-    weights = {name: x for name, x in model.state_dict().items() if ".lora_" not in name}
-    for name, linear in model.named_modules():
+    weights = {name: x for name, x in model.model.state_dict().items() if ".lora_" not in name}
+    for name, linear in model.model.named_modules():
         if hasattr(linear, "lora_A"):
             change = linear.lora_B.weight @ linear.lora_A.weight
             weights[f"{name}.weight"] = linear.weight + model.lora.alpha / model.lora.rank * change
@@ -30,10 +30,10 @@ def main():
         sys.exit(__doc__)
     folder, out = sys.argv[1:]
     with one_sentence("merge_lora.py"):
-        model = load_policy(folder, "cpu", torch.float32)
+        model = load_adapted(folder, "cpu", torch.float32)
         shutil.copytree(folder, out, ignore=shutil.ignore_patterns(
             "adapter_*", "trainer", "*.safetensors"))
-        model.save_pretrained(out, state_dict=merged(model))
+        model.model.save_pretrained(out, state_dict=merged(model))
 
 
 if __name__ == "__main__":

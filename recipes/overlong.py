@@ -33,7 +33,8 @@ plain_credit = train.credit
 def credit(run, batch):
     """train.credit, of rewards from which the penalty is taken at the last sampled token."""
     cfg, mask = run.cfg, batch.response_mask
-    penalty = overlong_penalty(mask.sum(1), train.longest_episode(cfg), cfg.overlong_buffer)
+    longest = train.longest_episode(cfg.format, cfg.max_turn_tokens, cfg.horizons[-1])
+    penalty = overlong_penalty(mask.sum(1), longest, cfg.overlong_buffer)
     batch.token_rewards = batch.token_rewards + penalty[:, None] * train.last_action(mask)
     plain_credit(run, batch)
 

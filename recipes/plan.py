@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 import train  # before torch: see there
 from attention import OURS, attend, kv_shape
-from engine import LlamaRMSNorm
+from policy import LlamaRMSNorm
 from flags import Natural, NonNegative, flag, parse_flags
 from policy import HEAD_CHUNK, from_pretrained, longest_text, same_code
 from run import one_sentence
@@ -48,8 +48,9 @@ def counted(config, dtype, frozen, checkpointing, tokens=1024):
         if same_code(type(norm).forward, LlamaRMSNorm.forward):
             norm.forward = partial(F.layer_norm, normalized_shape=norm.weight.shape,
                                    weight=norm.weight)
-    layout = SimpleNamespace(memory=None, ready={}, begin=lambda *_: (lambda _, layer, *qkv: (
-        flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)),))
+    layout = SimpleNamespace(
+        memory=None, prepared={}, prepare=lambda *_: None, attend=lambda _, layer, *qkv: (
+            flash(*(x.transpose(0, 1)[None] for x in qkv[:3]))[0][0].transpose(0, 1)))
     if any("experts" in name for name, _ in model.named_modules()):
         model.bfloat16()                # experts on the meta device take nothing else
     if checkpointing:
@@ -85,7 +86,7 @@ def plan(cfg, config, world, cuda, memory):
     page, each = 2 * math.prod(kv_shape(config)) * size * width, -(-context // size)
     sampling = {"whole weights": whole, "pages of one episode": page * (each + cuda)}
     pages = int(max(0, 0.8 * (left - whole) if cuda else min(left - whole, 2**30)) / page)
-    # a micro-batch, whose contexts are not cut; logits: what `_head` makes of them, in float32
+    # a micro-batch, whose contexts are not cut; logits: what `of_targets` makes, in float32
     most = -(-cfg.tasks_per_step * cfg.group_size // cfg.mini_batches) * context // world
     tokens, kept = max(context, min(cfg.micro_tokens, most)), kept * (1 + (cfg.critic != "none"))
     logits = (5 if cfg.entropy_coef else 3) * 4 * config.vocab_size

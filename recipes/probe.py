@@ -76,11 +76,12 @@ def pair(prompt, reply):
     return trajectory
 
 
-def measure(run, horizon, played, *more, measure=metrics.measure):
+def measure(run, outcome, measure=metrics.measure):
     """A step's figures, and those of the probe if an evaluation is due."""
-    line = measure(run, horizon, played, *more)
-    due = run.cfg.eval_every and run.step % run.cfg.eval_every == 0
-    return line | (probe(run, played) if due else {})
+    line = measure(run, outcome)
+    if run.cfg.eval_every and run.step % run.cfg.eval_every == 0:
+        line |= probe(run, outcome.played)
+    return line
 
 
 def signals(history, window, solved, *more, signals=panel.echo_trap_signals):

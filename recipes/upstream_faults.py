@@ -43,7 +43,7 @@ def of_sampled_tokens(rule):
     """The rule for advantages, where nothing of the reward stands on a sampled token."""
     def advantages(batch, cfg):
         if cfg.fault == "reward":
-            batch.token_rewards = torch.zeros_like(batch.token_rewards)
+            batch.paid = torch.zeros_like(batch.paid)
         return rule(batch, cfg)
     return advantages
 

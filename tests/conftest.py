@@ -2,7 +2,6 @@
 each other, and on a busy machine they wait long."""
 import gc
 import os
-import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"       # read when torch is imported, by the tests behind this
 
@@ -22,21 +21,6 @@ def frozen():
 def here(monkeypatch, tmp_path):
     """Runs are written to a folder of their own."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def as_before():
-    """Afterwards the environments are as they were, whatever `use` made of them; and the variables
-    that processes to come inherit."""
-    modules = [(m, dict(vars(m))) for name, m in sys.modules.items() if name.startswith("envs.")]
-    variables = dict(os.environ)
-    yield
-    for module, was in modules:
-        for name in vars(module).keys() - was.keys():
-            delattr(module, name)
-        vars(module).update(was)
-    os.environ.clear()
-    os.environ.update(variables)
 
 
 @pytest.fixture(scope="module")

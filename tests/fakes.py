@@ -32,7 +32,7 @@ from client import Answer, EnvClient, Reset
 from env_server import HttpServer
 from episode import Episode, World, speak
 from episode import play as play_episode
-from policy import equip, make_policy
+from policy import Policy, make_policy
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -53,7 +53,7 @@ def twins(kind="llama", tied=True, vocabulary=50, layers=2, seed=0, loud=()):
                 parameter.add_(0.2 * torch.randn_like(parameter))
         stock.lm_head.weight *= 2                   # log-probabilities far from uniform
         stock.lm_head.weight[list(loud)] *= 4
-    return equip(copy.deepcopy(stock)), stock
+    return Policy(copy.deepcopy(stock)), stock
 
 
 def token_logprobs(model, token_ids, response_mask, position_ids, temperature=1.0):
@@ -244,7 +244,7 @@ def save_policy(folder):
     with torch.no_grad():
         for weights in policy.parameters():
             weights *= 5 if weights.dim() == 2 else 1
-    policy.save_pretrained(folder)
+    policy.model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 
 from env_server import Service, respond
-from envs.parts import tools
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,6 +60,7 @@ def solved(env, task_id=None, most=100):
 
 def ask(env, tool, **arguments):
     """A tool's result, or the text that it refuses with."""
+    from envs.parts import tools        # not every fork has worlds with tools
     observation, *_, info = env.step(tools.written(tool, arguments))
     assert observation.endswith("\nGive me one action.")
     if info["valid"]:
@@ -83,9 +83,9 @@ def asked(services, path, body=None, status=200):
     return json.loads(text)
 
 
-def wire(name):
+def wire(name, data=""):
     """A server of this environment, without a socket: `asked` of it."""
-    return partial(asked, {name: Service(name)})
+    return partial(asked, {name: Service(name, data)})
 
 
 def bm25(docs, words):

@@ -1,186 +1,131 @@
 """pytest tests/test_agentevol.py: demonstrations, their mask, the tokenizer, the cloned folder;
 then AgentEvol: what is explored, filtered, merged and learned, resumed runs, ranks, flags.
 
-Played are the two toys of fakes.py, on a server in this process. The files of trajectories are
-tested in test_agenttraj.py.
+Played are the two toys of fakes.py, on a server in this process. Real worlds and the files of
+trajectories: more/test_agenttraj.py.
 """
+import itertools
 import json
 import os
 import re
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
-from fakes import config, flags_of, started
-from more.test_agenttraj import trained
+from fakes import chat_tokenizer, config, flags_of, started, toy
 from test_ranks import on_ranks
 from test_train import lines_of, same, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import agentevol
+import algos
 import cloning
-import envs
 import metrics
-import parallel
-import rollout
-import run
 import train
-from agentevol import Evolve, evolve, explore, reward, successes
+from agentevol import Evolve, evolve, example_weight, explore, successes
+from batch import to_batch
 from chat import FORMATS, Agent, make_tokenizer
 from client import EnvClient
-from flags import parse_flags
 from cloning import (
     Clone,
-    clone,
-    clone_flags,
-    imitated,
+    clone_policy,
+    config_for_run,
+    demonstrations_for,
     learn,
     learn_step,
-    lesson,
-    tokenizer_of,
-    trajectories_of,
+    learning_rate,
+    make_agents,
+    replay,
+    replay_one,
+    train_tokenizer,
 )
-from envs import demonstrations, maze, record, textcraft, textcraft_small, wordle
-from episode import Trajectory, World
+from envs import demonstrations, load_env, record
+from envs.parts.agentgym import Manner, read_line
+from episode import Trajectory
 from flags import parse_flags
 from policy import make_policy
 from recipes import clone_observations
 from rollout import Stats
 
 CPU = torch.device("cpu")
-SMALL = Clone(env="textcraft_small", n=24, skill=0.4, steps=30, batch=8, width=32, layers=1,
-              vocabulary=300, lr=1e-2)
+SPEAKS = dict(format="act", max_turn_tokens=24, max_context=10**6)
+SMALL = Clone(env="toy", n=24, skill=0.4, steps=30, batch=8, width=32, layers=1, heads=4,
+              vocabulary=280, lr=1e-2, micro_tokens=8192)
+pytestmark = pytest.mark.usefixtures("url")         # the toys are found as files of envs/ are
 
 
 @pytest.fixture(scope="module")
-def demos():
-    return lesson(SMALL)
+def demos(url):
+    return demonstrations_for(SMALL)
 
 
 @pytest.fixture(scope="module")
 def folder(demos, tmp_path_factory):
-    out = tmp_path_factory.mktemp("clone") / "policy"
-    clone(SMALL, demos, str(out), CPU)
-    return str(out)
+    return clone_policy(SMALL, str(tmp_path_factory.mktemp("clone") / "policy"), CPU, demos)
+
+
+def sampled_texts(trajectory, tokenizer):
+    """The texts that are trained on, each with its stop token."""
+    runs = itertools.groupby(zip(trajectory.response_mask, trajectory.token_ids), itemgetter(0))
+    return [tokenizer.decode([token for _, token in run]) for sampled, run in runs if sampled]
 
 
 # ---- demonstrations ----
 
-@pytest.mark.parametrize("skill, experts", [(1.0, {True}), (0.5, {True, False}), (0.0, {False})])
-def test_record_is_what_the_environment_answered_the_expert_or_chance(skill, experts):
-    demo, env, found = record("maze", skill, 0, 30), maze.Env(), set()
-    seen = env.reset(30)
-    for observation, thought, action, *answer in demo["turns"]:
-        found.add((thought, action) == env.expert())
-        assert observation == seen
-        seen, *rest = env.step(action)
-        assert answer == rest
-    assert found == experts
-    assert demo["last"] == seen and demo["success"] == rest[2]["success"]
-    assert demo["success"] or skill < 1
-    assert rest[1] or len(demo["turns"]) == maze.HORIZON
-    assert demo == record("maze", skill, 0, 30)
-    assert (demo != record("maze", skill, 1, 30)) == (skill < 1)
-
-
-def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
-    serial = demonstrations("maze", range(12), 12, 0.6, seed=1)
-    assert [demo["task_id"] for demo in serial] == list(range(12))
-    monkeypatch.setattr(envs, "PATIENCE", 0)
-    assert demonstrations("maze", range(12), 12, 0.6, seed=1, processes=1) == serial
-
-
-@pytest.mark.parametrize("count, played, kept", [
-    (3, [0, 1, 2, 3, 4, 5], [0, 3, 5]),             # for 1 and 2 comes 3, 4 again fails
-    (1, [0], [0]), (0, [], []),
-    (9, [*range(8)], [0, 3, 5, 6, 7])])             # there are no more tasks
-def test_demonstrations_of_an_expert_are_successes(count, played, kept, monkeypatch):
-    asked = []
-
-    def record(name, skill, seed, task_id, horizon):
-        asked.append((task_id, skill, seed, horizon))
-        return dict(task_id=task_id, success=task_id not in (1, 2, 4))
-    monkeypatch.setattr(envs, "record", record)
-    demos = demonstrations("maze", range(8), count, 1.0, 5, 6)
-    assert [demo["task_id"] for demo in demos] == kept
-    assert asked == [(task_id, 1.0, 5, 6) for task_id in played]
-
-
-@pytest.mark.parametrize("count, rounds", [(2, 1), (4, 1), (7, 1), (8, 2), (13, 3)])
-def test_demonstrations_of_a_player_with_luck_are_whole_rounds(count, rounds, monkeypatch):
-    """Failures too: they are part of what it does. Each round has other chances."""
-    monkeypatch.setattr(envs, "record", lambda name, skill, seed, task_id, **_: dict(
-        task_id=task_id, seed=seed, success=False))
-    demos = demonstrations("maze", [3, 1, 4, 5], count, 0.5, 9)
-    assert [demo["task_id"] for demo in demos] == [3, 1, 4, 5][:count] * rounds
-    seeds = [demo["seed"] for demo in demos]
-    assert len({*seeds}) == rounds and seeds[0] == 9 and seeds == sorted(seeds)
-
-
-def test_lesson_plays_a_fair_choice_of_the_families_asked_for():
-    cfg = replace(SMALL, families="depth 2", n=5)
-    demos, again = lesson(cfg), lesson(cfg)
-    wanted = [t for t in textcraft_small.TRAIN if textcraft_small.family(t) == "depth 2"]
+def test_demonstrations_for_plays_a_fair_choice_of_the_families_asked_for():
+    cfg = replace(SMALL, families="odd", n=5)
+    demos, again = demonstrations_for(cfg), demonstrations_for(cfg)
     chosen = [demo["task_id"] for demo in demos]
-    assert len({*chosen} & {*wanted}) == 5 and max(chosen) > wanted[len(wanted) // 2]
-    assert demos == again == demonstrations("textcraft_small", chosen, 5, SMALL.skill, SMALL.seed)
-    assert [demo["task_id"] for demo in lesson(replace(cfg, seed=1))] != chosen
+    assert len({*chosen} & {*range(1, 40, 2)}) == 5 and max(chosen) > 20
+    assert demos == again == demonstrations("toy", chosen, 5, SMALL.skill, SMALL.seed)
+    assert [demo["task_id"] for demo in demonstrations_for(replace(cfg, seed=1))] != chosen
 
 
-def test_lesson_plays_as_many_of_each_environment_as_agentgyms_set_has(monkeypatch, capsys):
-    """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
-    skills = []
-
-    def demonstrations(name, tasks, count, skill, *_, **more):
-        skills.append(skill)
-        return [dict(env=name, success=True) for _ in tasks[:count]]
-    monkeypatch.setattr(agentevol, "demonstrations", demonstrations)
-    cfg = replace(SMALL, env="maze,wordle,bandit", set="agenttraj", n=7, skill=0.6)
-    counts = Counter(demo["env"] for demo in lesson(cfg))
+def test_demonstrations_for_plays_as_many_as_a_set_has(monkeypatch, capsys):
+    """A set's demonstrations are an expert's; more than there are tasks are not to be had; an
+    environment that is not in it gives n."""
+    monkeypatch.setattr(sys.modules["envs.toy"], "SET_SIZES", dict(agenttraj=50), raising=False)
+    demos = demonstrations_for(replace(SMALL, env="toy,sums", set="agenttraj", n=7, skill=0.6))
+    assert Counter(demo["env"] for demo in demos) == dict(toy=40, sums=7)
+    assert all(demo["success"] for demo in demos)
     said = capsys.readouterr().out.splitlines()
-    assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
-    assert said[1].startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1"
-                              f", {len(wordle.TRAIN)} succeed")
-    counts = Counter(d["env"] for d in lesson(replace(cfg, set="agenttraj_l", env="maze")))
-    assert counts == dict(maze=215) and {*skills} == {1.0}      # the sets are experts'
-
-
-def test_lesson_of_other_goals_never_sets_out_for_the_tasks_own(capsys):
-    for demo in lesson(replace(SMALL, n=50, skill=1, goal="other")):
-        goal = demo["turns"][0][0].rpartition("craft ")[2].rstrip(".")
-        wishes = {turn[1] for turn in demo["turns"]}
-        assert all(wish.startswith("I would like to have ") for wish in wishes)
-        assert f"I would like to have {goal}." not in wishes
-    with pytest.raises(ValueError, match="goal=other: wordle has no player for it; leave it out"):
-        lesson(replace(SMALL, env="wordle", goal="other"))
+    assert said[0] == "toy: 40 demonstrations of 50 wanted, skill 1, 40 succeed"
+    assert said[1] == "sums: 7 demonstrations of 7 wanted, skill 1, 7 succeed"
+    with pytest.raises(ValueError, match="goal=other: sums has no player for it; leave it out"):
+        demonstrations_for(replace(SMALL, env="sums", goal="other"))
 
 
 # ---- what is imitated ----
 
 @pytest.mark.parametrize("style", sorted({*FORMATS} - {"tool"}))
 @pytest.mark.parametrize("context", ["full", "window", "memory"])
-def test_imitated_masks_exactly_the_replies(demos, style, context):
-    tokenizer, lost = tokenizer_of(demos, SMALL), [demo for demo in demos if not demo["success"]]
+def test_replay_masks_exactly_the_replies(demos, style, context):
+    tokenizer, module = chat_tokenizer("tiny"), toy()
+    module.AGENTGYM = Manner("The rules.", read_line)
     agent = Agent(tokenizer, format=style, context=context, window=2, max_turn_tokens=1,
-                  max_context=10**9, module=textcraft)
-    for demo in [*demos[:4], lost[0]]:
-        trajectory = imitated(agent, demo)
-        replies, expected = trained(trajectory, tokenizer), []
-        for i, (_, thought, action, *_) in enumerate(demo["turns"]):
-            done = "; ".join(turn[2] for turn in demo["turns"][:i])
+                  max_context=9, module=module)
+    games = (record("toy", 0.0, 0, task) for task in range(40))
+    lost = next(game for game in games if not game["success"])
+    for demo in [*demos[:4], lost]:
+        trajectory = replay_one(demo, agent)
+        replies, expected = sampled_texts(trajectory, tokenizer), []
+        for i, move in enumerate(demo["turns"]):
+            done = "; ".join(earlier.action for earlier in demo["turns"][:i])
             note = f"Note: {done}\n" if context == "memory" else ""
-            plan = f"Plan: {thought}\n" if style == "plan" and i == 0 else ""
+            plan = f"Plan: {move.thought}\n" if style == "plan" and i == 0 else ""
+            thought, action = move.thought, move.action
             words = {"act": action, "think": f"<think>{thought}</think><answer>{action}</answer>",
                      "agentgym": f"Thought:\n{thought}\n\nAction:\n{action}"}
             words = words.get(style, f"Thought: {thought}\nAction: {action}")
             expected.append(f"{note}{plan}{words}<|end|>")
         assert replies == expected
-        assert [turn.reward for turn in trajectory.turns] == [turn[3] for turn in demo["turns"]]
+        assert [turn.reward for turn in trajectory.turns] == [m.reward for m in demo["turns"]]
         assert trajectory.success == demo["success"]
         shown = len(replies) + (style == "reflect" and not demo["success"])    # asked for a lesson
         assert len(trajectory.contexts) == {
@@ -204,8 +149,9 @@ def test_the_tokenizer_has_one_token_for_what_an_environment_calls_one_word():
 
 def test_the_tokenizer_is_the_same_after_a_save(demos, folder):
     """Beside a config.json that says qwen2 AutoTokenizer once put Qwen's own splitting."""
-    texts = [text for demo in demos for turn in demo["turns"] for text in (turn[0], turn[2])]
-    made, loaded = tokenizer_of(demos, SMALL), AutoTokenizer.from_pretrained(folder)
+    texts = [text for demo in demos for move in demo["turns"] for text in (move[0], move[2])]
+    made = train_tokenizer(demos, make_agents([load_env("toy")], SPEAKS), SMALL.vocabulary)
+    loaded = AutoTokenizer.from_pretrained(folder)
     assert made.get_vocab() == make_tokenizer(texts, SMALL.vocabulary).get_vocab()
     assert loaded.get_vocab() == made.get_vocab()
     for text in WORDS + texts[:50]:
@@ -219,15 +165,18 @@ def test_the_tokenizer_is_the_same_after_a_save(demos, folder):
 
 # ---- the policy ----
 
-def test_clone_writes_an_ordinary_folder(folder):
+def test_clone_policy_writes_an_ordinary_folder_once(folder):
     stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(
         folder)
     assert stock.config._attn_implementation == "sdpa" and stock.config.hidden_size == 32
-    assert stock.config.vocab_size == len(tokenizer) == 300
+    assert stock.config.vocab_size == len(tokenizer) > 259
     assert stock.config.eos_token_id == tokenizer.eos_token_id == 0
     assert stock.config.bos_token_id is None
     assert stock.get_output_embeddings().weight is stock.get_input_embeddings().weight
     assert Clone(**json.load(open(f"{folder}/defaults.json"))["cloned"]) == SMALL
+    before = os.stat(f"{folder}/config.json").st_mtime_ns
+    assert clone_policy(SMALL, folder, CPU) == folder
+    assert os.stat(f"{folder}/config.json").st_mtime_ns == before
 
 
 def test_make_policy_is_a_function_of_its_seed():
@@ -235,53 +184,38 @@ def test_make_policy_is_a_function_of_its_seed():
     assert same(first, again) and not same(first, other)
 
 
-@pytest.fixture
-def rates(monkeypatch):
-    """The learning rates of a `learn` whose steps do nothing else and take a second each."""
-    now, rates = [0.0], []
-
-    def learn_step(policy, optimizer, *_):
-        now[0] += 1
-        rates.append(optimizer.param_groups[0]["lr"])
-        return 0.0
-    monkeypatch.setattr(cloning, "learn_step", learn_step)
-    monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    return rates
-
-
-def imitate(steps, lr, **more):
-    """`learn` of trajectories that all weigh 1."""
-    learn(toy_policy(), [None] * 4, [1.0] * 4, steps, lr, replace(SMALL, batch=1), 0, **more)
-
-
-def test_learn_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth(rates):
-    imitate(40, 0.02)
-    assert len(rates) == 40 and rates.index(max(rates)) == 2            # a twentieth of 40
+def test_learning_rate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth():
     # shares of the peak: at first 0.02; after a fortieth 1/2 + 0.02 of cos 4.5 degrees; then
     # 0.1 + 0.9 (1 + cos) / 2 at 45, 90 and 135 degrees; at 175.5 almost a tenth
     expected = {0: 0.02, 1: 0.52 * (0.1 + 0.9 * 0.998459), 10: 0.868198, 20: 0.55, 30: 0.231802,
                 39: 0.1 + 0.9 * 0.001541}
+    rates = [learning_rate(0.02, i / 40) for i in range(40)]
+    assert rates.index(max(rates)) == 2                                 # a twentieth of 40
     assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
 
 
-def test_learn_ends_when_its_seconds_are_over(rates):
-    """The rate falls as over so many steps."""
-    imitate(10**6, 1e-3, seconds=20)
-    assert len(rates) == 20 and rates[10] == pytest.approx(0.55e-3)     # half of the way
+def test_learn_ends_when_its_seconds_are_over():
+    """The rate falls as over so many steps, so the policy has moved and then hardly moves."""
+    policy, began = toy_policy(), time.perf_counter()
+    before = {name: w.clone() for name, w in policy.state_dict().items()}
+    learn(policy, [t for t, _ in WEIGHED], [1.0] * 3, 10**9, 1e-3, 1, 8192, 0, seconds=0.3)
+    assert 0.3 <= time.perf_counter() - began < 5
+    assert not same(before, policy.state_dict())
 
 
-def test_continue_cloning_is_gentler_and_in_another_order(url, model, here, monkeypatch):
+def test_clone_longer_is_gentler_and_in_another_order(url, model, here, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
     monkeypatch.setattr(cloning, "learn", lambda policy, trajectories, *rest: calls.append(
         ([t.task_id for t in trajectories], *rest)))
     run = started(url, config(model))
     run.history = [dict(seconds=3.5), dict(seconds=4.0)]
-    cloning.continue_cloning(run)
-    ((tasks, weights, _, lr, cfg, seed, seconds),) = calls
-    assert tasks == [d["task_id"] for d in lesson(clone_flags(run.cfg))] and weights == [1.0] * 20
+    cloning.clone_longer(run)
+    ((tasks, weights, _, lr, batch, _, seed, seconds),) = calls
+    cfg = config_for_run(run.cfg)
+    assert tasks == [d["task_id"] for d in demonstrations_for(cfg)] and weights == [1.0] * 20
     assert (cfg.n, cfg.steps, cfg.width, cfg.horizon, seconds) == (20, 12, 32, 3, 7.5)
-    assert lr == pytest.approx(Clone.lr / 4) and seed != run.cfg.seed
+    assert lr == pytest.approx(Clone.lr / 4) and seed != run.cfg.seed and batch == Clone.batch
 
 
 # ---- a weighted step ----------------------------------------------------------------------------
@@ -307,22 +241,25 @@ def toy_policy():
     return make_policy(12, 8, 1, 2, seed=3)
 
 
-def two_steps(trajectories, weights, learn_step, **settings):
-    """`learn_step` on these, twice -> (its loss, the gradients that the optimizer was given). The
+def two_steps(learn_step, micro_tokens):
+    """`learn_step` on WEIGHED, twice -> (its loss, the gradients that the optimizer was given). The
     policy does not move, and nothing of the first is left in the second."""
     policy, grads = toy_policy(), {}
     optimizer = SimpleNamespace(zero_grad=policy.zero_grad, step=lambda: grads.update(
-        (name, w.grad.clone()) for name, w in policy.named_parameters()))
-    arguments = policy, optimizer, trajectories, weights, Evolve(**settings)
-    learn_step(*arguments)
-    return learn_step(*arguments), grads
+        (name, w.grad.clone()) for name, w in policy.model.named_parameters()))
+    for _ in range(2):
+        batch = to_batch([t for t, _ in WEIGHED])
+        batch.weights = algos.example_weights(batch.response_mask,
+                                           torch.tensor([w for _, w in WEIGHED]))
+        loss = learn_step(policy, optimizer, batch, micro_tokens)
+    return loss, grads
 
 
 def by_hand(factors, observations):
     """The same by a plain loop over WEIGHED and its tokens, a forward pass for each trajectory."""
     ours, loss = toy_policy(), torch.zeros(())
     policy = AutoModelForCausalLM.from_config(LlamaConfig(**ours.config.to_dict()))     # stock
-    policy.load_state_dict(ours.state_dict())
+    policy.load_state_dict(ours.model.state_dict())
     for (t, _), factor in zip(WEIGHED, factors):
         logprobs = policy(torch.tensor([t.token_ids])).logits[0].log_softmax(-1)
         sampled = {at for turn in t.turns for at in range(turn.start, turn.end)}
@@ -339,7 +276,7 @@ def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observatio
     """Of the replies' tokens, and in the recipe also of those that are read."""
     monkeypatch.setenv("OBSERVATIONS", str(observations))
     step = clone_observations.learn_step if observations else learn_step
-    loss, grads = two_steps(*zip(*WEIGHED), step, micro_tokens=micro_tokens)
+    loss, grads = two_steps(step, micro_tokens)
     expected, own = by_hand(FACTORS, observations)
     norm = sum(g.square().sum() for g in own.values()).sqrt().item()
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -348,22 +285,43 @@ def test_learn_step_follows_the_weighted_log_likelihood(micro_tokens, observatio
         torch.testing.assert_close(grad, own[name] / norm, atol=1e-6, rtol=1e-4)
 
 
+def test_learn_weighs_each_trajectory_by_its_own_number():
+    """A trajectory of weight 0 is as good as absent: one step on all three of WEIGHED."""
+    learned = []
+    for trajectories, weights in (([t for t, _ in WEIGHED], [0.0, 2.0, 0.0]),
+                                  ([WEIGHED[1][0]] * 3, [1.0] * 3)):
+        policy = toy_policy()
+        learn(policy, trajectories, weights, 1, 1e-2, 3, 8192, 0)
+        learned.append(policy.state_dict())
+    for name, w in learned[0].items():
+        torch.testing.assert_close(w, learned[1][name], atol=1e-6, rtol=1e-5)
+
+
 # ---- the filter ---------------------------------------------------------------------------------
 
 def won(env, task_id, score):
     return spoken([1], [2, 2], task_id=task_id, env=env, score=score)
 
 
+@pytest.fixture
+def scales(monkeypatch):
+    """Environments of these names with the originals' best scores, and the thresholds of two."""
+    for name, settings in dict(sciworld=dict(SUCCESS=100.0, KEPT_ABOVE=99),
+                               babyai=dict(SUCCESS=0.2, KEPT_ABOVE=0), maze=dict(SUCCESS=1.0),
+                               wordle=dict(SUCCESS=1.0)).items():
+        monkeypatch.setitem(sys.modules, f"envs.{name}", SimpleNamespace(**settings))
+
+
 @pytest.mark.parametrize("env, score, kept, share", [
     ("sciworld", 99.0, False, 0.99), ("sciworld", 99.5, True, 0.995), ("sciworld", 100.0, True, 1),
     ("sciworld", -100.0, False, 0), ("babyai", 0.0, False, 0), ("babyai", 0.1, True, 0.1),
     ("maze", 0.99, False, 0.99), ("maze", 1.0, True, 1), ("maze", -1.0, False, 0),
-    ("wordle", 0.9, False, 0.9), ("textcraft", 1.0, True, 1)])
-def test_successes_are_above_a_threshold_and_rewards_shares_of_the_best_score(env, score, kept,
-                                                                              share):
+    ("wordle", 0.9, False, 0.9)])
+def test_successes_are_above_a_threshold_and_weights_shares_of_the_best_score(env, score, kept,
+                                                                              share, scales):
     trajectory = won(env, 3, score)
     assert successes([trajectory], True) == [trajectory] * kept
-    assert reward(trajectory) == pytest.approx(share)
+    assert example_weight(trajectory, load_env(env)) == pytest.approx(share)
 
 
 def test_successes_are_the_first_of_each_task_or_all():
@@ -382,30 +340,42 @@ class NamedPolicy(str):
 
 
 class Played:
-    """A run whose exploration brings what the test says, and what `evolve` then did."""
+    """A run whose exploration brings what the test says, and what `evolve` then did. Everything
+    that `evolve` calls but the filter and the weights stands here."""
 
-    def __init__(self, monkeypatch, explored, **settings):
+    def __init__(self, explored, **settings):
+        self.explored = explored
         self.learned, self.loaded, self.saved, self.recorded, self.now = [], [], [], [], 0.0
-        cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30)
-                     | settings)
+        cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30,
+                            batch=5, micro_tokens=6) | settings)
         self.run = SimpleNamespace(cfg=cfg, step=0, policy=NamedPolicy("last"), optimizer=None,
-                                   start_model="base", evaluations=[])
-        monkeypatch.setattr(agentevol, "explore", lambda run: (explored[run.step], Stats()))
-        monkeypatch.setattr(parallel, "load", lambda path, *_: (
-            self.loaded.append(path) or NamedPolicy("fresh")))
-        monkeypatch.setattr(cloning, "learn", self.learn)
-        monkeypatch.setattr(metrics, "evaluate", self.evaluate)
-        monkeypatch.setattr(metrics, "record_iteration", lambda *of: self.recorded.append(of))
-        monkeypatch.setattr(run, "save", lambda run: self.saved.append(run.step))
-        monkeypatch.setattr(agentevol, "time", SimpleNamespace(perf_counter=lambda: self.now))
+                                   start_model="base", evaluations=[],
+                                   modules=dict(maze=SimpleNamespace(SUCCESS=1.0),
+                                                babyai=SimpleNamespace(SUCCESS=0.05)))
 
-    def learn(self, policy, data, weights, *rest):
+    def evolve(self, base_set):
+        with patch.multiple(
+                agentevol, explore=lambda run: (self.explored[run.step], Stats()),
+                learn=self.learn, save=lambda run: self.saved.append(run.step),
+                parallel=SimpleNamespace(load=self.load),
+                metrics=SimpleNamespace(evaluate=self.evaluate, record_iteration=self.record),
+                time=SimpleNamespace(perf_counter=lambda: self.now)):
+            evolve(self.run, base_set)
+
+    def load(self, path, *_):
+        self.loaded.append(path)
+        return NamedPolicy("fresh")
+
+    def learn(self, policy, data, weights, *rest, seed):
         self.now += 3                                   # seconds
-        self.learned.append((policy, data, weights, rest))
+        self.learned.append((policy, data, weights, (*rest, seed)))
 
     def evaluate(self, run):
         self.now += 50
         run.evaluations.append((run.step, {}))
+
+    def record(self, *arguments):
+        self.recorded.append(arguments)
 
 
 BASE = [won("maze", 0, 1.0), won("babyai", 5, 0.55), won("maze", 2, 0.0)]       # the last failed
@@ -416,11 +386,11 @@ FOUND = [won("maze", 8, 0.0), won("babyai", 9, 0.4), won("maze", 8, 1.0), won("m
     (dict(), [*BASE, FOUND[1], FOUND[2]], [1.0, 0.55, 0.0, 0.4, 1.0]),
     (dict(dedupe=False), [*BASE, *FOUND[1:]], [1.0, 0.55, 0.0, 0.4, 1.0, 1.0]),
 ])
-def test_evolve_merges_what_succeeded_with_the_base_set(settings, data, weights, monkeypatch):
+def test_evolve_merges_what_succeeded_with_the_base_set(settings, data, weights, scales):
     """The base set first; weights are scores from 0 to 1."""
-    played = Played(monkeypatch, [FOUND, FOUND[:1]], **settings)
+    played = Played([FOUND, FOUND[:1]], **settings)
     base = [*BASE]
-    evolve(played.run, base)
+    played.evolve(base)
     (_, got, w, _), (_, again, *_) = played.learned
     assert got == data and w == pytest.approx(weights)
     assert base == BASE                                 # and no iteration's finds stay in it
@@ -429,13 +399,13 @@ def test_evolve_merges_what_succeeded_with_the_base_set(settings, data, weights,
 
 @pytest.mark.parametrize("start, policies", [("base", ["fresh", "fresh"]),
                                              ("last", ["last", "last"])])
-def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, policies, monkeypatch):
-    played = Played(monkeypatch, [FOUND, FOUND], start=start)
-    evolve(played.run, BASE)
+def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, policies, scales):
+    played = Played([FOUND, FOUND], start=start)
+    played.evolve(BASE)
     assert [policy for policy, *_ in played.learned] == policies
     assert played.loaded == ["base"] * policies.count("fresh")
-    for m, (*_, (steps, lr, cfg, seed)) in enumerate(played.learned):
-        assert (steps, lr, cfg, seed) == (7, 0.5, played.run.cfg, 31 + m)   # another order each
+    for m, (*_, rest) in enumerate(played.learned):
+        assert rest == (7, 0.5, 5, 6, 31 + m)           # another order each
     assert played.saved == [1, 2] and played.run.step == 2
     assert [step for step, _ in played.run.evaluations] == [1, 2]
     run, *found, stats, seconds = played.recorded[0]    # an evaluation takes 50 more, which is no
@@ -443,26 +413,28 @@ def test_evolve_begins_to_learn_from_the_base_policy_or_from_the_last(start, pol
     assert run is played.run and run.optimizer is None  # an iteration's own ends with it
 
 
-def test_evolve_without_anything_to_learn_from_goes_on(monkeypatch):
+def test_evolve_without_anything_to_learn_from_goes_on(scales):
     """No success, and no demonstration: the next one explores."""
-    played = Played(monkeypatch, [FOUND[:1], FOUND], start="last")
-    evolve(played.run, [])
+    played = Played([FOUND[:1], FOUND], start="last")
+    played.evolve([])
     assert [data for _, data, *_ in played.learned] == [FOUND[1:3]]     # by the second iteration
     assert played.saved == [1, 2]
 
 
 # ---- exploration --------------------------------------------------------------------------------
 
-def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(monkeypatch):
-    asked, world = [], World(None, Agent(None, module=SimpleNamespace(NAME="toy")))
-    run = SimpleNamespace(cfg=Evolve(samples=(4, 1, 2), seed=5, horizon=9), policy="policy",
-                          worlds=[world], tasks={world: [*range(6)]})
-    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_:
-                        asked.append((sorted(t for _, t in tasks), group_size, horizon, key)))
-    for run.step in range(5):
-        explore(run)
-    assert asked == [([*range(6)], tries, 9, (5, step, 0))
-                     for step, tries in enumerate((4, 1, 2, 2, 2))]
+def test_explore_follows_the_schedule_of_tries_and_repeats_its_last(url, model, here):
+    """Every task is played, by the key (seed, step, 0, place, member)."""
+    run, _ = begun(url, model=model, samples=(4, 1, 2), seed=5, horizon=2, n=30, explore=0)
+    ((_, ids),) = run.tasks.items()
+    for run.step, tries in enumerate((4, 1, 2, 2, 2)):
+        explored, _ = explore(run)
+        assert Counter(t.task_id for t in explored) == dict.fromkeys(ids, tries) and len(ids) == 10
+        assert {t.key[:3] for t in explored} == {(5, run.step, 0)}
+        assert {t.key[4] for t in explored} == {*range(tries)}
+        assert max(len(t.turns) for t in explored) == 2
+    run.cfg = replace(run.cfg, explore=4)
+    assert len({t.task_id for t in explore(run)[0]}) == 4
 
 
 # ---- whole runs ---------------------------------------------------------------------------------
@@ -519,7 +491,7 @@ def test_main_evolves_and_reports(url, here, capsys):
 
 
 def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, monkeypatch, capsys):
-    monkeypatch.setattr(agentevol, "threshold", lambda env: 2.0)        # nothing is above it
+    monkeypatch.setattr(sys.modules["envs.toy"], "KEPT_ABOVE", 2.0, raising=False)
     script(url, out="e", model=model, **TINY | dict(iterations=1))
     assert [(line["step"], line["kept"]) for line in lines_of("e")] == [(0, 0)]
     said = capsys.readouterr().out
@@ -536,7 +508,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     begun(url, out="e", **flags | dict(iterations=1))
     with pytest.raises(SystemExit, match="^agentevol.py: --resume: seed=1, but e was begun with "):
         script(url, "--resume", out="e", seed=1)
-    for owner, name, passes in ((agentevol, "learn_step", 2), (agentevol, "save", 1),
+    for owner, name, passes in ((cloning, "learn_step", 2), (agentevol, "save", 1),
                                 (metrics, "final_table", 0)):
         real, left = getattr(owner, name), iter(range(passes))
 
@@ -601,22 +573,24 @@ def test_two_ranks_are_one(url, model, here, capfd):
 # ---- several environments -----------------------------------------------------------------------
 
 def test_clone_of_two_environments_has_one_tokenizer_for_both(tmp_path):
-    cfg = Clone(env="maze,textcraft_small", n=4, steps=1, batch=4, width=16, heads=2, layers=1,
+    cfg = Clone(env="toy,sums", n=4, skill=0.6, steps=1, batch=4, width=16, heads=2, layers=1,
                 vocabulary=700, context="window")
-    demos = lesson(cfg)
-    clone(cfg, demos, str(tmp_path / "both"), CPU)
-    assert [demo["env"] for demo in demos] == ["maze"] * 4 + ["textcraft_small"] * 4
+    demos = demonstrations_for(cfg)
+    clone_policy(cfg, str(tmp_path / "both"), CPU, demos)
+    assert [demo["env"] for demo in demos] == ["toy"] * 4 + ["sums"] * 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "both")
-    base_set = trajectories_of(demos, tokenizer, cfg)
-    for word in ("move up", "craft"):
+    worlds = [load_env("toy"), load_env("sums")]
+    agents = make_agents(worlds, SPEAKS | dict(context="window"), tokenizer)
+    base_set = replay(demos, agents)
+    for word in ("Task", "Sum"):
         assert len(tokenizer.encode(word)) == 1
-    for name in ("maze", "textcraft_small"):            # each trajectory as it would be by itself
-        alone = replace(cfg, env=name)
-        own = trajectories_of(lesson(alone), tokenizer, alone)
+    for name in ("toy", "sums"):                # each trajectory as it would be by itself
+        own = replay(demonstrations_for(replace(cfg, env=name)), {name: agents[name]})
         assert own == [t for t in base_set if t.env == name]
 
 
-ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90), max_context=300, horizons=(3, 9)),
+ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90, goal="other"), max_context=300,
+                     horizons=(3, 9)),
          "sums": dict(clone=dict(lr=1e-3, skill=0.9), lr=0.5, families="zero,one", format="think")}
 
 
@@ -631,16 +605,14 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
         monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
     own, both = dict(families="zero,one", format="think"), dict(families="zero,one", horizon=9)
     assert parsed(Clone, "--env sums") == Clone(env="sums", lr=1e-3, skill=0.9, **own)
-    assert parsed(Clone, "--env toy") == Clone(env="toy", lr=2e-3, n=50, steps=90, max_context=300,
-                                               horizon=9)
+    assert parsed(Clone, "--env toy") == Clone(
+        env="toy", lr=2e-3, n=50, steps=90, goal="other", max_context=300, horizon=9)
     assert parsed(Clone, "--env toy,sums --steps 5") == Clone(
-        env="toy,sums", lr=2e-3, n=50, steps=5, max_context=512, **both)
+        env="toy,sums", lr=2e-3, n=50, steps=5, goal="other", max_context=512, **both)
     # AgentEvol's demonstrations are its own: few, of the expert
     assert parsed(Evolve, "--env sums") == Evolve(env="sums", n=300, skill=1.0, lr=1e-3, **own)
     assert parsed(Evolve, "--env toy,sums --batch 3") == Evolve(
         env="toy,sums", n=300, lr=2e-3, steps=90, batch=3, **both)
-    assert parsed(Clone, "--env textcraft_small").goal == "other"
-    assert parsed(Evolve, "--env textcraft_small").goal == "task"
     assert parsed(Evolve, f"--env toy --model {model}") == Evolve(
         env="toy", model=model, format="react", max_turn_tokens=512, max_context=8192, lr=1e-5,
         learn_lr=1e-5)
@@ -650,16 +622,19 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
 
 @pytest.mark.parametrize("arguments, sentence", [
     ("--help", "expected: agentevol.py evolve or agentevol.py clone, then"),
-    ("clone --families odd", r"no families \['odd'\]; known: textcraft_small: depth 1"),
+    ("clone --families third", r"no families \['third'\]; known: toy: even, odd"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
     ("evolve --model ./absent", "./absent: no folder or hub id"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),
 ])
-def test_main_refuses_before_anything_is_made(arguments, sentence, here, monkeypatch):
-    monkeypatch.setattr(agentevol, "demonstrations", None)
-    monkeypatch.setattr(run, "connected", lambda *_: nullcontext())
+def test_main_refuses_before_anything_is_made(arguments, sentence, url, here):
+    words = arguments.split()
+    if words[0] != "--help":
+        words += ["--env=toy", "--device=cpu"]
+    if words[0] == "evolve":
+        words.append(f"--env-url={url}")
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}[^\n]*$"):
-        agentevol.main(arguments.split())
+        agentevol.main(words)
     assert os.listdir() == []

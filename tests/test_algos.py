@@ -218,7 +218,7 @@ def test_a_batch_without_action_tokens_gives_zeros():
         assert torch.equal(got.abs(), zeros)
 
 
-# ---- losses: one number per sampled token, (A,) --------------------------------------------------
+# ---- losses: one number per sampled token, (K,) --------------------------------------------------
 
 def test_clipped_surrogate_in_its_four_quadrants():
     for ratio, advantage, loss, slope in (
@@ -323,12 +323,12 @@ def test_constant_weights_by_hand():
     same(algos.constant_weights(RAGGED, 10), RAGGED / 2 / 10)
 
 
-def test_over_weights_by_hand():
+def test_example_weights_by_hand():
     # the tokens' own weights are 0.5, 0.5 and 1: 2 in all
     mask, weights = tensor([0, 1, 1], [1, 0, 0]), tensor(0.5, 1)    # three tokens, two trajectories
     for scale, given in ((1, mask), (7, mask.bool())):
-        same(algos.over_weights(given, scale * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
-    assert torch.equal(algos.over_weights(mask, torch.zeros(2)), torch.zeros(2, 3))
+        same(algos.example_weights(given, scale * weights), [[0, 1 / 4, 1 / 4], [1 / 2, 0, 0]])
+    assert torch.equal(algos.example_weights(mask, torch.zeros(2)), torch.zeros(2, 3))
 
 
 def test_weights_of_an_empty_mask_are_zero():

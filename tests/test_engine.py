@@ -12,12 +12,11 @@ from fakes import CONFIGS, chat_tokenizer, token_logprobs, twins
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import engine as engine_module
 import policy as policy_module
 from attention import NEVER, attend, page_runs, walk_pages
 from chat import Agent
 from engine import Engine, Pages, prefill_parts, sample, step_inputs
-from policy import action_logprobs, add_value_head, equip, load_policy, longest_text
+from policy import Policy, load_policy, longest_text
 from rollout import make_engine
 
 EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
@@ -72,7 +71,7 @@ def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
     assert (got.log_softmax(-1)[:, :25] - want[-1]).abs().max() < 1e-5
     assert (got / 2).softmax(-1)[:, 25:].max() == 0         # never sampled, even at temperature 2
     ids, positions = torch.tensor([text]), torch.arange(20)[None]
-    got, entropy = action_logprobs(policy, ids, positions > 0, positions, entropy=True)
+    got, entropy = policy.logprobs_and_entropy(ids, positions > 0, positions)
     want = want[:-1]
     assert (got - want.gather(1, ids[0, 1:, None])[:, 0]).abs().max() < 1e-5
     assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
@@ -108,11 +107,13 @@ class Checked:
         return child
 
     def prefill(self, sequences, added):
-        self.check(sequences, added, self.engine.prefill(sequences, added))
+        """Read so many tokens more of each."""
+        contexts = [self.texts[s] + ids for s, ids in zip(sequences, added)]
+        self.check(sequences, added, self.engine.prefill(sequences, contexts))
 
     def decode(self, sequences, ids):
         self.check(sequences, [[token] for token in ids],
-                   self.engine.decode(sequences, torch.tensor(ids)))
+                   self.engine.decode(sequences, ids))
 
     def check(self, sequences, added, logits):
         for sequence, ids in zip(sequences, added):
@@ -124,7 +125,8 @@ class Checked:
 def check_sampling(model, stock, seed):
     """What the engine samples with, in every kind of pass and pages of 8, is transformers'."""
     rng = random.Random(seed)
-    checked = Checked(model, stock, rows=12, pages=60, page_size=8, prefill_tokens=64)
+    checked = Checked(model, stock, rows=12, pages=60, page_size=8)
+    checked.engine.prefill_tokens = 64
     sequences = [checked.start() for _ in range(6)]
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 7, 8, 9, 23, 40)])
     checked.prefill(sequences, [tokens_of(rng, n) for n in (1, 9, 8, 3, 1, 17)])
@@ -166,6 +168,24 @@ def test_forget_keeps_full_pages_and_leaves_those_that_are_shared_alone(keep, pa
     assert engine.pages.in_use == 0 and (engine.pages.table == -1).all()
 
 
+@pytest.mark.parametrize("context, read", [
+    ([1, 2, 3, 4, 5, 6, 7, 8], 2),      # reads on
+    ([1, 2, 3, 4, 5, 6], 2),            # the same again: its last token, and what shares its page
+    ([1, 2, 3, 4], 4),                  # less than is cached: the last token of the first page
+    ([1, 2, 3, 4, 5, 9, 9, 9, 9], 5),   # another end
+    ([9, 2, 3, 4, 5, 6], 6)])           # another beginning
+def test_prefill_keeps_the_full_pages_of_what_begins_both(context, read):
+    """Six tokens are cached, in pages of four."""
+    model, stock = twins()
+    engine = Engine(model, rows=1, pages=5, page_size=4)
+    sequence = engine.start()
+    engine.prefill([sequence], [[1, 2, 3, 4, 5, 6]])
+    engine.tokens.clear()
+    logits = engine.prefill([sequence], [context])
+    assert engine.tokens["prefill"] == read and sequence.token_ids == context
+    assert differ(logits, stock, [context]) < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_are_llamas(dtype):
     """To the bit in float32. In 16 bit it is rounded once where Llama's is twice, so it may differ
@@ -173,7 +193,7 @@ def test_norms_are_llamas(dtype):
     norm = policy_module.LlamaRMSNorm(64).to(dtype)
     x = torch.randn(1, 200, 64).to(dtype)
     norm.weight.data = torch.randn(64).to(dtype)
-    ours, theirs, y = engine_module.rms_norm(norm, x), norm(x), x.double()
+    ours, theirs, y = policy_module.rms_norm(norm, x), norm(x), x.double()
     exact = y / (y.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt() * norm.weight
     if dtype == torch.float32:
         assert torch.equal(ours, theirs)
@@ -213,12 +233,13 @@ def test_walk_pages_is_softmax_attention_over_pages_in_any_order(seed):
         sharers[page] = torch.tensor([R - 1, *rng.sample([R - 2, 0, 1, R, R], 2)])
     shared = torch.tensor(sorted(order[8:13]))
     each = bias.repeat_interleave(KH, 0)[:, None]          # (P * KH, 1, S)
-    runs = [(keys, values, 1, each),                                             # in place
-            (keys[shared], values[shared], 3,                                    # selected
-             bias[shared].repeat_interleave(KH, 0)[:, None])]
-    readers = [row * KH + kh for owners in (owner, sharers[shared]) for page in owners.tolist()
-               for kh in range(KH) for row in page]
-    got = walk_pages(query, runs, torch.tensor(readers), scale=1.0)
+    def readers(owners):
+        return torch.tensor([row * KH + kh for page in owners.tolist() for kh in range(KH)
+                             for row in page])
+    got = walk_pages(query, [
+        (keys, values, readers(owner), each),                                     # in place
+        (keys[shared], values[shared], readers(sharers[shared]),                  # selected
+         bias[shared].repeat_interleave(KH, 0)[:, None])], scale=1.0)
     for row in range(R):
         for kh in range(KH):
             slots = [(keys[p, kh, s], values[p, kh, s]) for p in range(P) for s in range(filled[p])
@@ -273,11 +294,10 @@ class Mean(SimpleNamespace):
     config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
                              hidden_size=2)
 
-    def __call__(self, ids, position_ids, use_cache, layout, logits_to_keep=None):
-        seen = torch.stack([ids[0].float(), position_ids[0].float()], -1)[:, None]      # (T, 1, 2)
+    def logits(self, ids, layout, logits_to_keep=None):
+        seen = torch.stack([ids.float(), layout.position.float()], -1)[:, None]      # (T, 1, 2)
         out = attention(layout, torch.zeros_like(seen), seen, self.window)[:, 0]
-        return SimpleNamespace(logits=out[None] if logits_to_keep is None
-                               else out[None, logits_to_keep])
+        return out if logits_to_keep is None else out[logits_to_keep]
 
 
 def mean(text, window=None):
@@ -290,7 +310,7 @@ def pages_of(engine, sequence):
 
 
 def runs_of(engine, sequences):
-    table, lengths = engine._cached(sequences)
+    table, lengths = engine.table_of(sequences)
     return page_runs(table, lengths, engine.pages.page_size)
 
 
@@ -325,8 +345,8 @@ def random_schedule(seed, window=None):
     every book checked -> what happened."""
     rng, happened = random.Random(seed), set()
     model = Mean(window=window)
-    engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)),
-                    prefill_tokens=rng.choice((8, 64)))
+    engine = Engine(model, rows=5, pages=rng.randint(4, 9), page_size=rng.choice((2, 4)))
+    engine.prefill_tokens = rng.choice((8, 64))
     texts, active = {}, []        # row -> (sequence, what it has read); the sequences that decode
     tokens = Counter()            # read in prefills and decode steps
 
@@ -356,7 +376,7 @@ def random_schedule(seed, window=None):
             new = [tokens_of(rng, rng.randint(1, 7)) for _ in chosen]
             if not room(chosen, map(len, new)):
                 continue
-            logits = engine.prefill(chosen, new)
+            logits = engine.prefill(chosen, [texts[s.row][1] + ids for s, ids in zip(chosen, new)])
             for sequence, ids in zip(chosen, new):
                 texts[sequence.row][1].extend(ids)
                 tokens["prefill"] += len(ids)
@@ -369,7 +389,7 @@ def random_schedule(seed, window=None):
                 happened.add("decode without pages")
                 continue
             ids = tokens_of(rng, len(active))
-            logits = engine.decode(active, torch.tensor(ids))
+            logits = engine.decode(active, ids)
             for sequence, token in zip(active, ids):
                 texts[sequence.row][1].append(token)
                 tokens["decode"] += 1
@@ -395,7 +415,7 @@ def random_schedule(seed, window=None):
             continue
         happened.add(do)
         everyone = [s for s, _ in texts.values()]
-        assert all(s.length == len(text) for s, text in texts.values()), do
+        assert all(s.token_ids == text for s, text in texts.values()), do
         taken = sorted({page for s in everyone for page in pages_of(engine, s)} - held)
         assert taken == free[:len(taken)], "the lowest free page comes first"
         check_books(engine, everyone, active)
@@ -514,7 +534,7 @@ def assert_same_gradients(got, want, relative=1e-5):
 
 
 @pytest.mark.parametrize("kind, tied", EVERY_MODEL)
-@pytest.mark.parametrize("chunk, entropy", [(3, True), (2048, True), (2048, "watched")])
+@pytest.mark.parametrize("chunk, entropy", [(3, True), (2048, True), (2048, False)])
 def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, entropy, monkeypatch):
     """With their gradients, and those of the entropies where it is not only watched."""
     monkeypatch.setattr(policy_module, "HEAD_CHUNK", chunk)    # 19 sampled tokens: 7 chunks, or one
@@ -522,18 +542,18 @@ def test_token_logprobs_equal_the_stock_forward_one_by_one(kind, tied, chunk, en
     torch.manual_seed(5)
     ids, mask, positions = training_rows(random.Random(5), CONTEXTS)
     weights, more = torch.randn(ids.shape), torch.randn(ids.shape)
-    got, got_entropy = model.action_logprobs(ids, mask, positions, 0.8, entropy)
+    got, got_entropy = model.logprobs_and_entropy(ids, mask, positions, 0.8, entropy)
     want, want_entropy = one_by_one(stock, ids, mask, positions, 0.8)
     assert got.dtype == torch.float32 and torch.allclose(got, want[mask], atol=1e-5)
     assert torch.allclose(got_entropy, want_entropy[mask], atol=1e-5)
     (got * weights[mask] + got_entropy * more[mask]).sum().backward()
-    (want * weights + (entropy is True) * want_entropy * more).sum().backward()
-    assert_same_gradients(gradients(model), gradients(stock))
+    (want * weights + entropy * want_entropy * more).sum().backward()
+    assert_same_gradients(gradients(model.model), gradients(stock))
 
 
 def test_token_values_equal_the_stock_hidden_states():
     model, stock = twins("qwen3")
-    add_value_head(model)
+    model.add_value_head()
     ids, mask, positions = training_rows(random.Random(6), CONTEXTS)
     assert not model.action_values(ids, mask, positions).any()              # at first 0 everywhere
     torch.manual_seed(2)
@@ -548,7 +568,7 @@ def test_token_values_equal_the_stock_hidden_states():
     want = torch.stack(want)
     assert torch.allclose(got, want, atol=1e-5)
     (got ** 2).sum().backward()
-    got = gradients(model)
+    got = gradients(model.model)
     (want ** 2).sum().backward()
     want = gradients(stock)
     assert_same_gradients({name: got[name] for name in want}, want)
@@ -558,8 +578,8 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
     """A checkpointed layer copies the state of the random numbers and keeps its input: neither the
     sampler nor a forward without gradients may pay for that, after an update as before it."""
     model, calls = twins("qwen2")[0], []
-    model.activation_checkpointing_enable(dict(use_reentrant=False))
-    for layer in model.model.layers:
+    model.model.activation_checkpointing_enable(dict(use_reentrant=False))
+    for layer in model.model.model.layers:
         layer._gradient_checkpointing_func = lambda f, *a: calls.append(1) or f(*a)
     ids, mask, positions = training_rows(random.Random(7), CONTEXTS)
     agent = Agent(chat_tokenizer(), "", max_turn_tokens=4, max_context=32)
@@ -567,7 +587,7 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
         engine = make_engine(model, agent, 1)
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2, 3]])
-        engine.decode([sequence], torch.tensor([4]))
+        engine.decode([sequence], [4])
         with torch.no_grad():
             token_logprobs(model, ids, mask, positions)
         assert len(calls) == 2 * (update - 1)
@@ -581,23 +601,24 @@ def test_hidden_before_checkpoints_layers_for_gradients_only():
 def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
     """bfloat16 keeps 8 bits: of logits from 16 on it keeps eighths. Log-probabilities of sampler
     and trainer are those of the hidden states' exact products, so they differ by the hidden states
-    alone; in a first prefill, which the trainer's forward repeats, by nothing."""
-    model, text, seen = twins("qwen2", tied)[1].bfloat16(), tokens_of(random.Random(3), 40), []
-    equip(model).lm_head.weight.data *= 8                           # so that logits are large
-    model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
+    alone."""
+    model, seen = Policy(twins("qwen2", tied)[1].bfloat16()), []
+    text = tokens_of(random.Random(3), 40)
+    model.model.lm_head.weight.data *= 8                           # so that logits are large
+    model.model.model.register_forward_hook(lambda *a: seen.append(a[-1].last_hidden_state[0]))
     ids = torch.tensor([text])
     trained = token_logprobs(model, ids, torch.arange(40)[None] == 39, torch.arange(40)[None])
     engine = Engine(model, rows=1, pages=4, page_size=32)
     sequence = engine.start()
     found = [engine.prefill([sequence], [text[:39]])]
-    found.append(engine.decode([sequence], torch.tensor(text[39:])))
+    found.append(engine.decode([sequence], text[39:]))
     for got, hidden in zip(found, (seen[1][-1:], seen[2])):
-        exact = hidden.double() @ model.lm_head.weight.double().T
+        exact = hidden.double() @ model.model.lm_head.weight.double().T
         assert exact.abs().max() > 16 and got.dtype == trained.dtype == torch.float32
         (likeliest,), (logprob,) = sample(got, torch.zeros(1), 0)
         assert abs(logprob - exact.log_softmax(-1)[0, likeliest]) < 1e-5
-    sampled = found[0].log_softmax(-1)[0, text[39]]
-    assert abs(sampled - trained[0, 39]) < 1e-5
+    exact = seen[0][38].double() @ model.model.lm_head.weight.double().T
+    assert abs(exact.log_softmax(-1)[text[39]] - trained[0, 39]) < 1e-5
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -623,17 +644,17 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
 
 
 def test_a_small_model_decodes_on_one_thread_and_gives_the_others_back(monkeypatch):
-    events, step = [], Mean.__call__
+    events, step = [], Mean.logits
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", events.append)
-    monkeypatch.setattr(Mean, "__call__",
+    monkeypatch.setattr(Mean, "logits",
                         lambda *a, **more: events.append("step") or step(*a, **more))
     wide = SimpleNamespace(**vars(Mean.config) | dict(hidden_size=4096, head_dim=2))
     for config in (Mean.config, wide):
         engine = Engine(Mean(config=config), rows=1, pages=2, page_size=2)
         sequence = engine.start()
         engine.prefill([sequence], [[1, 2]])
-        engine.decode([sequence], torch.tensor([3]))
+        engine.decode([sequence], [3])
     assert events == ["step", 1, "step", 3, "step", 3, "step", 3]
 
 
@@ -642,7 +663,7 @@ def test_step_inputs_pads_to_powers_of_two_with_rows_of_one_spare_token():
     pages are numbered from 0 to 9, so 10 is the spare one; a sequence has at most 5."""
     table = np.array([[4, 5, 6], [7, 8, -1], [9, -1, -1]], np.int32)
     pages = Pages(count=10, page_size=4, rows=3, width=5)
-    given = torch.tensor([11, 12, 13]), table, np.array([9, 5, 1])
+    given = [11, 12, 13], table, np.array([9, 5, 1])
     assert step_inputs(*given, 3, pages).tolist() == [
         [11, 9, 4, 5, 6, 10, 10], [12, 5, 7, 8, 10, 10, 10], [13, 1, 9, 10, 10, 10, 10],
         *([[0, 0, 10, 10, 10, 10, 10]] * 5)]

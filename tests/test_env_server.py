@@ -26,7 +26,6 @@ from players import ROOT
 from players import asked as ask
 
 import env_server
-import envs
 from env_server import HttpServer, Service, local_server
 from envs.parts.answers import MAX_ITEMS
 from envs.parts.wires import Wire
@@ -462,26 +461,6 @@ def test_local_server_tells_why_it_cannot_start(toy_path, capfd, name, file, wor
     assert said.startswith(words) and said.count("\n") == bool(words)
 
 
-ASKED = "ws://h:1?field=guess&success=1"
-
-
-@pytest.mark.parametrize("names, data, opened", [
-    ("maze,textcraft", "textcraft=folder", [("maze", ""), ("textcraft", "folder")]),
-    ("bird,sheet", "sheet=a/b,bird=c", [("bird", "c"), ("sheet", "a/b")]),
-    ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
-    ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
-    ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
-def test_open_envs_gives_each_environment_its_own_data(monkeypatch, names, data, opened):
-    monkeypatch.setattr(envs, "open_env", lambda *asked: asked)
-    assert envs.open_envs(names, data) == opened
-
-
-@pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
-def test_open_envs_refuses_data_that_is_nobodys(data):
-    with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
-        envs.open_envs("maze,sheet", data)
-
-
 @contextmanager
 def running(*arguments):
     """A Python process, ended in any case."""
@@ -508,9 +487,9 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
 
 
-def test_server_ends_when_its_parent_is_killed():
+def test_server_ends_when_its_parent_is_killed(toy_path):
     script = ("import time, env_server\n"
-              "with env_server.local_server('bandit'):\n"
+              "with env_server.local_server('toy'):\n"
               "    print('ready', flush=True)\n"
               "    time.sleep(60)\n")
     with running("-c", script) as parent:

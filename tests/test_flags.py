@@ -9,7 +9,7 @@ from fakes import toy
 import agentevol
 import eval as evaluation
 import train
-from cloning import Clone, clone_flags
+from cloning import Clone, config_for_run
 from flags import Count, Natural, NonNegative, Positive, Share, flag, parse_flags, settle, told
 
 
@@ -149,7 +149,7 @@ def test_an_unknown_name_in_tiny_ends_the_run_with_a_sentence(tiny, place, monke
 def test_clone_in_tiny_holds_any_flag_of_cloning(monkeypatch):
     play_toy(monkeypatch, dict(clone=dict(seed=5, horizon=3)))
     cfg, _ = parse_flags(train.Config, ["--env=toy", "--seed=7"], "", train.layers)
-    assert (clone_flags(cfg).seed, clone_flags(cfg).horizon) == (5, 3)
+    assert (config_for_run(cfg).seed, config_for_run(cfg).horizon) == (5, 3)
     cfg, _ = parse_flags(Clone, ["--env=toy"], "", agentevol.layers)
     assert (cfg.seed, cfg.horizon) == (5, 3)
 

@@ -10,6 +10,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,17 +22,17 @@ from test_train import batch_of, fakes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import algos
+import batch as batch_file
 import metrics
-import panel
 import parallel
 import rollout
 import train
+from batch import micro_batches
 from chat import Agent
 from envs.parts import players
 from episode import Trajectory, Turn, World
+from evaluation import greedy_and_sampled
 from rollout import Stats
-import batch as batch_file
-from batch import micro_batches
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
 
@@ -167,15 +168,13 @@ def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
 def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_step(url, model,
                                                                                   monkeypatch):
     run, asked = started(url, config(model)), []
-    monkeypatch.setattr(metrics, "write_samples", lambda *_: None)
     monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_: (
         asked.append((policy, key)) or (fakes([1]), Stats())))
-    for run.step, policy in ((0, None), (5, "another")):
-        metrics.greedy_and_sampled(run, policy)
-    run.cfg = replace(run.cfg, seed=1)
-    metrics.held_out(run, 1.0)
+    for run.step, policy, seed in ((0, run.policy, 0), (5, "another", 0), (5, "another", 1)):
+        run.cfg = replace(run.cfg, seed=seed)
+        greedy_and_sampled(run, policy)
     policies, keys = zip(*asked)
-    assert policies == (run.policy, run.policy, "another", "another", run.policy)
+    assert policies == 2 * (run.policy,) + 4 * ("another",)
     assert {*keys[:4]} == {keys[0]} != {keys[4]}
 
 
@@ -234,26 +233,11 @@ def test_metrics_of_each_environment_are_what_its_episodes_say(both, ppo):
     assert not any("toy" in key for key in ppo.run.history[0])      # no second name of one alone
 
 
-def test_player_rate_by_hand(monkeypatch):
-    """Three tasks of one at 0.5 +- 0.1, one of the other at 1 +- 0.2: 0.625 +- 0.0901, root of
-    (3/4 * 0.1)^2 + (1/4 * 0.2)^2."""
-    asked = []
-
-    def builtin_rate(module, player, tasks, horizon):
-        asked.append((module.NAME, player, tasks, horizon))
-        return {"toy": (0.5, 0.1), "sums": (1.0, 0.2)}[module.NAME]
-    monkeypatch.setattr(players, "builtin_rate", builtin_rate)
-    toys, others = (World(None, Agent(None, module=SimpleNamespace(NAME=name)), most)
-                   for name, most in (("toy", math.inf), ("sums", 2)))
-    rate = players.player_rate("random", ((toys, 4), (others, 4), (toys, 2), (toys, 9)), 5)
-    assert asked == [("toy", "random", [4, 2, 9], 5), ("sums", "random", [4], 2)]
-    assert rate == dict(success=pytest.approx(0.625), stderr=pytest.approx(0.0901388), n=4)
-
-
 def test_both_splits_keeps_to_what_a_server_knows(url, monkeypatch):
     toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]))
                     for name in ("toy", "sums"))
-    monkeypatch.setattr(toys.module, "KNOWN", {3, 5, 41}, raising=False)
+    for name, value in ("ORIGINAL", {3, 5, 41}), ("Served", None):
+        monkeypatch.setattr(toys.module, name, value, raising=False)
     assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])
@@ -283,21 +267,22 @@ def test_every_gradient_is_clipped_and_its_norm_reported_as_it_was_before(ppo, b
         assert line["grad_norm"] == pytest.approx(statistics.fmean(norms), rel=1e-5)
 
 
-@pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", train.VALUE_COEF)])
+@pytest.mark.parametrize("critic, factor", [("own", 1.0), ("shared", 0.5)])
 def test_part_loss_weighs_the_value_loss_where_the_trunk_is_shared_and_clips_how_far_values_move(
         critic, factor, url, model):
     run = started(url, config(model, "ppo", critic=critic))
     batch = batch_of(run, 3)
     mask, batch.advantages = batch.response_mask, torch.zeros_like(batch.advantages)
-    batch.value_weights = algos.token_weights(mask)
-    loss, sums = train.part_loss(run, batch)                # the policy's own loss is 0
+    batch.per_token = batch.weights = algos.token_weights(mask)
+    loss, sums = train.part_loss(run, batch, False)                # the policy's own loss is 0
     half_squares = (batch.values - batch.returns)[mask].square() / 2    # values have not moved yet
     assert half_squares.mean() > 1e-3
     assert sums["value_loss"].item() == pytest.approx(half_squares.mean().item(), rel=1e-4)
     assert loss.item() == pytest.approx(factor * half_squares.mean().item(), rel=1e-4)
     # Now V has moved up by 1 and may move by 1/2; what was earned is V + 1:
     batch.values, batch.returns = batch.values - 1, batch.values + 1
-    _, sums = train.part_loss(run, batch)       # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    # max((V - R)^2, (V - 1/2 - R)^2) / 2 = 1.5^2 / 2
+    _, sums = train.part_loss(run, batch, False)
     assert sums["value_loss"].item() == pytest.approx(1.125, rel=1e-3)
 
 
@@ -358,7 +343,8 @@ def test_credit_is_that_of_the_estimator_asked_for(advantage, url, model):
 def test_loss_weights_are_those_of_the_rule(weights, form, first, last, model):
     mask, cfg = torch.tensor([[0, 1, 1], [1, 0, 0]]), config(model, weights=weights, format=form)
     expected = torch.tensor([[0, first, first], [last, 0, 0]])
-    torch.testing.assert_close(train.WEIGHTS[weights](mask, cfg), expected)
+    batch = SimpleNamespace(response_mask=mask)
+    torch.testing.assert_close(train.WEIGHTS[weights](batch, cfg), expected)
 
 
 def test_presets_are_what_the_documentation_says():
@@ -385,7 +371,7 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
     reference = torch.tensor([[-1.8, -2, -2, -2]])          # k1 of the first: 0.8, times 0.5
     cfg = train.Config(**train.ALGOS["ppo"], kl_coef=0.5, kl="reward")
     run = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(compute_dtype=torch.float32),
-                          reference=None, critic=SimpleNamespace(action_values=None))
+                          reference=None, valuer=SimpleNamespace(action_values=None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "logprobs_under", lambda *_: reference)
         patch.setattr(train, "on_all_rows", lambda *_: 0 * ones)
@@ -394,7 +380,7 @@ def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
 
 
 def test_figures_are_means_over_tokens_and_over_updates():
-    sums = dict(tokens=8.0, entropy=4.0, kl=2.0, mismatch=0.1, clipped_high=1.0, clipped_low=3.0,
+    sums = Counter(tokens=8.0, entropy=4.0, kl=2.0, mismatch=0.1, clipped_high=1.0, clipped_low=3.0,
                 value_loss=6.0)
     assert train.means_of(sums, [1.0, math.nan, 3.0]) == dict(
         entropy=0.5, kl=0.25, mismatch=0.1, clipped_high=1 / 8, clipped_low=3 / 8, clipped=1 / 2,
@@ -454,8 +440,8 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
     whole = train.logprobs_under(run.policy, batch, 40, HEAT)
     longest = int((batch.token_ids >= 0).sum(1).max())
     assert longest > 70                                 # a row of three contexts, each below 40
-    monkeypatch.setattr(train, "part_loss", lambda run, part: (
-        sizes.append(int((part.token_ids >= 0).sum())) or part_loss(run, part)))
+    monkeypatch.setattr(train, "part_loss", lambda run, part, first: (
+        sizes.append(int((part.token_ids >= 0).sum())) or part_loss(run, part, first)))
     cut = train.update(run, batch)
     assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
     assert sum(sizes) == int((batch.token_ids >= 0).sum())
@@ -520,29 +506,28 @@ def test_of_batch_reads_the_sampled_tokens_alone():
     """kl_start is of the sampler to the start. Advantages (0, 3, 0): mean 1, std sqrt(6 / 2)."""
     mask = torch.tensor([[True, True, True, False]])
     batch = SimpleNamespace(
-        rewards=[1.0], weights=torch.tensor([[1.0, 0.0, 1.0, 0.0]]), response_mask=mask,
+        rewards=[1.0], response_mask=mask,
         advantages=torch.tensor([[0.0, 3.0, 0.0, math.nan]]),
         old_logprobs=torch.tensor([[0.5, 0.5, 0.5, math.nan]]).log(),
         ref_logprobs=torch.tensor([[0.25, 0.25, 0.25, math.nan]]).log())
     assert metrics.of_batch(batch) == pytest.approx(dict(
-        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3, trained=1,
-        masked=1 / 3), rel=1e-5)
+        kl_start=K3, advantage_mean=1, advantage_std=3 ** 0.5, advantage_zeros=2 / 3, trained=1),
+        rel=1e-5)
     batch.ref_logprobs = None
     assert "kl_start" not in metrics.of_batch(batch)
-    assert metrics.of_batch(None) == dict(trained=0, masked=0.0)
 
 
-@pytest.mark.parametrize("coef, wanted", [(0.0, "watched"), (0.1, True), (-0.1, True)])
+@pytest.mark.parametrize("coef, wanted", [(0.0, False), (0.1, True), (-0.1, True)])
 def test_part_loss_differentiates_the_entropy_only_where_it_counts(coef, wanted, url, model):
     run = started(url, config(model, filter="none", entropy_coef=coef))
-    batch, asked, method = batch_of(run, 3), [], run.policy.action_logprobs
-    run.policy.action_logprobs = lambda *a, **more: asked.append(more) or method(*a, **more)
+    batch, asked, method = batch_of(run, 3), [], run.policy.logprobs_and_entropy
+    run.policy.logprobs_and_entropy = lambda *a, **more: asked.append(more) or method(*a, **more)
     assert train.update(run, batch)["entropy"] > 0
-    assert {more["entropy"] for more in asked} == {wanted}
+    assert {more["differentiable"] for more in asked} == {wanted}
 
 
 def test_record_names_a_warning_once(url, model, monkeypatch):
-    monkeypatch.setattr(panel, "collapse_warnings", lambda history, *_: (
+    monkeypatch.setattr(metrics, "collapse_warnings", lambda history, *_: (
         [("entropy", "it fell")] * (len(history) >= 2) + [("valid", "it fell")] * (
             len(history) >= 3)))
     run = trained(url, config(model, steps=3, save_every=2, lr=6e-4, name="warned"))

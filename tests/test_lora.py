@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import parallel
-import policy
+import lora
 import run as runs
 import train
-from lora import adapt, adapters, base_of, load_policy, save_adapters, tokenizer_path
-from policy import add_value_head
+from lora import adapt, adapters, base_of, load_adapted, save_adapters, tokenizer_path
 from recipes import merge_lora
 from batch import logprobs_under
 
@@ -78,7 +77,7 @@ def test_adapt_has_the_output_and_gradients_of_a_low_rank_layer(kind):
     for name, layer in layers.items():
         layer.register_forward_hook(lambda m, x, y, name=name: seen.update({name: [x[0], y]}))
         layer.register_full_backward_hook(lambda m, _, g, name=name: seen[name].append(g[0]))
-    ours.get_input_embeddings().weight.requires_grad_()     # for torch's hooks
+    ours.model.get_input_embeddings().weight.requires_grad_()     # for torch's hooks
     token_logprobs(ours, *text()).sum().backward()
     assert len(seen) == 14                      # the linear layers of the decoder alone
     for name, layer in layers.items():
@@ -123,7 +122,7 @@ def test_load_adapters_reads_what_peft_wrote(targets):
         for name, p in theirs.named_parameters():
             p.add_(0.1 * torch.randn_like(p) if "lora_B" in name else 0)
     theirs.save_pretrained("theirs")
-    ours = load_policy("theirs")
+    ours = load_adapted("theirs")
     changed = {name for name, p in adapters(ours).items() if p.any() and "lora_B" in name}
     assert changed == {k for k in load_file("theirs/adapter_model.safetensors") if "lora_B" in k}
     torch.testing.assert_close(token_logprobs(ours, *text()), by_peft("theirs", "base"), atol=1e-5,
@@ -141,15 +140,15 @@ def test_load_adapters_refuses_what_it_would_compute_wrongly():
         path = Path("other", "adapter_config.json")
         path.write_text(json.dumps(json.loads(path.read_text()) | settings))
         with pytest.raises(ValueError, match=f"other: .*{word}"):
-            load_policy("other")
+            load_adapted("other")
     tensors = load_file("own/adapter_model.safetensors")
     save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(50, 64)},
               "own/adapter_model.safetensors")         # as modules_to_save has it
     with pytest.raises(ValueError, match="own: base_model.model.lm_head.weight does not fit"):
-        load_policy("own")
+        load_adapted("own")
     os.truncate("own/adapter_model.safetensors", 1000)
     with pytest.raises(ValueError, match="own: no whole adapter_model.safetensors"):
-        load_policy("own")
+        load_adapted("own")
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ def test_a_run_trains_its_adapters_alone(url, model):
     run = trained(url, config(model, "ppo", lora=8))
     weights, folder = run.policy.state_dict(), f"{run.folder}/step_2"
     assert all(torch.equal(x, weights[name])                # to the bit
-               for name, x in load_policy(model).state_dict().items())
+               for name, x in load_adapted(model).state_dict().items())
     assert all(p.any() for p in adapters(run.policy).values())
     torch.testing.assert_close(by_peft(folder, model),      # is what was trained
                                token_logprobs(run.policy, *text()), atol=1e-5, rtol=0)
@@ -168,8 +167,8 @@ def test_a_run_trains_its_adapters_alone(url, model):
 
 def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkeypatch):
     """And sampling, with decoding over pages, uses the adapters of the last update."""
-    loaded, load = [], policy.load_policy
-    monkeypatch.setattr(policy, "load_policy", lambda *a: loaded.append(a[0]) or load(*a))
+    loaded, load = [], lora.load_policy
+    monkeypatch.setattr(lora, "load_policy", lambda *a: loaded.append(a[0]) or load(*a))
     run, base = started(url, config(model, lora=4, kl_coef=0.1, filter="none")), load(model)
     for run.step in range(2):
         batch = train.to_batch(train.play_step(run, 2)[0])
@@ -185,9 +184,9 @@ def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkey
 
 def test_average_gradients_takes_the_mean_of_adapters_alone(model, monkeypatch):
     """Of two ranks with gradients 1, 2, .. and thrice that the mean is twice that."""
-    policy, ordinary = load_policy(model), load_policy(model)
+    policy, ordinary = load_adapted(model), load_adapted(model)
     adapt(policy, 4, 32, model)
-    add_value_head(policy)
+    policy.add_value_head()
     own = [p for p in policy.parameters() if p.requires_grad]
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(parallel, "summed", lambda flat: flat + 3 * flat)
@@ -195,9 +194,9 @@ def test_average_gradients_takes_the_mean_of_adapters_alone(model, monkeypatch):
         p.grad = torch.full_like(p, i + 1)
     parallel.average_gradients(policy)
     assert len(own) == 30 and all((p.grad == 2 * (i + 1)).all() for i, p in enumerate(own))
-    ordinary.lm_head.weight.grad = torch.ones_like(ordinary.lm_head.weight)
+    ordinary.model.lm_head.weight.grad = torch.ones_like(ordinary.model.lm_head.weight)
     parallel.average_gradients(ordinary)            # FSDP has done it
-    assert (ordinary.lm_head.weight.grad == 1).all()
+    assert (ordinary.model.lm_head.weight.grad == 1).all()
 
 
 def test_load_shards_no_frozen_base_for_one_process(model):
@@ -222,10 +221,10 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     merge_lora.main()
     assert not any(name.startswith("adapter") or name == "trainer"
                    for name in os.listdir("merged"))
-    merged, expected = load_policy("merged"), token_logprobs(run.policy, *text())
+    merged, expected = load_adapted("merged"), token_logprobs(run.policy, *text())
     assert not adapters(merged) and merged.known_ids == run.policy.known_ids
     torch.testing.assert_close(token_logprobs(merged, *text()), expected, atol=1e-5, rtol=1e-5)
-    assert (token_logprobs(load_policy(model), *text()) - expected).abs().max() > 0.01
+    assert (token_logprobs(load_adapted(model), *text()) - expected).abs().max() > 0.01
     assert runs.model_settings("merged")[1] == runs.model_settings(folder)[1] and \
         runs.model_settings("merged")[1]["max_turn_tokens"] == 5
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
@@ -235,7 +234,7 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
 def test_a_folder_of_adapters_is_a_model_to_train_further(url, model):
     """With --lora these adapters are; to train all weights they are merged first."""
     folder = f"{trained(url, config(model, lora=4, lr=3e-2)).cfg.path}/step_2"
-    expected = token_logprobs(load_policy(folder), *text())
+    expected = token_logprobs(load_adapted(folder), *text())
     more = trained(url, config(folder, name="more", lora=4, kl_coef=0.1))
     assert more.policy.lora.base == base_of("runs/more/step_2") == base_of(model) == model
     assert not torch.equal(token_logprobs(more.policy, *text()), expected)

@@ -157,7 +157,7 @@ def shares(path):
     for shard in ("full", "none", "none"):
         cfg.shard = shard
         policy = parallel.load(path, CPU, cfg, value_head=True)
-        assert policy.lm_head.weight is policy.model.embed_tokens.weight
+        assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
         found = {k: w for k, w in policy.named_parameters() if "value_head" not in k}
         for key, weights in whole.named_parameters():
             mine = found.pop(key)
@@ -169,7 +169,7 @@ def shares(path):
             assert torch.equal(policy.get_buffer(key), buffer)
         ids = torch.arange(5)[None]                     # it learns, and what is tied stays so
         policy.action_logprobs(ids, ids > 0, ids).sum().backward()
-        assert policy.lm_head.weight is policy.model.embed_tokens.weight
+        assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
         groups.append(len(dist.distributed_c10d._world.pg_map))
     assert groups[1] == groups[2]
     cfg.compute = "bfloat16"
@@ -180,7 +180,8 @@ def shares(path):
 def test_load_takes_no_more_memory_than_a_share(tmp_path):
     """Of 25 million weights, 100 MB in float32, each of two ranks holds a half, and a unit more
     while it is cut."""
-    make_policy(1000, 512, 8, 4, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "large")
+    large = make_policy(1000, 512, 8, 4, seed=0).model.to(torch.bfloat16)
+    large.save_pretrained(tmp_path / "large")
     on_ranks(2, grows, str(tmp_path / "large"))
 
 
@@ -248,6 +249,6 @@ def fails(url, cfg):
         run.optimizer.state[weights] = {"step": torch.tensor(1.0), "exp_avg": weights.detach() * 1}
     os.fsync = full
     with pytest.raises(SystemExit, match="^train.py: .*No space left on device"), \
-            runs.one_sentence("train.py"):
+            parallel.ranks(), runs.one_sentence("train.py"):
         runs.save(run)
     os.fsync = fsync

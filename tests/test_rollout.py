@@ -41,7 +41,7 @@ from chat import FORMATS, Agent, Chat
 from client import EnvError, Reset, Step
 from engine import Engine
 from episode import Episode, Trajectory, Turn, World
-from rollout import Sampler, Slots, make_engine
+from rollout import Sampler, Slots, make_engine, move
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -208,7 +208,7 @@ def test_episode_ends_a_reply_with_any_stop_token_and_closes_it_with_the_templat
     episode = Episode(agent("chatml"), 1, KEY, 5)
     episode.observe("start")
     for token in (80, 81, end):
-        assert episode.request is None
+        assert episode.state == "replying"
         episode.sampled(token, -1.0)
     size = 3 + len(added)
     assert episode.trajectory.token_ids[-size:] == [80, 81, end, *added]
@@ -220,11 +220,11 @@ def test_episode_ends_at_its_horizon_and_knows_which_text_each_turn_answered():
     episode = Episode(agent(), 1, KEY, 4)
     episode.observe("start")
     for observation in ("same", "same", "start", "on"):
-        assert not episode.over and episode.request is None
+        assert episode.state == "replying"
         reply_to(episode, "go")
         episode.observe(observation, 0.25, False, {"score": 0.5, "success": False})
     t = episode.trajectory
-    assert episode.over and t.truncated == "horizon" and not t.done
+    assert episode.state == "over" and t.truncated == "horizon" and not t.done
     assert t.reward == 1.0 and t.score == 0.5
     assert t.response_mask[-3:] == [1, 1, 1]               # what nobody will answer is not shown
     first, second, third, last = (turn.observation_hash for turn in t.turns)
@@ -275,18 +275,18 @@ def test_reflect_tries_again_with_its_lesson_in_view(context):
     episode.observe("o0")
     reply_to(episode, "Action: a0")
     episode.observe("lost", 0.0, False, {"score": 0.0, "success": False})      # horizon of 1
-    assert not episode.over and episode.request is None
+    assert episode.state == "lesson"
     assert shown(episode).endswith(f"lost\n{chat.ASK_LESSON};[A]")
     reply_to(episode, "I should say b.")
     assert episode.request == first_request                # the same task, the same luck
     episode.observe("o0")
     seen = shown(episode)
-    assert "I should say b." in seen and seen.endswith("o0;[A]") and not episode.over
+    assert "I should say b." in seen and seen.endswith("o0;[A]") and episode.state == "replying"
     reply_to(episode, "Action: b")
     assert episode.request == Step("b")
     episode.observe("won", 1.0, True, {"score": 1.0, "success": True})
     t = episode.trajectory
-    assert episode.over and t.done and t.success and len(t.turns) == 3
+    assert episode.state == "over" and t.done and t.success and len(t.turns) == 3
     assert [turn.reward for turn in t.turns] == [0, 0, 1]
     assert [turn.valid for turn in t.turns] == [True, None, True]      # a lesson is no action
     assert sum(t.response_mask) == sum(turn.end - turn.start for turn in t.turns)
@@ -311,7 +311,7 @@ def test_reflect_returns_what_the_last_try_was_paid(tries, kept):
             reply("Action: a")
             episode.observe("on", reward, False, {"success": rewards[-1] == 1.0, "score": reward})
     t = episode.trajectory
-    assert episode.over and t.reward == kept and t.score == tries[-1][-1]
+    assert episode.state == "over" and t.reward == kept and t.score == tries[-1][-1]
     assert to_batch([t]).rewards.tolist() == [kept]
     assert len(drawn) == len(t.turns) == 3 * len(tries) - 1
     assert drawn == [np.random.default_rng((*KEY, n)).random(8).tolist() for n in range(len(drawn))]
@@ -371,7 +371,8 @@ def test_collect_depends_on_nothing_but_task_and_key():
         pages = each + rng.choice((0, 0, 8, 10 * each))
         before = rng.choice((None, lambda *_: time.sleep(rng.random() * 0.003)))
         client = LocalClient(before=before)
-        engine = Engine(policy(), rows, pages, size, prefill_tokens=rng.choice((64, 4096)))
+        engine = Engine(policy(), rows, pages, size)
+        engine.prefill_tokens = rng.choice((64, 4096))
         got, stats = within(60, collect, policy(), agent(max_context=160), client, tasks, 3, 4,
                              places=tasks, engine=engine)
         want = [undisturbed()[task, m] for task in tasks for m in range(3)]
@@ -733,7 +734,7 @@ def test_make_engine_has_room_for_what_it_is_asked():
     assert engine.rows == 10 and engine.pages.count == 160 and engine.pages.page_size == 32
     assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
     assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
-    assert math.prod(engine.memory.keys.shape) == 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
+    assert math.prod(engine.memory.kv.shape) == 2 * 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
 
 
 @pytest.mark.parametrize("lengths, page_size, pages, decodes, admitted", [
@@ -747,11 +748,11 @@ def test_admit_counts_a_token_more_and_a_page_for_each_slot_that_decodes(
     for slot, length in zip(slots.everyone, lengths):
         slot.episode.observe("x" * (length - 3))            # <|user|>, <|end|>, <|assistant|>
         assert len(slot.episode.seen) == length
-        slots.move(slot, "ready")
+        move(slot, slots.waiting, slots.ready)
     sampler = Sampler(Engine(policy(), 2, pages, page_size), slots, 1.0)
     first, second = slots.everyone
     if decodes:
         first.sequence = sampler.engine.start()
         sampler.engine.prefill([first.sequence], [first.episode.seen])
-        slots.move(first, "decoding")
-    assert sampler.admit([*slots["ready"]]) == [first, second][decodes:][:admitted]
+        move(first, slots.ready, slots.decoding)
+    assert sampler.admit([*slots.ready]) == [first, second][decodes:][:admitted]

@@ -27,7 +27,7 @@ import run as runs
 import train
 from envs import load_env
 from episode import Trajectory
-from policy import load_policy
+from policy import Policy, load_policy
 from rollout import Stats
 from train import ALGOS, Config
 
@@ -72,19 +72,25 @@ def lines_of(folder):
 
 # ---- one gradient -------------------------------------------------------------------------------
 
-def gradient(run, batch, micro_tokens, monkeypatch):
+def gradient(run, batch, micro_tokens):
     """The gradient of one update over `batch`, cut at about `micro_tokens`: {name: tensor}."""
     grads = {}
 
-    def keep(run, loss):
-        for name, model in (("policy", run.policy), ("critic", run.critic)):
-            for key, weights in model.named_parameters() if model else ():
-                grads[name, key] = weights.grad.clone()
-                weights.grad = None
-        return 0.0
-    monkeypatch.setattr(train, "optimizer_step", keep)
-    run.cfg = replace(run.cfg, micro_tokens=micro_tokens, mini_batches=1, epochs=1)
+    class Keeping:      # an optimizer that changes nothing
+        def step(self):
+            for name, model in run.trained.items():
+                for key, weights in model.named_parameters():
+                    grads[name, key.removeprefix("model.")] = weights.grad
+
+        def zero_grad(self):
+            for model in run.trained.values():
+                model.zero_grad()
+    plain = run.optimizer
+    run.optimizer = Keeping()
+    run.cfg = replace(run.cfg, micro_tokens=micro_tokens, mini_batches=1, epochs=1,
+                      max_grad_norm=math.inf)
     train.update(run, batch)
+    run.optimizer = plain
     return grads
 
 
@@ -107,21 +113,21 @@ RULES += [dict(algo="grpo", kl_coef=0.3, kl="k2"),
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: "-".join(f"{v}" for v in r.values()))
-def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model, monkeypatch):
+def test_the_gradient_does_not_depend_on_the_micro_batch(rule, url, model):
     run = started(url, config(model, **rule))
     whole = batch_of(run)
     longest = int((whole.token_ids >= 0).sum(1).max())
     assert len(whole.parts(1)) >= len(whole.rewards) >= 8       # each row, or context, by itself
     moved(run)
-    at_once = gradient(run, whole, 10**6, monkeypatch)
+    at_once = gradient(run, whole, 10**6)
     assert sum(g.norm() ** 2 for g in at_once.values()) > 1e-4
     for rows in (0.01, 2.7, 8):
-        cut = gradient(run, whole, int(rows * longest) + 1, monkeypatch)
+        cut = gradient(run, whole, int(rows * longest) + 1)
         for name, grad in at_once.items():
             torch.testing.assert_close(cut[name], grad, atol=1e-5, rtol=1e-5)
 
 
-def test_the_gradient_of_grpo_is_the_papers(url, model, monkeypatch):
+def test_the_gradient_of_grpo_is_the_papers(url, model):
     """One row at a time through transformers' own forward, the formula spelt out token by token."""
     low, high, beta, coef = 0.2, 0.28, 0.3, 0.1
     run = started(url, config(model, kl_coef=beta, entropy_coef=coef, filter="none"))
@@ -129,10 +135,10 @@ def test_the_gradient_of_grpo_is_the_papers(url, model, monkeypatch):
     batch = train.to_batch(chosen)
     train.credit(run, batch)
     moved(run)
-    ours = gradient(run, batch, 100, monkeypatch)
+    ours = gradient(run, batch, 100)
 
     stock, start = (AutoModelForCausalLM.from_pretrained(model) for _ in range(2))
-    stock.load_state_dict({k: v for k, v in run.policy.state_dict().items()})
+    stock.load_state_dict(run.policy.model.state_dict())
     rewards = [t.reward for t in chosen]
     ratios, loss = [], 0.0
     for i, trajectory in enumerate(chosen):
@@ -166,9 +172,9 @@ def test_an_update_is_weighted_by_its_mini_batch_alone(url, model, monkeypatch):
     batch = batch_of(run)
     seen, part_loss = [], train.part_loss
 
-    def noting(run, part):
-        seen.append((part.weights.sum().item(), part.value_weights.sum().item(), len(part.rewards)))
-        return part_loss(run, part)
+    def noting(run, part, first):
+        seen.append((part.weights.sum().item(), part.per_token.sum().item(), len(part.rewards)))
+        return part_loss(run, part, first)
     monkeypatch.setattr(train, "part_loss", noting)
     train.update(run, batch)
     assert [count for *_, count in seen] == [6, 6, 4]
@@ -201,8 +207,7 @@ def test_credit_recomputes_old_logprobs_of_a_policy_in_16_bit(url, model, monkey
         batch = train.to_batch(kept(run))
         sampled = batch.old_logprobs
         train.credit(run, batch)
-        assert batch.rollout_logprobs is sampled and torch.equal(
-            batch.weights, batch.response_mask.float())
+        assert batch.rollout_logprobs is sampled
         if dtype == torch.float32:
             assert not asked and batch.old_logprobs is sampled
         else:
@@ -262,13 +267,13 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(flags, url, model, monkeyp
 
 def test_a_checkpoint_keeps_buffers_and_one_of_tied_weights():
     """GLM-4-MoE's experts have a bias that is no parameter; a tied lm_head is not written twice."""
-    model = AutoModelForCausalLM.from_config(Glm4MoeConfig(
+    policy = Policy(AutoModelForCausalLM.from_config(Glm4MoeConfig(
         vocab_size=30, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, n_group=1,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
         n_routed_experts=4, num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1,
-        tie_word_embeddings=True))
-    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
-    weights = runs.full_weights(model)
+        tie_word_embeddings=True)))
+    policy.model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
+    weights = runs.full_weights(policy)
     assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].tolist() == [0, 1, 2, 3]
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
 
@@ -283,7 +288,7 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(url, model, capsys):
 
 PANEL = {"step", "horizon", "random", "reward", "success", "reward_std",
          "constant_groups", "entropy", "grad_norm", "kl", "clipped", "clipped_low", "clipped_high",
-         "mismatch", "masked", "response_length", "valid", "distinct_3gram", "turns", "dropped",
+         "mismatch", "response_length", "valid", "distinct_3gram", "turns", "dropped",
          "skipped", "truncated", "tokens_per_second", "seconds"}
 
 
@@ -295,9 +300,9 @@ def test_every_preset_takes_two_steps(algo, url, model):
     assert run.history == lines_of_all(run.folder)
     for line in run.history:
         assert PANEL <= line.keys() and all(map(math.isfinite, line.values())), line
-        assert line["skipped"] == line["masked"] == 0 < line["grad_norm"] and line["trained"] > 0
+        assert line["skipped"] == 0 < line["grad_norm"] and line["trained"] > 0
         assert 0 <= line["mismatch"] < 1e-9 and (line["kl"] > 1e-9 or run.cfg.mini_batches == 1)
-    after = run.policy.state_dict()
+    after = run.policy.model.state_dict()
     assert not same({k: after[k] for k in weights_of(model)}, weights_of(model))
     assert all(torch.isfinite(w).all() for w in after.values())
     assert (run.reference is None) == (run.cfg.kl_coef == 0)
@@ -391,7 +396,7 @@ def test_a_step_without_a_varied_group_changes_nothing(algo, played, unknown, ur
     stats = Stats(seconds=Counter(rollout=1.0))
     monkeypatch.setattr(train, "play_step", lambda *_: (played, stats))
     run = trained(url, config(model, algo))
-    assert same(weights_of(model), run.policy.state_dict())
+    assert same(weights_of(model), run.policy.model.state_dict())
     of_updates = {"entropy", "kl", "clipped", "clipped_high", "clipped_low", "mismatch",
                   "value_loss", "grad_norm"}
     for line in lines_of_all(run.folder):
@@ -405,13 +410,13 @@ def test_a_step_without_a_varied_group_changes_nothing(algo, played, unknown, ur
 @pytest.mark.parametrize("poison", [
     lambda run, loss: loss * math.nan,                              # loss and gradient
     lambda run, loss: loss + math.nan,                              # the loss alone
-    lambda run, loss: loss + (run.policy.model.norm.weight * 0).sqrt().sum()])  # gradient alone
+    lambda run, loss: loss + (run.policy.model.model.norm.weight * 0).sqrt().sum()])    # gradient
 def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model, monkeypatch):
     run, calls = started(url, config(model, "ppo", mini_batches=4, steps=1)), []
     part_loss = train.part_loss
 
-    def poisoned(run, part):
-        loss, sums = part_loss(run, part)
+    def poisoned(run, part, first):
+        loss, sums = part_loss(run, part, first)
         calls.append(1)
         return (poison(run, loss) if len(calls) in (2, 3) else loss), sums
     monkeypatch.setattr(train, "part_loss", poisoned)
@@ -435,7 +440,7 @@ def test_measure_on_a_hand_made_step(url, model):
     stats = Stats(dropped=3, pages=7, preempted=1, tokens=Counter(prefill=10, decode=5),
                   seconds=Counter(rollout=4.0, decode=1.0, sampling=1.0))
     figures = train.means_of(Counter(entropy=2.0, tokens=2), [])
-    m = metrics.measure(run, 2, played, None, stats, figures, 5.0)
+    m = metrics.measure(run, metrics.Outcome(2, played, stats, [], None, figures, 5.0))
     assert m["rollout_tokens_per_second"] == m["rollout_tokens"] / 4
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
@@ -455,8 +460,8 @@ def test_part_figures_count_what_the_loss_clips(surrogate, high, low):
     ratios = torch.tensor([1.5, 0.5, 1.5, 1.5, 0.5, 0.9, 1.4, 1.4])
     advantages = torch.tensor([1.0, 1, -1, -1, -1, -1, 1, 1])
     rows = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    sums = train.part_figures(ratios.log(), torch.zeros(8), advantages, rows,
-                              Config(surrogate=surrogate))
+    sums = train.part_figures(ratios.log(), torch.zeros(8), advantages, 0.8, 1.28,
+                              rows if surrogate == "sequence" else None)
     assert (sums["tokens"], sums["clipped_high"], sums["clipped_low"]) == (8, high, low)
     k3 = ratios - 1 - ratios.log()      # of KL(pi_old || pi); exchanged, 1 / ratio in its place
     assert sums["kl"].item() == pytest.approx(k3.sum().item(), rel=1e-4)

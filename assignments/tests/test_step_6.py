@@ -61,9 +61,9 @@ def test_memory_keeps_a_token_where_the_table_says():
     assert slots.shape == (6,), f"came {tuple(slots.shape)}, expected (6,): 3 tokens of 2 heads"
     own.write(1, slots, key, value)
     for token, (page, offset) in enumerate(((3, 0), (3, 1), (0, 0))):
-        assert torch.equal(own.keys[1, page, :, offset], key[token]), f"key of token {token}"
-        assert torch.equal(own.values[1, page, :, offset], value[token]), f"value of token {token}"
-    assert not own.keys[0].any(), "layer 0 was not written to, and came changed"
+        assert torch.equal(own.kv[0, 1, page, :, offset], key[token]), f"key of token {token}"
+        assert torch.equal(own.kv[1, 1, page, :, offset], value[token]), f"value of token {token}"
+    assert not own.kv[:, 0].any(), "layer 0 was not written to, and came changed"
     keys, values = own.gather(1, torch.tensor([[3, 0]]))
     assert keys.shape == (1, 2, 4, 3), f"came {tuple(keys.shape)}, expected (B, KH, P * S, D)"
     assert torch.equal(keys[0, :, :3].transpose(0, 1), key), "pages side by side, in order"
@@ -79,9 +79,9 @@ def test_walk_pages_by_hand():
     bias[2, 0, 1] = NEVER                       # not written yet
     readers = torch.tensor([0, 2, 0])           # page 1 belongs to nobody: to the dummy row 2
     query = torch.ones(2, 1, 1, 1)
-    came = walk_pages(query, [(keys, values, 1, bias)], readers, 1.0).flatten().tolist()
+    came = walk_pages(query, [(keys, values, readers, bias)], 1.0).flatten().tolist()
     assert math.isclose(came[0], 51 / 7, rel_tol=1e-5), f"came {came[0]}, expected {51 / 7}"
     assert came[1] == 0, f"a row without pages: came {came[1]}, expected 0"
     # at scale 2 the scores are squares: 1, 4, 16
-    came = walk_pages(query, [(keys, values, 1, bias)], readers, 2.0).flatten().tolist()
+    came = walk_pages(query, [(keys, values, readers, bias)], 2.0).flatten().tolist()
     assert math.isclose(came[0], (3 + 24 + 144) / 21, rel_tol=1e-5), f"came {came[0]} at scale 2"

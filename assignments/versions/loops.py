@@ -315,9 +315,9 @@ def constant_weights(response_mask, length):
 
 def play(reply, episode, client, session=None):
     while True:
-        if episode.over:
+        if episode.state == "over":
             return session
-        if episode.request is None:
+        if episode.state != "asking":
             reply(episode)
         else:
             answer = client.answer([(session, episode.request)])[0]
@@ -329,10 +329,10 @@ def play(reply, episode, client, session=None):
 
 @torch.inference_mode()
 def speak(policy, episode, temperature=1.0):
-    while episode.request is None:
+    while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
         layout = layout_for(policy, [len(seen)])
-        logits = forward(policy, seen, layout)[-1:]
+        logits = policy.logits(seen, layout)[-1:]
         drawn = len(episode.token_ids)
         uniform = torch.tensor([episode.uniforms[drawn]])
         token, logprob = sample(logits, uniform, temperature)
@@ -346,14 +346,14 @@ class Slots:
         slot.session = None
         slot.episode = Episode(before.agent, before.trajectory.task_id, before.trajectory.key,
                                before.horizon)
-        self.move(slot, "waiting")
+        move(slot, self.in_flight, self.waiting)
         slot.failures += 1
         most = 100 if error.away else self.retries
         if slot.failures > most:
             self.lost.add(slot.group)
-        for other in list(self["waiting"]):
+        for other in list(self.waiting):
             if other.group in self.lost:
-                self.finish(other)
+                self.finish(other, self.waiting)
 
 
 class Scheduler:
@@ -363,20 +363,13 @@ class Scheduler:
             self.slots.fail(slot, answer)
         else:
             slot.session = answer.session
-            contexts = len(episode.trajectory.contexts)
-            before = list(episode.seen) if slot.sequence else []
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.sequence and len(episode.trajectory.contexts) != contexts:
-                keep = 0
-                while keep < min(len(before), len(episode.seen) - 1) and \
-                        before[keep] == episode.seen[keep]:
-                    keep += 1
-                if keep < slot.sequence.length:
-                    self.engine.forget(slot.sequence, keep=keep)
-            if not episode.over and slot.group not in self.slots.lost:
-                self.slots.move(slot, "ready")
+            if episode.state != "over" and slot.group not in self.slots.lost:
+                move(slot, self.slots.in_flight, self.slots.ready)
+                if slot.sequence is not None:
+                    self.engine.keep_prefix(slot.sequence, episode.seen)
                 return
-            self.slots.finish(slot)
+            self.slots.finish(slot, self.slots.in_flight)
         if slot.sequence is not None:
             self.engine.release(slot.sequence)
         slot.sequence = None
@@ -396,9 +389,9 @@ class Sampler:
                 first[prompt] = slot
                 slot.sequence = self.engine.start()
             readers.append(slot)
-        unread = [slot.episode.seen[slot.sequence.length:] for slot in readers]
+        contexts = [slot.episode.seen for slot in readers]
         with self.stats.clock("prefill"):
-            logits = self.engine.prefill([slot.sequence for slot in readers], unread)
+            logits = self.engine.prefill([slot.sequence for slot in readers], contexts)
         rows, slots = [], []
         for slot in readers:
             slots.append(slot)
@@ -410,7 +403,7 @@ class Sampler:
                 slots.append(slot)
                 rows.append(readers.index(reader))
         for slot in slots:
-            self.slots.move(slot, "decoding")
+            move(slot, self.slots.ready, self.slots.decoding)
         self.draw(slots, logits[rows])
 
     def draw(self, slots, logits):
@@ -421,8 +414,8 @@ class Sampler:
                 uniform = torch.tensor([number]).to(logits.device)
                 token, logprob = sample(row[None], uniform, self.temperature)
                 slot.episode.sampled(int(token), float(logprob))
-            if slot.episode.request is not None:
-                self.slots.move(slot, "asking")
+            if slot.episode.state == "asking":
+                move(slot, self.slots.decoding, self.slots.asking)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------
@@ -464,24 +457,24 @@ class Pages:
 
 class Memory:
     def slots(self, table, row, position):
-        KH, S = self.keys.shape[2:4]
+        KH, S = self.kv.shape[3:5]
         found = []
         for r, place in zip(row.tolist(), position.tolist()):
             page, offset = int(table[r, place // S]), place % S
             for head in range(KH):
                 found.append((page * KH + head) * S + offset)
-        return torch.tensor(found, dtype=torch.long, device=self.keys.device)
+        return torch.tensor(found, dtype=torch.long, device=self.kv.device)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
-        for pool, x in ((self.keys, key), (self.values, value)):
+        for pool, x in ((self.kv[0], key), (self.kv[1], value)):
             flat = pool[layer].view(-1, D)
             for slot, vector in zip(slots.tolist(), x.reshape(-1, D)):
                 flat[slot] = vector
 
     def gather(self, layer, table):
         found = []
-        for pool in (self.keys, self.values):
+        for pool in (self.kv[0], self.kv[1]):
             rows = []
             for pages in table.tolist():
                 rows.append(torch.cat([pool[layer, page] for page in pages], dim=1))
@@ -489,12 +482,12 @@ class Memory:
         return found
 
 
-def walk_pages(query, runs, readers, scale):
+def walk_pages(query, runs, scale):
     B, KH, G, D = query.shape
     scores, values = {}, {}              # of each (row, head): lists of (G, S) and (S, D)
-    readers, at = readers.tolist(), 0
-    for keys, own, W, bias in runs:
+    for keys, own, readers, bias in runs:
         P, _, S, _ = keys.shape
+        readers, at, W = readers.tolist(), 0, len(readers) // (P * KH)
         for page in range(P):
             for head in range(KH):
                 for w in range(W):
@@ -515,11 +508,12 @@ def walk_pages(query, runs, readers, scale):
 
 class Engine:
     def fork(self, parent):
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids = list(parent.token_ids)
         sources, targets = self.pages.fork(parent.row, child.row, parent.length)
         for source, target in zip(sources, targets):
-            self.memory.keys[:, target] = self.memory.keys[:, source]
-            self.memory.values[:, target] = self.memory.values[:, source]
+            self.memory.kv[0][:, target] = self.memory.kv[0][:, source]
+            self.memory.kv[1][:, target] = self.memory.kv[1][:, source]
         return child
 
 
@@ -604,9 +598,11 @@ def evolve(run, base_set):
             device, run.policy = run.policy.device, None
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:
-            weights = [reward(trajectory) for trajectory in data]
-            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg,
-                  cfg.seed + 1 + run.step)
+            weights = []
+            for trajectory in data:
+                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
+            learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
+                  cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
         metrics.evaluate(run)
@@ -625,8 +621,8 @@ def explore(run):
                               cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    best = max(load_env(trajectory.env).SUCCESS, 1.0)
+def example_weight(trajectory, module):
+    best = max(module.SUCCESS, 1.0)
     return 0.0 if trajectory.score < 0 else trajectory.score / best
 
 
@@ -643,7 +639,7 @@ def successes(explored, dedupe):
     return kept
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     found, total = torch.zeros(response_mask.shape), 0.0
     places = response_mask.nonzero().tolist()
     for b, _ in places:
@@ -653,11 +649,9 @@ def over_weights(response_mask, w):
     return found
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), 0.0
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = 0.0
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = 0.0

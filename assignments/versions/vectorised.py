@@ -245,9 +245,9 @@ def constant_weights(response_mask, length):
 # ---- step 5 -------------------------------------------------------------------------------------
 
 def play(reply, episode, client, session=None):
-    if episode.over:
+    if episode.state == "over":
         return session
-    if episode.request is None:
+    if episode.state != "asking":
         reply(episode)
         return play(reply, episode, client, session)
     answer, = client.answer([(session, episode.request)])
@@ -261,10 +261,10 @@ def play(reply, episode, client, session=None):
 def speak(policy, episode, temperature=1.0):
     for uniform in episode.uniforms:
         ids = torch.as_tensor(episode.seen, device=policy.device)
-        row = forward(policy, ids, layout_for(policy, [len(ids)]), logits_to_keep=1)
+        row = policy.logits(ids, layout_for(policy, [len(ids)]), 1)
         drawn = sample(row, torch.tensor([uniform]), temperature)
         episode.sampled(*(x.item() for x in drawn))
-        if episode.request:
+        if episode.state == "asking":
             return
 
 
@@ -278,8 +278,8 @@ class Sampler:
             for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
                 slot.episode.sampled(token, logprob)
         for slot in slots:
-            if slot.episode.request:
-                self.slots.move(slot, "asking")
+            if slot.episode.state == "asking":
+                move(slot, self.slots.decoding, self.slots.asking)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Pages:
         return self.table[row, :count].tolist()
 
     def grow(self, row, length):
-        have, want = len(self.of(row)), math.ceil(length / self.page_size)
+        have, want = len(self.of(row)), -(-length // self.page_size)
         if want > have:
             self.table[row, have:want] = [heapq.heappop(self.free) for _ in range(want - have)]
 
@@ -311,28 +311,27 @@ class Pages:
 
 class Memory:
     def slots(self, table, row, position):
-        KH, S = self.keys.shape[2:4]
+        KH, S = self.kv.shape[3:5]
         page = table[row].gather(1, (position // S)[:, None]).long()
         heads = S * torch.arange(KH, device=page.device)
         return (page * KH * S + heads + (position % S)[:, None]).reshape(-1)
 
     def write(self, layer, slots, key, value):
         D = key.shape[2]
-        self.keys[layer].view(-1, D)[slots] = key.reshape(-1, D)
-        self.values[layer].view(-1, D)[slots] = value.reshape(-1, D)
+        self.kv[0, layer].view(-1, D)[slots] = key.reshape(-1, D)
+        self.kv[1, layer].view(-1, D)[slots] = value.reshape(-1, D)
 
     def gather(self, layer, table):
-        return [pool[layer][table].transpose(1, 2).flatten(2, 3) for pool in self.pools]
+        return [pool[layer][table].transpose(1, 2).flatten(2, 3) for pool in self.kv]
 
 
-def walk_pages(query, runs, readers, scale):
+def walk_pages(query, runs, scale):
     B, KH, G, D = query.shape
     q = torch.cat([query.reshape(B * KH, G, D), query.new_zeros(KH, G, D)])
-    scores, values, whose, at = [], [], [], 0
-    for keys, own, W, bias in runs:
+    scores, values, whose = [], [], []
+    for keys, own, readers, bias in runs:
         P, _, S, _ = keys.shape
-        owner = readers[at:at + P * KH * W].clamp(max=B * KH)
-        at += len(owner)
+        owner, W = readers.clamp(max=B * KH), len(readers) // (P * KH)
         page = torch.arange(P * KH).repeat_interleave(W)
         hidden = bias.expand(P * KH, W * G, S).reshape(P * KH * W, G, S)
         scores.append(scale * torch.einsum("ngd,nsd->ngs", q[owner], keys.flatten(0, 1)[page])
@@ -352,11 +351,11 @@ def walk_pages(query, runs, readers, scale):
 
 class Engine:
     def fork(self, parent):
-        child = self.start(parent.length)
+        child = self.start()
+        child.token_ids += parent.token_ids
         source, target = self.pages.fork(parent.row, child.row, parent.length)
         if source:
-            self.memory.keys[:, target] = self.memory.keys[:, source].clone()
-            self.memory.values[:, target] = self.memory.values[:, source].clone()
+            self.memory.kv[:, :, target] = self.memory.kv[:, :, source].clone()
         return child
 
 
@@ -422,8 +421,8 @@ def explore(run):
                               (cfg.seed, run.step, 0), cfg.temperature, cfg.max_concurrent)
 
 
-def reward(trajectory):
-    return max(0.0, trajectory.score / max(1.0, load_env(trajectory.env).SUCCESS))
+def example_weight(trajectory, module):
+    return max(0.0, trajectory.score / max(1.0, module.SUCCESS))
 
 
 def successes(explored, dedupe):
@@ -432,17 +431,15 @@ def successes(explored, dedupe):
     return [t for t in good if not dedupe or firsts[t.env, t.task_id] is t]
 
 
-def over_weights(response_mask, w):
+def example_weights(response_mask, w):
     weighted = torch.where(response_mask.bool(), w[:, None], 0.0)
     total = weighted.sum()
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def learn_step(policy, optimizer, trajectories, weights, cfg):
-    batch, total = to_batch(trajectories, policy.device), torch.zeros((), device=policy.device)
-    batch.weights = algos.over_weights(batch.response_mask,
-                                       torch.tensor(weights, device=policy.device))
-    for where, real in parallel.micro_batches(batch, cfg.micro_tokens):
+def learn_step(policy, optimizer, batch, micro_tokens):
+    total = torch.zeros((), device=policy.device)
+    for where, real in micro_batches(batch, micro_tokens):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -torch.dot(logprobs, part.weights[part.response_mask]) * real

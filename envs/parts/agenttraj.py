@@ -16,7 +16,7 @@ import random
 import re
 import reprlib
 
-from envs import load_env
+from envs import Move, load_env
 from envs.parts.agentgym import Manner
 
 
@@ -62,8 +62,9 @@ def read_item(item, where):
     turns = []
     for i in range(opening, len(said) - 1, 2):
         info = dict(success=False, valid=True, score=0.0)
-        turns.append([said[i], None, said[i + 1], 0.0, False, info])
-    turns[-1][3:] = 1.0, True, dict(success=True, valid=True, score=1.0)
+        turns.append(Move(said[i], None, said[i + 1], 0.0, False, info))
+    won = dict(success=True, valid=True, score=1.0)
+    turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
     last = said[-1] if len(said) % 2 else ""
     env, _, number = name.rpartition("_")
@@ -159,9 +160,10 @@ def conversation(module, turns, rng):
     """The texts of a demonstration, human's and gpt's by turns."""
     manner = getattr(module, "AGENTGYM", None) or Manner(f"{module.PROMPT}\n{FORM}", None)
     texts = [manner.rules, manner.agreed]
-    for i, (observation, thought, action, *_) in enumerate(turns):
+    for i, move in enumerate(turns):
+        observation = move.observation
         if i == 0:
             observation = manner.first(observation, module.PROMPT)
-        thought = rng.choice(WORDINGS).format(thought)
-        texts += [observation, manner.write.format(thought=thought, action=action)]
+        thought = rng.choice(WORDINGS).format(move.thought)
+        texts += [observation, manner.write.format(thought=thought, action=move.action)]
     return texts

@@ -27,10 +27,10 @@ class EnvError(RuntimeError):
 def connections(timeout, attempts):
     """A pool of connections that sends a request once: `attempts` are those to connect, after
     pauses of 0, 0.2, 0.4, 0.8, ... seconds. timeout: seconds for an answer."""
-    return urllib3.PoolManager(
-        maxsize=32, timeout=urllib3.Timeout(connect=min(10, timeout), read=timeout),
-        retries=urllib3.Retry(None, connect=attempts - 1, read=0, redirect=False, status=0, other=0,
-                              backoff_factor=0.1))
+    seconds = urllib3.Timeout(connect=min(10, timeout), read=timeout)
+    retries = urllib3.Retry(None, connect=attempts - 1, read=0, redirect=False, status=0, other=0,
+                            backoff_factor=0.1)
+    return urllib3.PoolManager(maxsize=32, timeout=seconds, retries=retries)
 
 
 def exchange(http, method, url, body=None):
@@ -50,21 +50,27 @@ def exchange(http, method, url, body=None):
         return response.status, None
 
 
-TYPES = {       # what is taken for a value of these types; of any other, what is exactly that type
-    float: lambda x: type(x) in (int, float) and abs(x) < 1e30,     # even a sum of them is finite
-    str: lambda x: (type(x) is str and len(x) <= 2**20      # half a character, no tokenizer takes
-                    and x == x.encode(errors="replace").decode()),
-    list[str]: lambda x: type(x) is list and all(map(TYPES[str], x)),
-    bool | None: lambda x: x is None or type(x) is bool}
+def fits(value, kind):
+    """Whether a value that was sent is taken for one of this kind."""
+    if kind is float:           # even a sum of them is finite
+        return type(value) in (int, float) and abs(value) < 1e30
+    if kind is str:             # half a character, no tokenizer takes
+        short = type(value) is str and len(value) <= 2**20
+        return short and value == value.encode(errors="replace").decode()
+    if kind == list[str]:
+        return type(value) is list and all(fits(text, str) for text in value)
+    if kind == bool | None:
+        return value is None or type(value) is bool
+    return type(value) is kind
 
 
 def field(answer, name, kind, url):
     """answer[name], if it is of this kind, else EnvError: what a server sends is read here."""
     value = answer.get(name) if isinstance(answer, dict) else None
-    if not TYPES.get(kind, lambda x: type(x) is kind)(value):
-        raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
-                       f"{'a finite ' * (kind is float)}{getattr(kind, '__name__', kind)}")
-    return value
+    if fits(value, kind):
+        return value
+    expected = "a finite float" if kind is float else getattr(kind, "__name__", kind)
+    raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected {expected}")
 
 
 def checked(status, answer, url):
@@ -75,10 +81,14 @@ def checked(status, answer, url):
         return answer
     status = fields.get("status", status)           # of one item in an answer
     why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
-    wrong = status in (400, 413, 422) and not url.endswith(("/step", "/steps"))
-    raise (ValueError if wrong else EnvError)(f"{url}: {brief(why)} (status {brief(status)})")
+    sentence = f"{url}: {brief(why)} (status {brief(status)})"
+    if status in (400, 413, 422) and not url.endswith(("/step", "/steps")):
+        raise ValueError(sentence)
+    raise EnvError(sentence)
 
 
 def brief(value):
     """What a server sent, on one line and cut, for a sentence."""
-    return " ".join(value[:300].split()) if isinstance(value, str) else reprlib.repr(value)
+    if isinstance(value, str):
+        return " ".join(value[:300].split())
+    return reprlib.repr(value)

@@ -3,12 +3,11 @@
     python train.py --env maze --data http://127.0.0.1:36001
     python env_server.py maze wordle --data maze=http://HOST:PORT,wordle=http://HOST:PORT
 
-`use` puts `served`, a class like an environment's own Env, into its module; env_server.py makes its
-sessions of it, so that client.py speaks one wire. Prompt, families and the two built-in players
-stay those of our local game. The original does not say what success is, nor whether it understood
+`use` gives such a world a class Served beside the file's own Env; env_server.py makes its sessions
+of it, so that client.py speaks one wire. Prompt, families and the two built-in players stay those
+of our local game. The original does not say what success is, nor whether it understood
 an action: success is a score of SUCCESS, `valid` is None.
 """
-import os
 import re
 from contextlib import contextmanager, suppress
 
@@ -23,26 +22,29 @@ ITEM = {"id": int, "observation": str, "reward": float, "done": bool}
 
 
 def use(module, address):
-    """Play this module's world on the original server at `address`, here and in the servers that
-    are started from here. ValueError: it is not played there."""
-    module.Served = served(module, address)
-    module.KNOWN = getattr(module, "ORIGINAL", None)    # the task ids that are there; None: all
-    module.PARALLEL = True                              # its steps take their time
-    if module.NAME == "wordle":                         # it has words of its own
-        session = module.Served()
-        with one_sentence_of(EnvError):
-            words = session.ask(f"filtered_vocab?id={session.create()}")
-            words = field({"words": words}, "words", list[str], address)
-        module.PROMPT = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
-    os.environ[f"NANO_{module.NAME.upper()}_SERVER"] = address
+    """What differs in this module's world when it is played on the original server at `address`.
+    ValueError: it is not played there."""
+    changed = dict(Served=served(module, address), PARALLEL=True)       # its steps take their time
+    if module.NAME == "wordle":
+        words = vocabulary(changed["Served"]())
+        changed["PROMPT"] = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
+    return changed
 
 
 def served(module, address):
     """-> a class like module.Env, whose episodes are played at `address`. ValueError: see `find`"""
     once = connections(TIMEOUT, attempts=1)
-    return type("Served", (Original,), dict(
-        module=module, base=find(once, address, module.NAME), once=once,
-        patient=connections(TIMEOUT, ATTEMPTS)))
+    base = find(once, address, module.NAME)
+    patient = connections(TIMEOUT, ATTEMPTS)
+    return type("Served", (Original,), dict(module=module, wire=wire_of(module), base=base,
+                                            once=once, patient=patient))
+
+
+def vocabulary(session):
+    """The words of an original wordle, which has its own. ValueError: it names none."""
+    with one_sentence_of(EnvError):
+        words = session.ask(f"filtered_vocab?id={session.create()}")
+        return field({"words": words}, "words", list[str], session.base)
 
 
 def find(http, address, name):
@@ -51,12 +53,16 @@ def find(http, address, name):
     root = address.rstrip("/").removesuffix(f"/{name}")
     below = f"{root}/{name}"
     with one_sentence_of(EnvError, *NO_ANSWER):
-        for greets, plays in ((f"{below}/", below),
-                              (f"{root}/", below if name in ("maze", "wordle") else root)):
-            _, greeting = exchange(http, "GET", greets)
-            if re.match("(?i)this is environment|ok$", str(greeting)):
-                return plays
+        if greets(http, below):
+            return below
+        if greets(http, root):
+            return below if name in ("maze", "wordle") else root        # LMRL-Gym has both
     raise ValueError(f"{address} answers, but not as an original AgentGym server of {name}")
+
+
+def greets(http, url):
+    _, greeting = exchange(http, "GET", f"{url}/")
+    return re.match("(?i)this is environment|ok$", str(greeting))
 
 
 @contextmanager
@@ -69,13 +75,15 @@ def one_sentence_of(*errors):
 
 
 class Original(envs.Base):
-    """A session on the server at `base`; `served` sets the class's module, base, once, patient.
-    EnvError: that server failed. Ours then answers with an error, never with a reward."""
+    """A session on the server at `base`; `served` sets the class's module, wire and base, and what
+    sends, `once` and `patient`. EnvError: that server failed. Ours then answers with an error, not
+    with a reward."""
     number = None       # of the session there
 
     def ask(self, verb, body=None, http=None):
         """Send once -> the answer. EnvError; ValueError: it refuses the task."""
-        url, method = f"{self.base}/{verb}", "GET" if body is None else "POST"
+        url = f"{self.base}/{verb}"
+        method = "GET" if body is None else "POST"
         try:
             status, answer = exchange(http or self.patient, method, url, body)
         except NO_ANSWER as error:
@@ -84,17 +92,19 @@ class Original(envs.Base):
 
     def create(self):
         """The id of a new session there."""
-        key = wire_of(self.module).id_key
+        key = self.wire.id_key
         made = self.ask("create", {"id": 0} if key == "env_idx" else {})
-        return field(made if isinstance(made, dict) else {key: made}, key, int, self.base)
+        if not isinstance(made, dict):
+            made = {key: made}
+        return field(made, key, int, self.base)
 
     def start(self, task_id):
-        name = self.module.NAME
         if self.number is None:
             self.number = self.create()
-        task = {wire_of(self.module).task_key: task_id} | RESET_ALSO.get(name, {})
-        item = self.item("reset", task)
-        if name == "webarena":          # its reset tells the page alone, this the objective as well
+        name = self.module.NAME
+        item = self.item("reset", {self.wire.task_key: task_id, **RESET_ALSO.get(name, {})})
+        # Its reset tells the page alone, this the objective as well.
+        if name == "webarena":
             item["observation"] = self.ask(f"observation?env_idx={self.number}")
         return field(item, "observation", str, self.base)
 
@@ -104,10 +114,10 @@ class Original(envs.Base):
 
     def item(self, verb, body):
         """What /reset or /step answers -> `item_of` it, every value checked."""
-        key, url = wire_of(self.module).id_key, f"{self.base}/{verb}"
-        answer = self.ask(verb, {key: self.number} | body)
+        url = f"{self.base}/{verb}"
+        answer = self.ask(verb, {self.wire.id_key: self.number} | body)
         try:
-            item = item_of(wire_of(self.module), verb, self.number, answer, self.module.SUCCESS)
+            item = item_of(self.wire, verb, self.number, answer, self.module.SUCCESS)
         except (LookupError, TypeError):
             raise EnvError(f"{url}: {brief(answer)} is no answer of {self.module.NAME}") from None
         for name, kind in ITEM.items():
@@ -119,9 +129,9 @@ class Original(envs.Base):
 
     def close(self):
         if self.number is not None:
-            key = wire_of(self.module).id_key
-            with suppress(EnvError, ValueError):            # some originals have no /close
-                self.ask("close", {key: self.number}, self.once)
+            # Some originals have no /close.
+            with suppress(EnvError, ValueError):
+                self.ask("close", {self.wire.id_key: self.number}, self.once)
 
 
 def item_of(wire, verb, number, answer, success):
@@ -140,11 +150,14 @@ def item_of(wire, verb, number, answer, success):
         if "available_actions" in form:
             actions = ",".join(answer["available_actions"])
             observation = "\nAVAILABLE ACTIONS: ".join([observation, actions])
-        answer = {"reward": 0, "done": False} | answer      # not every reset has them
+        # Not every reset has them.
+        answer = {"reward": 0, "done": False} | answer
     done = answer["terminated" if "terminated" in form else "done"]
     score = answer["score" if "score" in form else "reward"]
     won = score >= success
+    # A won episode is over, also where the original goes on: babyai would pay twice.
+    if done is False and won:
+        done = True
     return dict(id=answer.get(wire.id_key, number), observation=observation,
-                reward=answer.get("reward"),
-                done=True if done is False and won else done,       # or babyai pays twice
+                reward=answer.get("reward"), done=done,
                 info=dict(success=won, valid=None, score=score))

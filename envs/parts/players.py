@@ -3,11 +3,39 @@
     play_builtin(maze, "expert", 7, 15)                -> one episode: success, score, turns, ...
     builtin_rate(maze, "random", maze.TEST[:200], 15)  -> (success rate, standard error)
 """
-import functools
 import math
 import random
-from collections import defaultdict
 from contextlib import suppress
+
+from envs import play
+
+
+def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
+    """One episode of the "random" or the "expert" player -> {"env", "task_id", "success", "score",
+    "reward": of all turns, "turns", "valid": how many of them were understood, "conversation"}.
+    seed: of the random player's actions."""
+    env = module.Env()
+    rng = random.Random(f"{seed} {task_id}")
+
+    def choose():
+        if player == "expert":
+            return env.expert()
+        return "", env.random_action(rng)
+
+    moves, last = play(env, task_id, choose, horizon, stream)
+    conversation = []
+    reward = 0
+    valid = 0
+    for move in moves:
+        reward += float(move.reward)
+        valid += move.info.get("valid", True)
+        conversation.append(dict(role="user", content=move.observation))
+        conversation.append(dict(role="assistant", content=move.action))
+    conversation.append(dict(role="user", content=last))
+    end = moves[-1].info
+    return dict(env=module.NAME, task_id=task_id, success=bool(end["success"]),
+                score=float(end["score"]), reward=reward, turns=len(moves), valid=valid,
+                conversation=conversation)
 
 
 def mean_and_error(values):
@@ -19,46 +47,28 @@ def mean_and_error(values):
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
 
 
-def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
-    """One episode of the "random" or the "expert" player -> {"env", "task_id", "success", "score",
-    "reward": of all turns, "turns", "valid": how many of them were understood, "conversation"}.
-    seed: of the random player's actions; stream: of the environment's luck, see envs.Base.reset."""
-    env, rng = module.Env(), random.Random(f"{seed} {task_id}")
-    messages, rewards, valid, done = [("user", env.reset(task_id, stream))], [], [], False
-    while not done and len(rewards) < horizon:
-        action = env.expert()[1] if player == "expert" else env.random_action(rng)
-        observation, reward, done, info = env.step(action)
-        rewards.append(float(reward))
-        valid.append(info.get("valid", True))
-        messages += [("assistant", action), ("user", observation)]
-    env.close()
-    return dict(env=module.NAME, task_id=task_id, success=bool(info["success"]),
-                score=float(info["score"]), reward=sum(rewards), turns=len(rewards),
-                valid=sum(valid),
-                conversation=[dict(role=role, content=text) for role, text in messages])
-
-
 def builtin_rate(module, player, tasks, horizon, seed=0):
-    """-> (success rate, standard error): exact where the environment can be solved, else played."""
+    """-> (success rate, standard error): exact where the environment can be solved, else played. A
+    task that the environment's engine refuses (RuntimeError) is left out."""
     if hasattr(module, "exact_success"):
-        rates = [module.exact_success(t, player, horizon) for t in tasks]
+        rates = [module.exact_success(task, player, horizon) for task in tasks]
         return sum(rates) / len(rates), 0.0
     successes = []
     for task in tasks:
-        with suppress(RuntimeError):        # of the engine: a task that it refuses is left out
+        with suppress(RuntimeError):
             successes.append(play_builtin(module, player, task, horizon, seed)["success"])
     return mean_and_error(successes)
 
 
-@functools.cache
-def player_rate(player, tasks, horizon):
-    """`builtin_rate` on the tasks ((rollout.World, id), ...) of several environments -> {"success",
-    "stderr", "n"}."""
-    ids = defaultdict(list)
-    for world, task in tasks:
-        ids[world].append(task)
-    rates = [(len(own) / len(tasks), *builtin_rate(world.module, player, own,
-                                                   min(horizon, world.most_turns)))
-             for world, own in ids.items()]
-    return dict(success=sum(share * rate for share, rate, _ in rates), n=len(tasks),
-                stderr=math.hypot(*(share * error for share, _, error in rates)))
+def player_rate(player, worlds):
+    """`builtin_rate` on tasks of several environments, [(module, task ids, most turns)] ->
+    {"success", "stderr", "n"}."""
+    n = sum(len(tasks) for _, tasks, _ in worlds)
+    success = 0
+    errors = []
+    for module, tasks, most_turns in worlds:
+        share = len(tasks) / n
+        rate, error = builtin_rate(module, player, tasks, most_turns)
+        success += share * rate
+        errors.append(share * error)
+    return dict(success=success, stderr=math.hypot(*errors), n=n)

@@ -15,7 +15,7 @@ of the second one tell, a group of families shared out evenly where it counts th
                 of AgentEval's 20 as many parts
 """
 from curriculum import choose_tasks
-from envs import folders_of, open_env
+from envs import data_of, open_env
 
 SUITES = {      # name -> {environment: (tasks, most turns)}
     "agenteval": {
@@ -49,10 +49,10 @@ COMPOSITION = {     # environment -> {family: tasks}; any other: a sample of all
 
 def open_suite(name, data):
     """The modules of a suite's environments that are here; of each other a sentence is printed."""
-    modules, folders = [], folders_of([*SUITES[name]], data)
-    for env in SUITES[name]:
+    modules = []
+    for env, own in data_of([*SUITES[name]], data).items():
         try:
-            modules.append(open_env(env, folders.get(env, "")))
+            modules.append(open_env(env, own))
         except (ValueError, ImportError) as error:
             print(f"{env} is left out: {str(error).partition(';')[0]}")
     return modules

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from engine import Engine, sample
-from policy import equip
+from policy import Policy
 
 SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
     "S": (128, 4, 4, 2, 384, 512),
@@ -40,7 +40,7 @@ def make_models(shape):
     theirs = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
     ours = AutoModelForCausalLM.from_config(config)
     ours.load_state_dict(theirs.state_dict())
-    return equip(ours).eval(), theirs.eval()
+    return Policy(ours).eval(), theirs.eval()
 
 
 def race(rounds, ways):
@@ -111,7 +111,7 @@ def decode_ours(ours, prompts, new):
     ids, _ = sample(engine.prefill(sequences, prompts), uniforms[0], 1.0)
     began = time.perf_counter()
     for uniform in uniforms[1:]:
-        ids, _ = sample(engine.decode(sequences, ids), uniform, 1.0)
+        ids, _ = sample(engine.decode(sequences, ids.tolist()), uniform, 1.0)
     return dict(seconds=time.perf_counter() - began)
 
 

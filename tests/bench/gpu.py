@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from attention import PAGE_SIZES, choose_kernel, kv_shape, layout_for
 from engine import Engine, sample
 from envs import textcraft
-from policy import equip
+from policy import Policy
 from tests.more.plans import config_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -114,6 +114,7 @@ def save_model(name, folder, device):
 
 def weights_of(model):
     """Weights that a token multiplies: (those of the layers, those of the head)."""
+    model = model.model
     head = model.lm_head.weight.numel()
     embeddings = model.get_input_embeddings().weight.numel()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
@@ -148,18 +149,22 @@ def make_engine(model, rows, tokens, graphs=False):
     each = -(-tokens // size)
     if (rows * each + 1) * size * kv_bytes(model) > 0.9 * torch.cuda.mem_get_info()[0]:
         return None
-    return Engine(model, rows, rows * each, size, TOKENS, graphs, each)
+    engine = Engine(model, rows, rows * each, size, each)
+    engine.prefill_tokens = TOKENS
+    engine.use_graphs &= graphs
+    return engine
 
 
 def decoding(model, B, context, graphs=False):
     """An engine, or None; and its B sequences, `context` random tokens cached of each."""
     engine, sequences = make_engine(model, B, context + 64, graphs), []
     if engine is not None:
-        for pool in engine.memory.pools:
-            pool.normal_()
+        engine.memory.kv.normal_()
         for _ in range(B):
-            sequences.append(engine.start(context))
-            engine.pages.grow(sequences[-1].row, context)
+            sequence = engine.start()
+            sequence.token_ids = [0] * context
+            engine.pages.grow(sequence.row, context)
+            sequences.append(sequence)
     return engine, sequences
 
 
@@ -171,7 +176,7 @@ def row_of(what, name, model, B, context, tokens, seconds, share):
 
 
 def bench_decode(name, model, limits, B, context):
-    ids, least = torch.randint(1000, (B,)), sum(decode_seconds(model, B, context, limits))
+    ids, least = torch.randint(1000, (B,)).tolist(), sum(decode_seconds(model, B, context, limits))
     for mode in ("eager",) if model.kernel == "torch" else ("eager", "graph"):
         engine, sequences = decoding(model, B, context, mode == "graph")
         if engine is None:
@@ -197,7 +202,7 @@ def bench_pieces(name, model, limits, B, context):
         lambda: [x.mul_(1.0) for _ in range(11 * layers)]), 0)
     engine, sequences = decoding(model, B, context)
     if engine is not None and model.kernel != "torch":
-        table, starts = engine._cached(sequences)
+        table, starts = engine.table_of(sequences)
         layout = layout_for(model, [1] * B, engine.memory, table, starts - 1)
         q = torch.randn(B, config.num_attention_heads, kv_shape(config)[2], device=model.device,
                         dtype=torch.bfloat16)
@@ -330,8 +335,7 @@ def measured(args, limits, deadline):
             torch.cuda.empty_cache()
             model, here = make_model(name, "cuda"), name
         try:
-            equip(model, kernel)
-            found = [*PARTS[part](name, model, limits, B, context)]
+            found = [*PARTS[part](name, Policy(model, kernel), limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
             without.add(kernel)
             print(reason)

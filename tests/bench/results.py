@@ -23,7 +23,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from metrics import mean_and_error
+from envs.parts.players import mean_and_error
 
 TRAIN = "train.py --resume --name {run} --seed {seed} "
 EVOLVE = ("agentevol.py evolve --resume --out runs/{run} --seed {seed} --explore 400 "

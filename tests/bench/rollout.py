@@ -87,7 +87,7 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
         for episode, answer in zip(live, client.answer(requests)):
             sessions[id(episode)] = answer.session
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-        live = [e for e in live if not e.over]
+        live = [e for e in live if e.state != "over"]
         contexts = [e.trajectory.context for e in live]
         replies = live and generate(theirs, contexts, agent.max_turn_tokens).tolist()
         for episode, ids in zip(live, replies):
@@ -103,7 +103,7 @@ def forgetting(*arguments, **more):
     def draw(sampler, slots, logits):
         plain_draw(sampler, slots, logits)
         for slot in slots:
-            if slot.state == "asking":
+            if slot in sampler.slots.asking:
                 sampler.engine.forget(slot.sequence)
     with mock.patch.object(Sampler, "draw", draw):
         return collect(*arguments, **more)

@@ -191,7 +191,7 @@ def test_counts_by_a_column_are_asked_where_no_value_is_without_a_row():
     """Else a careful answer with a 0 were wrong. Of tasks, whose SQL here loses its WHERE."""
     asked_of = [i for i in (*bird.TRAIN, *bird.TEST) if bird.shape_of(i)[0][1] == "count_by"]
     assert len(asked_of) == 112
-    for task in map(bird.task_of, asked_of):
+    for task in map(bird.generated, asked_of):
         without = re.sub(" WHERE .* GROUP", " GROUP", task.sql)
         assert without != task.sql and [group for group, _ in rows_in(task.database, task.sql)] == [
             group for group, _ in rows_in(task.database, without)], task.question
@@ -354,7 +354,7 @@ def test_runner_tells_a_broken_reference_from_a_wrong_answer():
 
 def test_runner_gives_no_answer_to_the_wrong_question(monkeypatch):
     """Ctrl-C between question and answer: the next question gets its own."""
-    runner = bird.Runner()
+    runner = bird.Runner("OURS")
     runner.ask("hospital", "SELECT 1", "SELECT 1")
     process = runner.process
     monkeypatch.setattr(process.stdout, "readline", Mock(side_effect=KeyboardInterrupt))
@@ -391,7 +391,8 @@ DESCRIBED = ("Town contains tables such as street, house. Table street has colum
              "street, number is the primary key. The street of house is the foreign key of id of "
              "street.")
 PLAY = """
-from envs import bird
+from envs import open_env
+bird = open_env("bird", {folder!r})
 print(bird.TRAIN, bird.TEST, bird.FAMILIES)
 env = bird.Env()
 for task_id in bird.TEST:
@@ -400,23 +401,26 @@ for task_id in bird.TEST:
 """
 
 
-def test_use_makes_dev_the_test_split_here_and_in_processes_to_come(tmp_path, as_before):
-    folder = write_bird(tmp_path / "100% #1?")
-    assert open_env("bird", folder) is bird and bird.TEST == range(3400, 3402)
-    env, question = bird.Env(), f"{DESCRIBED}\n\nHow many houses are in Elm?"
-    assert env.reset(3400) == question
-    assert env.step(env.expert()[1])[:3] == ("[(2,)]", 1.0, True)
-    assert printed(PLAY) == (
-        "range(0, 3400) range(3400, 3402) ('simple', 'moderate', 'challenging')\n"
-        f"{question}\n[(2,)] 1.0 True\n"
-        f"{DESCRIBED}\n\nWhich streets?\n[('Elm',), ('Oak',)] 1.0 True\n")
+def test_dev_is_the_test_split_where_it_is_opened_and_nowhere_else(tmp_path):
+    world, own = open_env("bird", write_bird(tmp_path / "100% #1?")), bird.Env()
+    before = own.reset(3400)
+    assert (world.TRAIN, world.TEST) == (range(3400), range(3400, 3402))
+    assert world.FAMILIES == ("simple", "moderate", "challenging")
+    assert [*map(world.unseen_goal, (0, 3399, 3400))] == [False, False, True]
+    env = world.Env()
+    for task_id, question, rows in ((3400, "How many houses are in Elm?", "[(2,)]"),
+                                    (3401, "Which streets?", "[('Elm',), ('Oak',)]")):
+        assert env.reset(task_id) == f"{DESCRIBED}\n\n{question}"
+        assert env.step(env.expert()[1])[:3] == (rows, 1.0, True)
+    assert env.reset(7) == own.reset(7) and own.reset(3400) == before
+    assert bird.TEST == range(3400, 3808) and world.family(7) == bird.family(7)
 
 
 def test_read_bird_takes_train_and_dev_from_folders_of_their_own(tmp_path):
     """And the hints, if they are asked for."""
     write_bird(tmp_path / "train", "train")
     write_bird(tmp_path / "dev")
-    played = partial(printed, PLAY, NANO_BIRD_DATA=str(tmp_path))
+    played = partial(printed, PLAY.format(folder=str(tmp_path)))
     assert "Elm is 1" not in played(NANO_BIRD_EVIDENCE="0", NANO_BIRD_TRIES="")
     text = played(NANO_BIRD_EVIDENCE="1")
     assert text.startswith("range(0, 2) range(2, 4) ('simple', 'challenging')\n")

@@ -1,13 +1,6 @@
-"""pytest tests/envs/test_envs.py -k NAME: the contract that each file of envs/ must pass, also yours.
+"""pytest tests/envs/test_envs.py -k NAME: the contract of each file of envs/, also of yours.
 
-A file may say of itself, at module level:
-    EXPERT_RATE = 0.7           the expert's success rate where luck limits even the optimum
-    LONG_FAMILIES = ("boss",)   families whose expert may need more than HORIZON turns, or fail
-    DETERMINISTIC = False       the engine does not repeat its text (sciworld)
-    fingerprint(task_id)        goal and world as text, where the first observation hides part of it
-    TINY = dict(max_context=1024, clone=dict(steps=400))    what a tiny policy needs here: flags of
-                train.py and, in clone, of agentevol.py clone
-    ONE_WORD = r"^#.*\n?"       what is one token to it, beside words: here a row of a drawn grid
+The head of envs/__init__.py has it in words: what a file must say of itself, and what it may.
 """
 
 import contextlib
@@ -23,7 +16,7 @@ import pytest
 from players import ROOT, play, printed
 
 from cloning import Clone
-from envs import record, tools_of
+from envs import data_of, record, tools_of
 from train import Config
 
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
@@ -286,9 +279,14 @@ def test_train_and_test_are_disjoint_in_content(world):
     assert not train & test
 
 
-@pytest.mark.parametrize("name, policy", [("bandit", "random"), ("maze", "random"),
-                                          ("frozenlake", "random"), ("frozenlake", "expert"),
-                                          ("sokoban", "random"), ("wordle", "random")])
+def of_those_here(*rows):
+    """The rows (name, ...) of the environments that are there: any may have been deleted."""
+    return [row for row in rows if row[0] in NAMES]
+
+
+@pytest.mark.parametrize("name, policy", of_those_here(
+    ("bandit", "random"), ("maze", "random"), ("frozenlake", "random"), ("frozenlake", "expert"),
+    ("sokoban", "random"), ("wordle", "random")))
 def test_exact_success_agrees_with_play(name, policy):
     """Within three standard errors, of which each is two points at most."""
     world, rng = importlib.import_module(f"envs.{name}"), random.Random(0)
@@ -305,10 +303,10 @@ def test_exact_success_agrees_with_play(name, policy):
     assert abs(wins / tries - sum(exact)) / len(tasks) < 3 * error and 0 < error <= 0.021
 
 
-@pytest.mark.parametrize("name, successes, valid", [     # shares: fewer, and at least
+@pytest.mark.parametrize("name, successes, valid", of_those_here(     # shares: fewer, at least
     ("weather", 0.08, 0.6), ("movie", 0.08, 1), ("academia", 0.08, 0.4), ("bird", 0.03, 1),
     ("webshop", 0.04, 1), ("textcraft", 0.09, 0.3), ("textcraft_small", 0.2, 0.3),
-    ("searchqa_small", 0.12, 1), ("weather_small", 0.12, 0.7)])
+    ("searchqa_small", 0.12, 1), ("weather_small", 0.12, 0.7)))
 def test_a_random_player_is_legal_and_poor(name, successes, valid):
     world, rng = importlib.import_module(f"envs.{name}"), random.Random(0)
     with new_env(world) as env:
@@ -329,3 +327,24 @@ def test_original_is_what_agentgyms_server_has_too(world):
         families = {world.family(i) for i in (*world.TRAIN, *world.TEST) if i in world.ORIGINAL}
         left = {"maze": {"double-t"}, "sciworld": set(world.FAMILIES[:23])}
         assert families == left.get(world.NAME, set(world.FAMILIES))
+
+
+# ---- --data ----
+
+ASKED = "ws://h:1?field=guess&success=1"
+
+
+@pytest.mark.parametrize("names, data, opened", [
+    ("maze,textcraft", "textcraft=folder", [("maze", ""), ("textcraft", "folder")]),
+    ("bird,sheet", "sheet=a/b,bird=c", [("bird", "c"), ("sheet", "a/b")]),
+    ("maze", "folder", [("maze", "folder")]), ("maze,bandit", "", [("maze", ""), ("bandit", "")]),
+    ("openenv", ASKED, [("openenv", ASKED)]),               # its = is no NAME=
+    ("maze,openenv", f"openenv={ASKED},maze=x", [("maze", "x"), ("openenv", ASKED)])])
+def test_data_of_gives_each_environment_its_own(names, data, opened):
+    assert [*data_of(names.split(","), data).items()] == opened
+
+
+@pytest.mark.parametrize("data", ["folder", "maze=", "bird=folder", "maze=a,bird=b", "=folder"])
+def test_data_of_refuses_what_is_nobodys(data):
+    with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
+        data_of(["maze", "sheet"], data)

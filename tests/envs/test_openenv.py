@@ -22,12 +22,11 @@ from websockets.sync.server import serve
 
 from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
-from envs import maze, open_env, openenv
+from envs import maze, open_env, openenv, with_data
 from recipes import serve_openenv
 
 WITHOUT = "openenv is not installed: pip install openenv==0.10.0"
 genuine = pytest.mark.skipif(importlib.util.find_spec("openenv") is None, reason=WITHOUT)
-pytestmark = pytest.mark.usefixtures("as_before")
 
 
 @contextmanager
@@ -183,7 +182,7 @@ def game(messages):
 def playing(answer, action=ACTION, query="", use=True):
     """The address of a server that sends `answer(messages of the session, the last one new)`: None,
     nothing; "", it closes. server.log: messages that came; .most: sessions that were open at a
-    time."""
+    time; .world: our side."""
     log, open_now, most = [], set(), [0]
 
     def serve_one(session):
@@ -212,12 +211,18 @@ def playing(answer, action=ACTION, query="", use=True):
     with listening(server) as address:
         server.address, server.log, server.most = address + query, log, most
         if use:
-            openenv.use(server.address)
+            server.world = opened(server.address)
         yield server
 
 
-def episode(seed, guesses):
-    env = openenv.Env()
+def opened(address):
+    """A world that plays there: not one of before, from a server that had this port."""
+    with_data.cache_clear()
+    return open_env("openenv", address)
+
+
+def episode(world, seed, guesses):
+    env = world.Env()
     turns = [env.reset(seed)] + [env.step(guess) for guess in guesses]
     env.close()
     return turns
@@ -225,8 +230,9 @@ def episode(seed, guesses):
 
 def test_an_episode_is_the_frames_of_the_wire_and_gives_its_place_back_when_it_is_won():
     with playing(game) as server:
-        assert openenv.FIELD == "guess" and openenv.PROMPT.startswith("Say the seed.\nEach turn")
-        env, guesses = openenv.Env(), ["seven", "7", "7", "7"]
+        world = server.world
+        assert world.FIELD == "guess" and world.PROMPT.startswith("Say the seed.\nEach turn")
+        env, guesses = world.Env(), ["seven", "7", "7", "7"]
         assert env.reset(7) == "seed 7"
         turns = [env.step(guess) for guess in guesses]
         assert server.log == [{"type": "reset", "data": {"seed": 7}}, *(
@@ -236,19 +242,19 @@ def test_an_episode_is_the_frames_of_the_wire_and_gives_its_place_back_when_it_i
 
 
 def test_the_last_reward_is_the_score_and_turns_add_up_to_it():
-    with playing(game, query="?reward=last&success=0.75"):
-        turns = episode(7, ["7", "no", "7", "7"])[1:]
+    with playing(game, query="?reward=last&success=0.75") as server:
+        turns = episode(server.world, 7, ["7", "no", "7", "7"])[1:]
     # rewards 0.1, 0, 0.1, 0.8: each turn's is the change
     assert [turn[1] for turn in turns] == [0.1, -0.1, 0.1, 0.7]
     assert [turn[3]["score"] for turn in turns] == [0.1, 0, 0.1, 0.8]
     assert [turn[3]["success"] for turn in turns] == [False, False, False, True]
-    assert openenv.SUCCESS == 0.75
+    assert (server.world.SUCCESS, openenv.SUCCESS) == (0.75, 1)
 
 
 @pytest.mark.parametrize("reward, paid", [(None, 0), (True, 1), (False, 0), (-2, -2), (0.25, 0.25)])
 def test_a_reward_may_be_null_or_a_truth_value(reward, paid):
-    with playing(lambda _: sent("observation", reward=reward)):
-        assert episode(1, ["x"])[1][1] == paid
+    with playing(lambda _: sent("observation", reward=reward)) as server:
+        assert episode(server.world, 1, ["x"])[1][1] == paid
 
 
 @pytest.mark.parametrize("observation, text", [
@@ -256,13 +262,13 @@ def test_a_reward_may_be_null_or_a_truth_value(reward, paid):
     ({"out": "Hi.", "code": 0}, '{"out": "Hi.", "code": 0}'), ({"n": 3}, '{"n": 3}'),
     ({"lines": ["é"]}, '{"lines": ["é"]}'), ({}, "{}")])
 def test_an_observation_is_its_one_text_or_json(observation, text):
-    with playing(lambda _: sent("observation", observation=observation)):
-        assert episode(1, [])[0] == text
+    with playing(lambda _: sent("observation", observation=observation)) as server:
+        assert episode(server.world, 1, [])[0] == text
 
 
-def play_thirty_episodes():
+def play_thirty_episodes(address):
     """Ten at a time, through our server, on ten sessions; half are left before their third turn."""
-    with serving(HttpServer(["openenv"])) as url:
+    with serving(HttpServer(["openenv"], data=address)) as url:
         client, sessions = EnvClient(url, "openenv"), [None] * 10
         for round_ in range(3):
             seeds = range(10 * round_, 10 * round_ + 10)
@@ -282,7 +288,7 @@ def play_thirty_episodes():
 def test_ten_episodes_at_a_time_go_through_our_server():
     """The server has ten places, and all are taken."""
     with playing(game) as server:
-        play_thirty_episodes()
+        play_thirty_episodes(server.address)
     assert server.most == [10]
 
 
@@ -312,8 +318,8 @@ def test_an_outage_is_no_reward_and_the_next_episode_is_played(name, kind, monke
 
     def answer(messages):
         return wrong.pop() if wrong and messages[-1]["type"] == kind else game(messages)
-    with playing(answer):
-        env = openenv.Env()
+    with playing(answer) as server:
+        env = server.world.Env()
         with pytest.raises(EnvError), monkeypatch.context() as patch:
             if kind == "step":
                 env.reset(7)
@@ -324,9 +330,10 @@ def test_an_outage_is_no_reward_and_the_next_episode_is_played(name, kind, monke
         env.close()
 
 
-def test_a_full_server_is_an_outage_that_tells_its_reason():
+def test_a_full_server_is_an_outage_that_tells_its_reason(monkeypatch):
     full = serve(lambda session: session.send(error("CAPACITY_REACHED")), "127.0.0.1", 0)
-    with listening(full) as openenv.URL:            # which says so unasked, and closes
+    with listening(full) as address:            # which says so unasked, and closes
+        monkeypatch.setattr(openenv, "URL", address)
         with pytest.raises(EnvError, match="CAPACITY_REACHED"):
             openenv.Env().reset(1)
     with pytest.raises(EnvError, match="refused"):          # and now nobody is there
@@ -336,7 +343,8 @@ def test_a_full_server_is_an_outage_that_tells_its_reason():
 def test_an_outage_behind_our_server_is_an_error_of_its_episode_alone():
     def answer(messages):
         return "{" if messages[-1]["data"].get("guess") == "crash" else game(messages)
-    with playing(answer), serving(HttpServer(["openenv"])) as url:
+    with playing(answer) as server, serving(
+            HttpServer(["openenv"], data=server.address)) as url:
         client = EnvClient(url, "openenv")
         one, two = client.answer([(None, Reset(1)), (None, Reset(2))])
         one, two = client.answer([(one.session, Step("crash")), (two.session, Step("2"))])
@@ -348,17 +356,17 @@ def test_a_text_that_the_server_refuses_is_the_agents_mistake():
     def answer(messages):
         return game(messages) if messages[-1]["data"].get("guess") != "" else error(
             "VALIDATION_ERROR", errors=[{"loc": ["guess"], "msg": "at least 1 character"}])
-    with playing(answer):
-        turns = episode(3, ["", "3"])
+    with playing(answer) as server:
+        turns = episode(server.world, 3, ["", "3"])
     assert turns[1] == ("Refused: at least 1 character", 0, False,
                         {"success": False, "valid": False, "score": 0.0})
     assert turns[2][1] == 0.1
 
 
 def test_an_episode_that_is_over_at_once_is_an_outage():
-    with playing(lambda _: sent("observation", done=True)):
+    with playing(lambda _: sent("observation", done=True)) as server:
         with pytest.raises(EnvError, match="over before its first action"):
-            openenv.Env().reset(1)
+            server.world.Env().reset(1)
 
 
 # ---- which servers are played, and how ----------------------------------------------------------
@@ -379,8 +387,7 @@ def test_the_text_field_is_the_only_one_or_needed_or_named(properties, required,
     action = {"properties": properties, "required": required}
     with playing(game, action, f"?field={named}" * bool(named), use=False) as server:
         if field:
-            openenv.use(server.address)
-            assert openenv.FIELD == field
+            assert openenv.use(server.address)["FIELD"] == field
         else:
             with pytest.raises(ValueError, match="openenv: .*(expected|no OpenEnv server)"):
                 openenv.use(server.address)
@@ -454,16 +461,15 @@ def adder():
 @pytest.mark.slow
 def test_the_genuine_server_is_played_ten_episodes_at_a_time(adder):
     """It has ten places: each episode leaves its place before the next."""
-    openenv.use(adder)
-    assert openenv.FIELD == "guess"
-    play_thirty_episodes()
+    assert opened(adder).FIELD == "guess"
+    play_thirty_episodes(adder)
 
 
 @genuine
 @pytest.mark.slow
 def test_the_genuine_server_is_an_outage_when_it_is_full_fails_or_dies(adder, monkeypatch):
-    openenv.use(adder)
-    envs = [openenv.Env() for _ in range(11)]
+    world = opened(adder)
+    envs = [world.Env() for _ in range(11)]
     for env in envs[:10]:
         env.reset(1)
     with pytest.raises(EnvError, match="CAPACITY_REACHED"):
@@ -473,7 +479,7 @@ def test_the_genuine_server_is_an_outage_when_it_is_full_fails_or_dies(adder, mo
     envs[1].close()
     assert envs[10].reset(4) == "seed 4"
     assert not envs[2].step("")[3]["valid"]         # a text that it refuses is the agent's mistake,
-    monkeypatch.setattr(openenv, "FIELD", "word")       # a field that it lacks is not
+    monkeypatch.setattr(world, "FIELD", "word")       # a field that it lacks is not
     with pytest.raises(EnvError, match="VALIDATION_ERROR"):
         envs[2].step("1")
     for env in envs:

@@ -304,7 +304,7 @@ def write(folder, **files):
     return folder
 
 
-def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tmp_path, as_before):
+def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tmp_path):
     write(tmp_path, corpus=CORPUS, **QUESTIONS)
     module = open_env("searchqa", str(tmp_path))
     assert (list(module.TRAIN), list(module.TEST), module.FAMILIES) == ([0, 1], [2], ("nq", "own"))
@@ -317,12 +317,12 @@ def test_use_plays_the_questions_of_a_folder_here_and_in_servers_started_here(tm
     assert [len(play(env, task)) for task in range(3)] == [2, 2, 2]
     with pytest.raises(ValueError, match="tasks are 0..2"):
         env.reset(3)
-    with local_server("searchqa") as url:
+    with local_server("searchqa", data=str(tmp_path)) as url:
         reply, = EnvClient(url, "searchqa").answer([(None, Reset(2))])
         assert reply.observation == "Question: who was an engineer?"
 
 
-def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path, as_before):
+def test_use_cuts_long_passages_and_searches_once_for_a_long_question(tmp_path):
     long = {"question": "who? " * 200, "golden_answers": ["me"]}
     words = " ".join(f"w{i}" for i in range(400))
     write(tmp_path, corpus=[{"id": "0", "contents": f"who\n{words}"}], train=[long],
@@ -355,10 +355,9 @@ def test_read_names_file_line_and_field(tmp_path, read, line, words):
     (dict(QUESTIONS, corpus=CORPUS, test=QUESTIONS["train"]), "both ask 'where was Ada"),
     (dict(QUESTIONS, corpus=CORPUS, test=[]), "test.jsonl holds no question"),
     (dict(train=QUESTIONS["train"], corpus=CORPUS), "cannot read .*test.jsonl")])
-def test_use_refuses_a_folder_in_a_sentence(tmp_path, as_before, files, words):
+def test_use_refuses_a_folder_in_a_sentence(tmp_path, files, words):
     with pytest.raises(ValueError, match=f"^searchqa: .*{words}"):
         searchqa.use(write(tmp_path, **files))
-    assert searchqa.OWN == ()
 
 
 # ---- a remote retriever -------------------------------------------------------------------------
@@ -385,14 +384,14 @@ def test_remote_speaks_as_search_r1s_clients_do():
 @pytest.mark.parametrize("answer", [
     (500, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"result": []}'),
     (200, b'{"result": [[{"document": {"contents": null}}]]}')])
-def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path, as_before,
+def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp_path,
                                                                     monkeypatch, capfd):
     with serving(canned(lambda *_: answer)) as url:
         with pytest.raises(RuntimeError, match=f"^searchqa: {url} is no Search-R1 retriever"):
             Remote(url).find("x")
         monkeypatch.setenv("NANO_SEARCHQA_URL", url)
-        searchqa.use(write(tmp_path, **QUESTIONS))          # needs no corpus of its own then
-        ask = wire("searchqa")
+        write(tmp_path, **QUESTIONS)        # needs no corpus of its own then
+        ask = wire("searchqa", str(tmp_path))
         ask("/resets", {"items": [{"task": 0}, {"task": 1}]})
         broken, good = ask("/steps", {"items": [
             dict(id=0, action="<search>x</search>"),
@@ -401,7 +400,7 @@ def test_remote_that_fails_breaks_its_session_and_no_reward_is_given(answer, tmp
     assert good["reward"] == 1
 
 
-def test_env_refuses_a_retriever_without_questions(as_before, monkeypatch):
+def test_env_refuses_a_retriever_without_questions(monkeypatch):
     monkeypatch.setenv("NANO_SEARCHQA_URL", "http://127.0.0.1:9/retrieve")
     with pytest.raises(ValueError, match="NANO_SEARCHQA_URL is set, but no questions"):
         open_env("searchqa")

@@ -2,15 +2,14 @@
 in the shapes of AgentGym's client, what they refuse, the reward, the expert, your own tables."""
 import copy
 import json
-import os
 import re
 import zipfile
 from statistics import fmean
 
 import pytest
-from players import ask, play, printed, solved
+from players import ask, play, solved
 
-from envs import sheet
+from envs import open_env, record, sheet
 from envs.parts import tools, toolusage
 from envs.parts.grid import ROWS, Grid, Refused, matching, share
 from envs.sheet import Env
@@ -360,32 +359,29 @@ LINE = json.dumps({"goal": 'In "Stock", sort by Price.', "sheet": "Stock.csv", "
 STOCK, NEW = 'Item,Price\n"ink, red",4\nglue,1\n', 'Item,Price\nglue,1\n"ink, red",4\n'
 
 
-def test_use_replaces_the_tasks_here_and_in_processes_to_come(tmp_path):
-    """The expert puts your own tables right, in a process that inherits the variable of `use`. Of
-    two tasks one is TEST. What is wanted may be written as a formula."""
+def test_your_own_tables_are_played_where_they_are_opened(tmp_path):
+    """And the expert puts them right. Of two tasks one is TEST. What is wanted may be written as a
+    formula."""
     folder_of(tmp_path, [LINE] * 2, Stock='Item,Price\n"ink, red",4\nglue,=B2/8\nall,1\n,,x\n',
               new='Item,Price\nglue,0.5\n"ink, red",4\nall,=SUM(B2:B3)\n')
-    program = """
-from envs import record, sheet
-game = record("sheet", 1.0, 0, sheet.TEST[0])
-print(len(sheet.TRAIN), len(sheet.TEST), sheet.family(0), game["turns"][0][0], game["last"])
-print(game["success"])
-"""
-    answer = printed(program, NANO_SHEET_DATA=str(tmp_path))
-    assert answer.startswith("1 1 own ") and 'goal: In "Stock", sort by Price.\n' in answer
-    assert "['ink, red', '4'], ['all', '4.5']]" in answer and answer.endswith("\nTrue\n")
+    world = open_env("sheet", tmp_path)
+    assert (len(world.TRAIN), len(world.TEST), world.family(0)) == (1, 1, "own")
+    assert world.fingerprint(0).startswith('In "Stock", sort by Price. [')
+    game = record("sheet", 1.0, 0, world.TEST[0], data=str(tmp_path))
+    assert 'goal: In "Stock", sort by Price.\n' in game["turns"][0].observation
+    assert "['ink, red', '4'], ['all', '4.5']]" in game["last"] and game["success"]
+    assert len(sheet.TRAIN) == 2000 and sheet.family(0) == "statistic"      # as ever
 
 
 @pytest.mark.parametrize("wanted", [
     "a,b\n1,2\n3,5\n", "a,b\n1,2\n3,4\n5,6\n", "a,b,c\n1,2,7\n3,4,8\n", "b\n2\n4\n",
     "a,b\n3,4\n1,2\n", "a,b\n3,4\n", "a,b,,,,,x\n1,2\n3,4\n"])
 @pytest.mark.parametrize("first", ["", "A1:B3", "A2:A3"])
-def test_expert_makes_any_sheet_of_your_own(wanted, first, tmp_path, monkeypatch):
+def test_expert_makes_any_sheet_of_your_own(wanted, first, tmp_path):
     """A cell changed; a row, a column more; one less; sorted; a cell far away. Also after somebody
     has merged cells."""
     folder_of(tmp_path, [LINE] * 2, Stock="a,b\n1,2\n3,4\n", new=wanted)
-    monkeypatch.setattr(sheet, "OWN", sheet.read_tasks(tmp_path))
-    env = Env()
+    env = open_env("sheet", tmp_path).Env()
     env.reset(0)
     if first:
         ask(env, "open_sheet", name="Stock")
@@ -433,7 +429,7 @@ def original_folder(tmp_path, answer):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, as_before):
+def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path):
     """Rows, a frozen row, a merged range and a note of its workbook."""
     answer = '[["Name", "Group", "Score"], ["Ada Lee", "North", "45.0"], ["Bo Ek", "North", "42"]]'
     task, other = toolusage.read_sheets(original_folder(tmp_path, answer))
@@ -441,14 +437,13 @@ def test_agentgyms_own_tasks_are_test_and_train_is_ours(tmp_path, as_before):
         goal='In "Sheet1", change the score as the note on "Ada Lee" says.', name="Sheet1",
         rows=[["Name", "Group", "Score"], ["Ada Lee", "North", "40.5"], ["Bo Ek", "", "42.0"]],
         answer=json.loads(answer), notes={(1, 0): "Score: 45"}, merged=[(1, 1, 2, 1)], frozen=1)
-    sheet.use(tmp_path)
-    assert os.environ["NANO_SHEET_DATA"] == str(tmp_path)       # for processes to come
-    assert (len(sheet.TRAIN), sheet.TEST, sheet.ORIGINAL) == (2000, range(2), range(2))
-    assert sheet.FAMILIES[:2] == ("agentgym", "statistic")
-    env = Env()
+    world = open_env("sheet", tmp_path)
+    assert (len(world.TRAIN), world.TEST) == (2000, range(2))
+    assert world.FAMILIES[:2] == ("agentgym", "statistic")
+    env = world.Env()
     for task_id, kind, notes in ((0, "agentgym", 1), (1, "agentgym", 1), (227, "notes", 2)):
         env.reset(task_id)
-        assert (sheet.family(task_id), env.grid.frozen) == (kind, kind == "agentgym")
+        assert (world.family(task_id), env.grid.frozen) == (kind, kind == "agentgym")
         assert len(env.grid.notes) == notes and env.grid.notes == env.task.notes
         assert solved(env, most=sheet.HORIZON)
 

@@ -189,7 +189,7 @@ def test_distractors_use_the_ingredients_of_the_task():
 
 
 def test_exchange_recorded_from_the_original_server(tmp_path):
-    env = textcraft.Env(recipes=minecraft(tmp_path))
+    env = textcraft.Env(minecraft(tmp_path))
     task_id = next(i for i in env.world.train if env.world.goal(i) == "light blue dye")
     observation = env.reset(task_id)
     assert observation.startswith("Crafting commands:\ncraft ")
@@ -331,8 +331,10 @@ def test_read_world_understands_minecraft_recipe_files(tmp_path):
 
 # ---- recipes given by a flag ----
 
-def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_path, as_before):
-    module, env = open_env("textcraft", minecraft(tmp_path)), textcraft.Env()
+def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_path):
+    folder = str(minecraft(tmp_path))
+    module = open_env("textcraft", folder)
+    env = module.Env()
     tasks = [*module.TRAIN, *module.TEST]
     for task_id in tasks:
         expert_actions(env, task_id, 20)
@@ -342,11 +344,11 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_pat
     trained = {*map(env.world.goal, module.TRAIN)}
     assert trained < {*map(env.world.goal, module.TEST)} == {*env.world.recipes}
     assert all(module.unseen_goal(i) == (env.world.goal(i) not in trained) for i in tasks)
-    with local_server("textcraft") as url:
+    with local_server("textcraft", data=folder) as url:
         replies = EnvClient(url, "textcraft").answer([
             (None, Reset(i)) for i in module.TEST])
         assert [reply.observation for reply in replies] == [*map(env.reset, module.TEST)]
-    assert textcraft.Env(0).world is make_world(0)      # what is asked for by name stays
+    assert module.Env(0).world is textcraft.Env().world is make_world(0)
 
 
 @pytest.mark.parametrize("name, files, sentence", [
@@ -359,10 +361,9 @@ def test_open_env_plays_by_the_recipes_here_and_in_the_servers_it_starts(tmp_pat
     ("textcraft", {"bad": shapeless("air")},
      r"bad\.json is no Minecraft recipe: ValueError\('no ingredients'\)"),
     ("textcraft_small", {}, "textcraft_small takes no data")])
-def test_open_env_refuses_bad_recipes_and_stays_as_it_was(tmp_path, name, files, sentence):
+def test_open_env_refuses_bad_recipes(tmp_path, name, files, sentence):
     if files is not None:
         write(tmp_path / "recipes", **files)
     with pytest.raises(ValueError, match=sentence) as refusal:
         open_env(name, tmp_path / "recipes")
     assert "\n" not in str(refusal.value)
-    assert textcraft.WORLD == 0 and textcraft.TEST == make_world(0).test

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 import pytest
 from players import ask, first_of, play
 
-from envs import todo
+from envs import open_env, todo
 from envs.parts import tools
 from envs.todo import Env
 
@@ -173,11 +173,11 @@ def original_folder(tmp_path):
     return tmp_path
 
 
-def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path, as_before):
+def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path):
     """The account, what the expert does, and that answer and account count."""
-    todo.use(original_folder(tmp_path))
-    assert (todo.TRAIN, todo.TEST, todo.ORIGINAL) == (range(2), range(2, 4), range(4))
-    env = Env()
+    world = open_env("todo", original_folder(tmp_path))
+    assert (world.TRAIN, world.TEST) == (range(2), range(2, 4))
+    env = world.Env()
     for task_id, way in enumerate((
             "question: get_projects get_tasks get_tasks finish",
             "both: get_projects get_tasks complete_task finish",
@@ -185,7 +185,7 @@ def test_agentgyms_own_tasks_are_played_under_its_ids(tmp_path, as_before):
             "change: get_projects get_tasks get_tasks delete_task update_task finish")):
         reward, actions = ends(env, task_id)
         called = " ".join(action.split()[0] for action in actions)
-        assert (reward, f"{todo.family(task_id)}: {called}") == (1.0, way)
+        assert (reward, f"{world.family(task_id)}: {called}") == (1.0, way)
         env.reset(task_id)
         assert env.step('finish with Action Input: {"answer": "done"}')[1] == 0.0
     assert (env.get_user_current_date(), env.get_user_current_location()) == ("2015-05-31", "Ghent")

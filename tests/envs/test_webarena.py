@@ -13,7 +13,7 @@ import pytest
 from players import children, play, wire
 from test_webarena_sites import crawl
 
-from envs import webarena
+from envs import open_env, webarena
 from envs.web import browser as text_browser
 from envs.web import chromium, tasks
 from envs.web.browser import Browser, parsed
@@ -448,21 +448,20 @@ def test_every_kind_of_page_has_the_same_tree_in_chromium(chrome, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_task_of_each_family_is_played_alike_in_chromium(chrome, monkeypatch):
+def test_a_task_of_each_family_is_played_alike_in_chromium(chrome):
     """Its windows, and so the expert's turns, may be others; the outcome is not."""
-    monkeypatch.setattr(webarena, "BROWSER", "chromium")
+    world = open_env("webarena", "chromium")
     for name in ("buy", "set_price", "comment", "new_issue", "distance"):
         task_id = next(i for i in webarena.TEST
                        if tasks.TEMPLATES[i % webarena.KINDS][1].__name__ == name)
-        env = webarena.Env()
+        env = world.Env()
         assert play(env, task_id, 20)[-1][-1]["success"], name
         env.close()
 
 
 @pytest.mark.slow
-def test_a_killed_chromium_is_an_outage(chrome, monkeypatch):
-    monkeypatch.setattr(webarena, "BROWSER", "chromium")
-    ask = wire("webarena")
+def test_a_killed_chromium_is_an_outage(chrome):
+    ask = wire("webarena", "chromium")
     ask("/create", {})
     ask("/reset", {"env_idx": 0, "seed": 0, "idx": webarena.TEST[0]})
     for pid in children(os.getpid()):

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 from lxml import html
-from players import bm25, play, printed, wire
+from players import bm25, play, wire
 
 from chat import make_tokenizer
-from envs import tools_of, webshop, webshop_small
+from envs import open_env, tools_of, webshop, webshop_small
 from envs.parts.products import CATEGORIES, Goal, Product, Shop, make_shop
 from envs.parts.shop_rules import alike, likeness, read_shop, reward_of, type_factor
 
@@ -412,14 +412,18 @@ def test_read_shop_names_the_file_the_item_and_the_field(tmp_path, file, change,
     assert "\n" not in str(refusal.value) and str(refusal.value).startswith("webshop: ")
 
 
-def test_use_plays_a_folder_here_and_in_processes_started_from_here(tmp_path):
-    items, known = many_items(60)
-    write_files(tmp_path, items, known)
-    answer = printed("from envs import webshop; env = webshop.Env(); print(webshop.TRAIN, "
-                     "webshop.TEST, webshop.family(0), env.last_task(), env.reset(0))",
-                     NANO_WEBSHOP_DATA=str(tmp_path))
-    expected = webshop.Env(tmp_path).reset(0)
-    assert answer == f"range(6, 60) range(0, 6) beauty 59 {expected}\n"
+def test_two_shops_are_open_side_by_side(tmp_path):
+    worlds = []
+    for size in 60, 90:
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        worlds.append(open_env("webshop", write_files(folder, *many_items(size))))
+    one, two = worlds
+    assert (one.TRAIN, one.TEST, one.family(0)) == (range(6, 60), range(6), "beauty")
+    assert (two.TRAIN, two.TEST, one.PROMPT) == (range(9, 90), range(9), webshop.PROMPT)
+    envs = [world.Env() for world in (one, webshop, two)]
+    assert [env.last_task() for env in envs] == [59, 6909, 89]
+    assert envs[0].reset(0) == webshop.Env(tmp_path / "60").reset(0) != envs[1].reset(0)
 
 
 # ---- webshop_small ------------------------------------------------------------------------------

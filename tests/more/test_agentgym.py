@@ -181,7 +181,7 @@ def test_episode_in_memory_mode_asks_for_a_note_behind_the_rules():
     rules, agreed, _ = episode.messages
     assert rules["content"].startswith(MANNERS["textcraft"].rules) and "Note: " in rules["content"]
     exchange(episode, env, "Note: try 7\nThought:\nt\n\nAction:\ninventory")
-    assert episode.request is None and [m["role"] for m in episode.messages] == \
+    assert episode.state == "replying" and [m["role"] for m in episode.messages] == \
         ["user", "assistant", "user"]
     last = episode.messages[-1]["content"]
     assert "Your note: try 7" in last and last.endswith("You are not carrying anything.")

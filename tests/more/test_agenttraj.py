@@ -1,5 +1,5 @@
-"""pytest tests/more/test_agenttraj.py: files of trajectories in AgentGym's form: what is written, read,
-trained on, refused.
+"""pytest tests/more/test_agenttraj.py: files of trajectories in AgentGym's form: what is written,
+read, trained on, refused; demonstrations of real worlds.
 
 The form is that of AgentTraj-L on the hub: a list of {"item_id": "<environment>_<number>",
 "conversations": [{"from": "human" | "gpt", "loss": null | false | true, "value": text}, ...]}, in
@@ -7,28 +7,27 @@ which the rules and the model's consent come first.
 """
 import copy
 import importlib
-import itertools
 import json
 import os
 import re
 import sys
-from contextlib import nullcontext
-from operator import itemgetter
-from types import SimpleNamespace
+from collections import Counter
 
 import pytest
 from fakes import chat_tokenizer, flags_of
 
 import agentevol
-import run
-from agentevol import reward, successes
+import envs
+from agentevol import example_weight, successes
 from chat import ASK_REACT, Agent
-from cloning import Clone, lesson, tokenizer_of, trajectories_of
-from envs import demonstrations, maze, textcraft, textcraft_small
+from cloning import Clone, demonstrations_for, make_agents, replay, train_tokenizer
+from envs import Move, demonstrations, load_env, maze, textcraft, textcraft_small, wordle
 from envs.parts.agenttraj import read_trajectories, write_trajectories
 from envs.parts.maze_prompt import MAZE
-from episode import Episode
+from episode import Episode, Trajectory
+from flags import parse_flags
 from recipes import demos as recipe
+from test_agentevol import sampled_texts
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."
 SPOKEN = dict(format="agentgym", history="keep", thinking="", context="full",
@@ -54,14 +53,8 @@ def read(items, tmp_path, *names):
 def imitate(items, tmp_path, env="maze", tokenizer=None, **settings):
     """The items of a file as Trajectories, and the tokenizer."""
     tokenizer = tokenizer or chat_tokenizer("chatml")
-    cfg = SimpleNamespace(**SPOKEN | dict(env=env) | settings)
-    return trajectories_of(read(items, tmp_path, env), tokenizer, cfg), tokenizer
-
-
-def trained(trajectory, tokenizer):
-    """The texts that are trained on, each with its stop token."""
-    runs = itertools.groupby(zip(trajectory.response_mask, trajectory.token_ids), itemgetter(0))
-    return [tokenizer.decode([token for _, token in run]) for sampled, run in runs if sampled]
+    agents = make_agents([load_env(env)], SPOKEN | settings, tokenizer)
+    return replay(read(items, tmp_path, env), agents), tokenizer
 
 
 # ---- what is written ----------------------------------------------------------------------------
@@ -72,7 +65,7 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
     module, out = importlib.import_module(f"envs.{name}"), str(tmp_path / "out.json")
     monkeypatch.setattr(sys, "argv", ["demos.py", "--env", name, "--n", "9", "--out", out])
     recipe.main()
-    items, played = json.load(open(out)), lesson(recipe.Config(env=name, n=9))
+    items, played = json.load(open(out)), demonstrations_for(recipe.Config(env=name, n=9))
     assert len(items) == 9 and "successes written: 9" in capsys.readouterr().out
     manner = getattr(module, "AGENTGYM", None)
     consent, form = (AGREED, r"(?s)Thought:\n(.*)\n\nAction:\n(.*)") if name != "weather" else (
@@ -98,7 +91,8 @@ def test_demos_writes_agentgyms_form(name, tmp_path, monkeypatch, capsys):
 
 def game(task_id=0, success=True):
     """A game of maze as `envs.record` gives it."""
-    return dict(env="maze", task_id=task_id, success=success, turns=[["seen", "I go.", "up"]] * 20)
+    move = Move("seen", "I go.", "up", 0.0, False, {})
+    return dict(env="maze", task_id=task_id, success=success, turns=[move] * 20)
 
 
 def test_write_trajectories_words_the_experts_reasons_in_several_ways(tmp_path):
@@ -176,10 +170,8 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
         read(items, tmp_path)
     assert "f.json: " in str(error.value) and len(str(error.value)) < 400
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "connected", lambda *_: nullcontext())
-    for command in ("clone", "evolve"):                 # and before anything is made
-        with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
-            agentevol.main([command, "--env=maze", "--demos=f.json", "--format=agentgym"])
+    with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
+        agentevol.main(["clone", "--env=maze", "--demos=f.json", "--format=agentgym"])
     assert os.listdir() == ["f.json"]
 
 
@@ -191,23 +183,22 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     ([False, False, True], ["Action:\nb"]), ([False, True, None], ["Action:\na"])])
 @pytest.mark.parametrize("style, env", [
     ("agentgym", "maze"), ("agentgym", "babyai"), ("react", "sciworld"), ("react", "alfworld")])
-def test_imitated_trains_on_the_replies_that_a_file_marks(losses, expected, style, env, tmp_path):
+def test_replay_trains_on_the_replies_that_a_file_marks(losses, expected, style, env, tmp_path):
     """All else, the consent too, stays in view. It is a success of full reward."""
     texts = [message["value"] for message in ITEM["conversations"]]
     item = dict(item_id=f"{env}_3", conversations=conversation(*texts, losses=[*losses, None]))
     (trajectory,), tokenizer = imitate([item], tmp_path, env, format=style)
-    assert trained(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
-    assert [tokenizer.decode(trajectory.token_ids[turn.start:turn.end])
-            for turn in trajectory.turns] == [f"{text}<|im_end|>" for text in expected]
+    assert sampled_texts(trajectory, tokenizer) == [f"{text}<|im_end|>" for text in expected]
     shown = tokenizer.decode(trajectory.token_ids)
     assert all(text in shown for text in ("first", "Action:\na", "second", "Action:\nb"))
     assert ("the rules" in shown and "Yes." in shown) == (style == "agentgym")
     assert (trajectory.env, trajectory.task_id, trajectory.success, trajectory.done) == (
         env, 3, True, True)
-    assert reward(trajectory) == 1 and successes([trajectory], True) == [trajectory]
+    assert example_weight(trajectory, load_env(env)) == 1
+    assert successes([trajectory], True) == [trajectory]
 
 
-def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
+def test_replay_of_a_file_keeps_each_items_own_words(tmp_path):
     """Without an opening the environment's own; nothing of one item is left for the next."""
     words = [message["value"] for message in ITEM["conversations"]]
     bare = ITEM | dict(conversations=conversation(*words[2:], losses=[True, True, True]))
@@ -218,10 +209,11 @@ def test_imitated_of_a_file_keeps_each_items_own_words(tmp_path):
     assert "other rules" in begins[2] and "Aye." in begins[2]
     assert begins[1] == begins[3] and maze.AGENTGYM.rules in begins[1] and AGREED in begins[1]
     assert MAZE not in begins[1]              # the file's first observation has it or not
-    assert trained(trajectories[1], tokenizer) == ["Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
+    assert sampled_texts(trajectories[1], tokenizer) == [
+        "Action:\na<|im_end|>", "Action:\nb<|im_end|>"]
 
 
-def test_imitated_of_a_file_in_react_states_its_own_rules_and_takes_each_reply_as_it_is(tmp_path):
+def test_replay_of_a_file_in_react_states_its_own_rules_and_takes_each_reply_as_it_is(tmp_path):
     """Also one without an action, of which react's own reader would complain to the policy."""
     words = "rules", "Yes.", "first", "I only think.", "second", "Action: a\nAction: b", "third"
     item = dict(item_id="textcraft_3", conversations=conversation(*words))
@@ -230,23 +222,23 @@ def test_imitated_of_a_file_in_react_states_its_own_rules_and_takes_each_reply_a
                    for seen, reply in zip(words[2:6:2], words[3:7:2]))
     rules = f"<|im_start|>system\n{textcraft.PROMPT}\n\n{ASK_REACT}<|im_end|>\n"
     assert (rules + said).startswith(tokenizer.decode(trajectory.token_ids))
-    assert trained(trajectory, tokenizer) == [f"{words[i]}<|im_end|>" for i in (3, 5)]
+    assert sampled_texts(trajectory, tokenizer) == [f"{words[i]}<|im_end|>" for i in (3, 5)]
     assert all(turn.valid for turn in trajectory.turns)
 
 
 @pytest.mark.parametrize("env", ["maze", "wordle"])
-def test_imitated_of_a_file_is_not_mixed_with_other_rules(env, tmp_path):
+def test_replay_of_a_file_is_not_mixed_with_other_rules(env, tmp_path):
     """Of these two the first observation has AgentGym's own, and its form of replies."""
     items = [ITEM | dict(item_id=f"{env}_3")]
     with pytest.raises(ValueError, match=f"^{env}: its files hold .*; use --format agentgym$"):
         imitate(items, tmp_path, env, format="react")
     assert len(imitate(items, tmp_path, env)[0]) == 1
     demos = demonstrations("maze", maze.TRAIN[:1], 1, 1.0, 0)      # no file's
-    assert trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(
-        **SPOKEN | dict(env="maze", format="react")))[0].success
+    agents = make_agents([maze], SPOKEN | dict(format="react"), chat_tokenizer("chatml"))
+    assert replay(demos, agents)[0].success
 
 
-def test_trajectories_of_refuses_limits_that_half_of_the_demonstrations_exceed(tmp_path):
+def test_replay_refuses_limits_that_half_of_the_demonstrations_exceed(tmp_path):
     """A policy which imitates them would be cut when it plays. In letters: every one is a token."""
     def texts(length):
         return conversation("rules", "Yes.", "see", "a" * length, "end")
@@ -263,16 +255,16 @@ def test_trajectories_of_refuses_limits_that_half_of_the_demonstrations_exceed(t
             imitate(items, tmp_path, "babyai", **{name: limit})
 
 
-def test_trajectories_of_measures_each_context_by_itself():
+def test_replay_measures_each_context_by_itself():
     """In a window the policy sees a part of the episode at a time."""
     demos = demonstrations("maze", maze.TRAIN[:5], 5, 0.3, 0)
-    cfg = SPOKEN | dict(env="maze", format="act", context="window")
-    made = trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(**cfg))
+    speaks = SPOKEN | dict(format="act", context="window")
+    made = replay(demos, make_agents([maze], speaks, chat_tokenizer("chatml")))
     longest = max(b - a for t in made for a, b in zip(
         t.contexts, [*t.contexts[1:], len(t.token_ids)]))
     assert sorted(len(t.token_ids) for t in made)[2] > longest      # the median of five
-    assert trajectories_of(demos, chat_tokenizer("chatml"), SimpleNamespace(
-        **cfg | dict(max_context=longest))) == made
+    speaks["max_context"] = longest
+    assert replay(demos, make_agents([maze], speaks, chat_tokenizer("chatml"))) == made
 
 
 def played(module, task_id, replies, tokenizer):
@@ -290,7 +282,7 @@ def played(module, task_id, replies, tokenizer):
 
 @pytest.mark.parametrize("module", [maze, textcraft], ids=lambda module: module.NAME)
 @pytest.mark.parametrize("kind", ["chatml", "tiny"])
-def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_path):
+def test_replay_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_path):
     """Token for token: written by `demos`, and with a reply that AgentGym's client refuses."""
     tokenizer, path = chat_tokenizer(kind), str(tmp_path / "own.json")
     demos = demonstrations(module.NAME, module.TRAIN[:4], 4, 1.0, 0)
@@ -319,11 +311,13 @@ def test_imitated_of_a_file_reads_what_an_agent_in_play_reads(module, kind, tmp_
 
 # ---- cloning ------------------------------------------------------------------------------------
 
-def test_tokenizer_of_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
+def test_train_tokenizer_knows_the_words_of_a_file_or_of_the_rules(tmp_path):
     item = ITEM | dict(conversations=conversation(
         "Zebras everywhere", "Gladly.", "first", "Thought:\nxylophones\n\nAction:\na"))
     cfg = Clone(env="maze", format="agentgym", n=3, skill=1.0, vocabulary=600)
-    of_file, of_experts = (tokenizer_of(d, cfg) for d in (read([item], tmp_path), lesson(cfg)))
+    agents = make_agents([maze], SPOKEN)
+    of_file, of_experts = (train_tokenizer(demos, agents, cfg.vocabulary)
+                           for demos in (read([item], tmp_path), demonstrations_for(cfg)))
     for word in ("Zebras", " everywhere", "Gladly", "xylophones"):
         assert len(of_file.encode(word)) == 1
     assert len(of_file.encode(maze.AGENTGYM.rules)) > 20              # which the file has not
@@ -343,6 +337,45 @@ def test_clone_trains_on_a_file(style, env, tmp_path, monkeypatch, capsys):
     assert f"mine.json: 5 demonstrations of {env}" in capsys.readouterr().out
     settings = json.load(open("policy/defaults.json"))
     assert (settings["cloned"]["demos"], settings["format"]) == ("mine.json", style)
-    again = lesson(Clone(**settings["cloned"]))
+    again = demonstrations_for(Clone(**settings["cloned"]))
     assert [demo["task_id"] for demo in again] == [
         *{"maze": maze, "textcraft_small": textcraft_small}[env].TRAIN[:5]]
+
+
+# ---- demonstrations of real worlds --------------------------------------------------------------
+
+def test_demonstrations_of_parallel_processes_are_the_serial_ones(monkeypatch):
+    serial = demonstrations("maze", range(12), 12, 0.6, seed=1)
+    assert [demo["task_id"] for demo in serial] == list(range(12))
+    monkeypatch.setattr(envs, "PATIENCE", 0)
+    assert demonstrations("maze", range(12), 12, 0.6, seed=1) == serial
+
+
+def test_the_sets_have_the_papers_sizes(capsys):
+    """AgentTraj: 100 of maze, 500 of wordle, which are more than there are words; others by n."""
+    cfg = Clone(env="maze,wordle,bandit", set="agenttraj", n=7, skill=0.6)
+    counts = Counter(demo["env"] for demo in demonstrations_for(cfg))
+    assert counts == dict(maze=100, wordle=len(wordle.TRAIN), bandit=7) and counts["wordle"] < 500
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith(f"wordle: {len(wordle.TRAIN)} demonstrations of 500 wanted, skill 1")
+    assert maze.SET_SIZES["agenttraj_l"] == 215
+
+
+def test_demonstrations_of_other_goals_never_set_out_for_the_tasks_own():
+    for demo in demonstrations_for(Clone(env="textcraft_small", n=50, skill=1, goal="other")):
+        goal = demo["turns"][0].observation.rpartition("craft ")[2].rstrip(".")
+        wishes = {move.thought for move in demo["turns"]}
+        assert all(wish.startswith("I would like to have ") for wish in wishes)
+        assert f"I would like to have {goal}." not in wishes
+    for kind, goal in ((Clone, "other"), (agentevol.Evolve, "task")):       # for RL to find it
+        cfg, _ = parse_flags(kind, ["--env", "textcraft_small"], "", agentevol.layers)
+        assert cfg.goal == goal
+
+
+def test_threshold_and_weight_are_those_of_the_real_worlds():
+    for env, score, kept, share in [("sciworld", 99.0, False, 0.99), ("babyai", 0.1, True, 0.1),
+                                    ("sciworld", 99.5, True, 0.995), ("textcraft", 1.0, True, 1)]:
+        trajectory = Trajectory(3, env=env, score=score)
+        trajectory.add_action([2], [0.0])
+        assert successes([trajectory], True) == [trajectory] * kept
+        assert example_weight(trajectory, load_env(env)) == pytest.approx(share)

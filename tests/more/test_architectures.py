@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 import train
 from attention import layout_for
-from policy import check_model, equip, forward, load_policy
+from policy import Policy, check_model, load_policy
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
@@ -106,15 +106,15 @@ def twins_of(name):
         for parameter in stock.parameters():
             if parameter.dim() == 1:                # biases are made 0, norms 1: hide no mistake
                 parameter.add_(0.2 * torch.randn_like(parameter))
-    return equip(copy.deepcopy(stock)), stock
+    return Policy(copy.deepcopy(stock)), stock
 
 
 def window_of(model):
     """In how many of its layers a model's tokens see the last 5 only, as the table says it."""
     layout = layout_for(model, [9])
-    forward(model, torch.arange(9), layout)
+    model.logits(torch.arange(9), layout)
     told = {(None,): "none", (5,): "every layer", (None, 5): "some layers"}
-    return told[tuple(window for window in (None, 5) if window in layout.ready)]
+    return told[tuple(window for window in (None, 5) if window in layout.prepared)]
 
 
 def check_training(model, stock):
@@ -125,7 +125,7 @@ def check_training(model, stock):
     assert (got - want).abs().max() < 1e-5
     got.sum().backward()
     want.sum().backward()
-    assert_same_gradients(gradients(model), gradients(stock))
+    assert_same_gradients(gradients(model.model), gradients(stock))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_prepare_runs_what_the_table_says(name, rows):
 
 def test_equip_leaves_norms_of_other_kinds_alone():
     """Gemma's norm multiplies by one plus its weight."""
-    assert "forward" not in vars(twins_of("Gemma 1")[0].model.norm)
+    assert "forward" not in vars(twins_of("Gemma 1")[0].model.model.norm)
 
 
 @pytest.mark.parametrize("name, dropped", [
@@ -163,8 +163,8 @@ def test_equip_leaves_norms_of_other_kinds_alone():
 def test_where_layers_are_checkpointed_nothing_is_dropped(name, dropped):
     """By modules (Phi) or functions (StarCoder2): the trainer's policy is the sampler's."""
     kind, more = MODELS[name]
-    model = equip(AutoModelForCausalLM.from_config(config_of(kind, more | dropped))).eval()
-    model.activation_checkpointing_enable(dict(use_reentrant=False))
+    model = Policy(AutoModelForCausalLM.from_config(config_of(kind, more | dropped))).eval()
+    model.model.activation_checkpointing_enable(dict(use_reentrant=False))
     rows = training_rows(random.Random(5), CONTEXTS)
     with torch.no_grad():
         want = token_logprobs(model, *rows)

@@ -13,7 +13,6 @@ import random
 import re
 import sys
 import types
-import weakref
 
 import pytest
 import torch
@@ -23,19 +22,22 @@ from pretended_gpu import GPU, Pretended
 from test_architectures import check_training, twins_of
 from test_engine import Checked, tokens_of
 from torch.nn.attention.varlen import varlen_attn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+import attention as attention_module
 import engine as engine_module
 import parallel
+import policy as policy_module
 import rollout
 import train
 from attention import PAGE_SIZES, Flash, choose_kernel
 from client import EnvClient
 from engine import Engine, sample
 from lora import adapt
-from policy import equip
+from policy import Policy
 from recipes import icepop
 from train import Config
 
@@ -158,13 +160,22 @@ def recorded(step, inputs, pool=None):
 WHOLE = types.SimpleNamespace(flash_attn_varlen_func=flash2)      # the package flash-attn
 
 
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Call it to choose a kernel for every model of ours, with an attention in the place of torch's
+    and graphs without CUDA."""
+    def install(kernel, attention=lambda query, *_, **more: query.contiguous(), record=recorded):
+        monkeypatch.setattr(policy_module, "choose_kernel", lambda *_: (kernel, "stood in"))
+        monkeypatch.setattr(attention_module, "varlen_attn", attention)
+        monkeypatch.setattr(engine_module, "record", record)
+    return install
+
+
 @pytest.fixture(params=["flash2", "varlen"])
-def kernel(request, monkeypatch):
-    """One of the stand-ins in the place of its package, chosen for every model of ours."""
+def kernel(request, stand_in, monkeypatch):
+    """One of the slow loops in the place of its package."""
     monkeypatch.setitem(sys.modules, "flash_attn", WHOLE)
-    monkeypatch.setattr(engine_module, "varlen_attn", varlen)
-    monkeypatch.setattr(engine_module, "recorded", recorded)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (request.param, "stood in"))
+    stand_in(request.param, varlen)
     return request.param
 
 
@@ -181,7 +192,8 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     rng, (model, stock) = random.Random(0), twins(kind)
     assert model.kernel == kernel
     check_training(model, stock)
-    checked = Checked(model, stock, rows=6, pages=14, page_size=PAGE_SIZES[kernel], graphs=graphs)
+    checked = Checked(model, stock, rows=6, pages=14, page_size=PAGE_SIZES[kernel])
+    checked.engine.use_graphs = graphs
     first, second, third = sequences = [checked.start() for _ in range(3)]
     checked.prefill(sequences, texts_of(rng, [250, 3, 17]))
     child = checked.fork(first)
@@ -189,7 +201,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
     for active in ([child, first, third], [second, first], [*sequences, child]):
         for _ in range(2):
             checked.decode(active, tokens_of(rng, len(active)))
-    recorded = checked.engine.graphs
+    recorded = checked.engine.recorded
     if graphs:                                             # padded to the same 8 rows, 14 pages
         assert [*recorded] == [8] and recorded[8][0].shape == (8, 2 + 14)
 
@@ -197,7 +209,7 @@ def test_every_pass_by_flash_equals_stock_transformers(kernel, kind, graphs):
 def test_the_first_graph_has_the_most_rows_and_the_others_share_its_memory(kernel):
     """20 rows: 3 decode by a graph for 32, then by one for 8; 9 by one for 16; each is kept."""
     checked = Checked(*twins(), rows=20, pages=40, page_size=PAGE_SIZES[kernel], width=3)
-    sequences, made, graphs = [checked.start() for _ in range(9)], [], checked.engine.graphs
+    sequences, made, graphs = [checked.start() for _ in range(9)], [], checked.engine.recorded
     checked.prefill(sequences, [[n] for n in range(9)])
     for count in (3, 3, 9, 3, 9):
         checked.decode(sequences[:count], [7] * count)
@@ -221,22 +233,30 @@ def test_windows_by_flash_equal_stock_transformers(kernel, name):
         checked.decode([sequence], [token])
 
 
-def test_attention_may_leave_its_result_in_other_strides(monkeypatch):
-    """As a GPU's kernel for float32 with a mask does: (B, T, H, D) in memory. A second prefill."""
-    attention = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **more: attention(
-        *args, **more).transpose(1, 2).contiguous().transpose(1, 2))
+class OtherStrides(TorchFunctionMode):
+    """Attention's result lies in memory as (B, T, H, D)."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function is F.scaled_dot_product_attention:
+            return out.transpose(1, 2).contiguous().transpose(1, 2)
+        return out
+
+
+def test_attention_may_leave_its_result_in_other_strides():
+    """As a GPU's kernel for float32 with a mask does. A second prefill."""
     checked = Checked(*twins(), rows=2, pages=14)
     sequences = [checked.start(), checked.start()]
-    for lengths in ((5, 40), (7, 2)):
-        checked.prefill(sequences, texts_of(random.Random(0), lengths))
+    with OtherStrides():
+        for lengths in ((5, 40), (7, 2)):
+            checked.prefill(sequences, texts_of(random.Random(0), lengths))
 
 
 def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
     bounds = [Flash("varlen", sum(lengths), max(lengths), None, torch.tensor(lengths), None, None)
-              .begin(window, 2)[1] for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
+              .prepare(window, 2) for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
@@ -279,29 +299,28 @@ class Writes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind, rank, most", [("qwen2", 0, 24), ("qwen3", 0, 26), ("qwen2", 8, 38)])
-def test_a_layer_of_a_decode_step_is_few_operations(monkeypatch, kind, rank, most):
+def test_a_layer_of_a_decode_step_is_few_operations(stand_in, kind, rank, most):
     """Beside its attention: 7 products, 2 norms (Qwen3: 4), rotary positions 9 with the copy of the
     keys, 2 writes to pages, SiLU and its product, 2 sums; LoRA: two products for each of 7."""
     def operations(layers):
         model = twins(kind, layers=layers)[1].bfloat16()
         if rank:
             adapt(model, rank, 32, "")
-        engine = Engine(equip(model), 3, 12, 256, graphs=False)
+        engine = Engine(Policy(model), 3, 12, 256)
+        engine.use_graphs = False
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])
         with parallel.gathered_weights(model), Writes() as writes:
-            engine.decode(sequences, torch.tensor([1, 2, 3]))
+            engine.decode(sequences, [1, 2, 3])
         assert all(p.dtype == torch.float32 for name, p in model.named_parameters()
                    if "lora" in name)                                   # as before
         return writes.count
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
-    monkeypatch.setattr(engine_module, "varlen_attn",
-                        lambda query, *_, **more: query.contiguous())           # one operation
+    stand_in("varlen")                                          # its attention is one operation
     assert operations(2) - operations(1) == most + 1
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def pretended(stand_in, monkeypatch):
     """A Pretended GPU and a list, to which each decode step adds how often it waited. In attention
     a token's query is mixed with numbers of all keys and values that are given."""
     gpu, waits, decode = Pretended(), [], rollout.Sampler.decode
@@ -318,9 +337,7 @@ def pretended(monkeypatch):
             waits.append(gpu.waits - before)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
     monkeypatch.setattr(rollout.Sampler, "decode", counting)
-    monkeypatch.setattr(engine_module, "varlen_attn", attention)
-    monkeypatch.setattr(engine_module, "recorded", recorded)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: ("varlen", "stood in"))
+    stand_in("varlen", attention)
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
                         lambda x: None)         # C++ saves tensors without their pretended device
     monkeypatch.setattr(parallel, "start", lambda *_: GPU)
@@ -376,36 +393,33 @@ def test_the_pretended_gpu_notes_what_a_gpu_would_refuse_or_wait_for():
             assert (len(gpu.mixed) - before[0], gpu.waits - before[1]) == (mixed, waits)
 
 
+class Astray(EnvClient):
+    """Sends its first step to a place where nothing is served."""
+
+    def send(self, url, verb, bodies):
+        if self.astray and verb == "step":
+            self.astray = False
+            url = url.replace("toy", "nowhere")
+        return super().send(url, verb, bodies)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("attention", ["torch", "varlen"])
-def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here,
-                                                     monkeypatch):
+def test_a_rollouts_memory_is_free_before_the_update(attention, fails, url, model, here, stand_in):
     """At once, as nothing of it is in a cycle, after an error neither."""
-    memories, make, post = [], engine_module.Memory, EnvClient.post
-    elsewhere = ["nowhere"] * fails             # where one request goes
-
-    def noting(*arguments):
-        memory = make(*arguments)
-        memories.append(weakref.ref(memory))
-        return memory
-
-    def failing(client, url, verb, body):
-        place = elsewhere.pop() if verb == "steps" and elsewhere else "toy"
-        return post(client, url.replace("toy", place), verb, body)
-    monkeypatch.setattr(engine_module, "Memory", noting)
-    monkeypatch.setattr(EnvClient, "post", failing)
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: (attention, "asked for"))
-    monkeypatch.setattr(engine_module, "varlen_attn",
-                        lambda query, *_, **more: query.contiguous())
-    monkeypatch.setattr(engine_module, "recorded", lambda step, inputs, *_: (
-        inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)))
+    def record(step, inputs, *_):
+        """Its graph does not keep the engine, as none of CUDA does."""
+        return inputs, types.SimpleNamespace(replay=lambda: None, pool=lambda: None), step(inputs)
+    stand_in(attention, record=record)
     run = started(url, config(model))
+    run.worlds[0].client = Astray(url, "toy")
+    run.worlds[0].client.astray = fails
     gc.collect()
     gc.disable()
     try:
         _, stats = train.play_step(run, 2)
-        assert bool(stats.failures) == fails and len(memories) == 1
-        assert memories[0]() is None
+        assert bool(stats.failures) == fails and stats.pages > 0
+        assert not [x for x in gc.get_objects() if type(x) is engine_module.Memory]
     finally:
         gc.enable()
 
@@ -443,7 +457,7 @@ def on_gpu(dtype, attention="auto", layers=2):
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.load_state_dict(stock.state_dict())
     try:
-        return equip(model.cuda().eval(), attention), stock.cuda().eval()
+        return Policy(model.cuda().eval(), attention), stock.cuda().eval()
     except ValueError as missing:
         pytest.skip(str(missing))
 
@@ -454,8 +468,8 @@ PRECISION = {torch.float32: 1e-4, torch.bfloat16: 6e-2}      # of log-probabilit
 class TestFsdpOnGpu:
     """The first to run on a new machine. On a GPU train.py always samples from FSDP's weights: its
     hooks (each layer's, and the root's, which makes two streams wait for the capturing one) run
-    inside the capture of a graph. If that fails: decode with graphs=False, or sample through a
-    second module without hooks whose parameters are the gathered tensors."""
+    inside the capture of a graph. If that fails: decode with use_graphs = False, or sample through
+    a second module without hooks whose parameters are the gathered tensors."""
     pytestmark = on_cuda
 
     @pytest.fixture
@@ -466,12 +480,13 @@ class TestFsdpOnGpu:
         yield parallel.load(tmp_path, device, Config(model=str(tmp_path)))
         parallel.end()
 
-    def logits(self, policy, steps=3, **more):
+    def logits(self, policy, steps=3, graphs=True):
         """(steps, 3, V): what three sequences decode after a prefill, and the engine."""
-        engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel], **more)
+        engine = Engine(policy.eval(), 3, 12, PAGE_SIZES[policy.kernel])
+        engine.use_graphs &= graphs
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, texts_of(random.Random(0), [300, 7, 64]))
-        return torch.stack([engine.decode(sequences, torch.tensor([5, 6, 7])).clone()
+        return torch.stack([engine.decode(sequences, [5, 6, 7]).clone()
                             for _ in range(steps)]), engine
 
     def test_a_captured_graph_decodes_with_gathered_weights_as_an_eager_step(self, policy):
@@ -481,7 +496,7 @@ class TestFsdpOnGpu:
             with parallel.gathered_weights(policy):
                 eager, _ = self.logits(policy, graphs=False)
                 captured, engine = self.logits(policy)
-            assert engine.graphs or policy.kernel == "torch"
+            assert engine.recorded or policy.kernel == "torch"
             assert (eager.log_softmax(-1) - captured.log_softmax(-1)).abs().max() < 6e-2
             found.append(captured)
             ids = torch.randint(500, (2, 64), device="cuda")
@@ -507,13 +522,14 @@ class TestFsdpOnGpu:
         with parallel.gathered_weights(policy):
             rows = []
             for graphs in (True, False):
-                engine, rng = Engine(policy.eval(), 20, 40, PAGE_SIZES[policy.kernel],
-                                     graphs=graphs), random.Random(1)
+                engine = Engine(policy.eval(), 20, 40, PAGE_SIZES[policy.kernel])
+                rng = random.Random(1)
+                engine.use_graphs &= graphs
                 sequences = [engine.start() for _ in range(9)]
                 engine.prefill(sequences, texts_of(rng, range(1, 10)))
                 rows.append([])
                 for count in (3, 9, 3, 3, 9):
-                    logits = engine.decode(sequences[:count], torch.full((count,), 7))
+                    logits = engine.decode(sequences[:count], [7] * count)
                     rows[-1].append(logits.clone())
         for captured, eager in zip(*rows):
             assert (captured.log_softmax(-1) - eager.log_softmax(-1)).abs().max() < 6e-2
@@ -525,9 +541,9 @@ class TestFsdpOnGpu:
 class TestOnGpu:
     pytestmark = on_cuda
 
-    def engine(self, attention, dtype, **more):
+    def engine(self, attention, dtype):
         model, stock = on_gpu(dtype, attention)
-        return Engine(model, 16, 128, PAGE_SIZES[model.kernel], **more), model, stock
+        return Engine(model, 16, 128, PAGE_SIZES[model.kernel]), model, stock
 
     def play(self, engine, prompts, steps):
         """Greedy: prompts, a fork of the first, steps -> (texts, logprobs of what was said)."""
@@ -537,16 +553,17 @@ class TestOnGpu:
         logits = torch.cat([logits, logits[:1]])
         texts, logprobs = [list(p) for p in (*prompts, prompts[0])], []
         rows, more = [5, 1, 0], texts_of(random.Random(1), [1, 40, 300])    # over pages, several
-        logits[rows] = engine.prefill([sequences[row] for row in rows], more)       # new tokens
-        for row, observation in zip(rows, more):
+        for row, observation in zip(rows, more):                                    # new tokens
             texts[row] += observation
+        logits[rows] = engine.prefill([sequences[row] for row in rows],
+                                      [texts[row] for row in rows])
         for step in range(steps):
             ids, chosen = sample(logits, torch.zeros(len(texts)), 0.0)
             logprobs.append(chosen)
             for text, token in zip(texts, ids.tolist()):
                 text.append(token)
             if step < steps - 1:
-                logits = engine.decode(sequences, ids)
+                logits = engine.decode(sequences, ids.tolist())
         for sequence in sequences:
             engine.release(sequence)
         return texts, torch.stack(logprobs, 1)
@@ -586,8 +603,8 @@ class TestOnGpu:
 @pytest.mark.slow
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_splits_of_lone_queries_give_what_one_split_gives():
-    """engine.py lets varlen choose for lone queries. Others had NaN in 1% of such steps (torchtitan
-    issue 3235); on an H100 these 2,000 of 32 rows agree."""
+    """attention.py lets varlen choose for lone queries. Others had NaN in 1% of such steps
+    (torchtitan issue 3235); on an H100 these 2,000 of 32 rows agree."""
     torch.manual_seed(0)
     B, width, H, KH, D, S = 32, 16, 16, 2, 128, 256
     q = torch.randn(B, H, D, device="cuda", dtype=torch.bfloat16)

@@ -1,10 +1,11 @@
-"""pytest tests/more/test_eval_api.py: recipes/eval_api.py, eval.py with a policy behind an API. A server
-in this process plays the API: it says what a model here has said, or misbehaves."""
+"""pytest tests/more/test_eval_api.py: recipes/eval_api.py, eval.py with a policy behind an API.
+
+A server in this process plays the API: it says what a model here has said, or misbehaves.
+"""
 import itertools
 import json
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ import episode
 import eval as evaluation
 from chat import FORMATS
 from client import EnvError
+from flags import parse_flags
 from recipes import eval_api as api
 from recipes.eval_api import Config, read_completion
-import metrics
 
 pytestmark = pytest.mark.usefixtures("here")
 KEY = "sk-Top/Secret+0123456789"
@@ -102,11 +103,7 @@ def counting(body, handler):
 
 def run(cfg):
     """What eval.py gives, played as the recipe lets it."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(metrics, "load", api.Api)
-        for name in ("open_worlds", "collect", "play_of"):
-            patched.setattr(metrics, name, getattr(api, name))
-        return evaluation.run(cfg)
+    return evaluation.evaluate(cfg, elsewhere=api.api_of)
 
 
 def config(world, server, **more):
@@ -188,12 +185,12 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
 
     def ending(episode, *answer, **info):
         observe(episode, *answer, **info)
-        ends.extend([episode.trajectory.truncated] * episode.over)
+        ends.extend([episode.trajectory.truncated] * (episode.state == "over"))
     with monkeypatch.context() as patched:
         patched.setattr(episode.Episode, "replied", noting)
         patched.setattr(episode.Episode, "observe", ending)
         patched.setattr(chat, "broken", lambda pattern, text: text)   # an API tells no tokens
-        rows = evaluation.run(replace(cfg, model=path, device="cpu"))["rows"]
+        rows = evaluation.evaluate(replace(cfg, model=path, device="cpu"))["rows"]
     expected = capsys.readouterr().out.partition("\ntoy, test split, ")[2]
     assert 0 < rows[0]["success"] < 1 and rows[0]["turns"] > 2
     with served_api(replaying(table, template == THOUGHTS_APART, missed)) as server:
@@ -486,11 +483,9 @@ def test_ctrl_c_waits_for_no_answer(world):
     signal.signal(signal.SIGINT, handler)
 
 
-def test_an_api_speaks_as_a_chat_model(monkeypatch):
-    seen = []
-    monkeypatch.setattr(metrics, "run", seen.append)
-    monkeypatch.setattr(sys, "argv", ["eval_api.py", "--model", "m", "--api-base", "http://x/v1"])
-    evaluation.main(kind=Config)
-    assert seen == [Config(api_base="http://x/v1", model="m", format="react", max_turn_tokens=512,
-                           max_context=8192, max_concurrent=16)]
+def test_an_api_speaks_as_a_chat_model():
+    flags = ["--model", "m", "--api-base", "http://x/v1"]
+    cfg, _ = parse_flags(Config, flags, "", evaluation.layers)
+    assert cfg == Config(api_base="http://x/v1", model="m", format="react", max_turn_tokens=512,
+                         max_context=8192, max_concurrent=16)
     assert Config.api_base == "https://api.openai.com/v1"

@@ -15,7 +15,7 @@ from test_client import BROKEN, WRONG_FIELDS
 import env_server
 from client import EnvClient, EnvError, Reset, Step
 from env_server import HttpServer
-from envs import load_env, maze, open_env, wordle
+from envs import load_env, open_env, wordle
 from envs.parts import original
 from envs.parts.wires import wire_of
 
@@ -143,7 +143,7 @@ def lmrl_gym(words=("c r a n e",)):
 
 
 @pytest.mark.parametrize("words", [{"error": "The id 0 is not valid."}, [["adieu"], 3]])
-def test_use_says_when_an_original_names_no_words(words, as_before):
+def test_use_says_when_an_original_names_no_words(words):
     with serving(lmrl_gym(words)) as address:
         with pytest.raises(ValueError, match="not valid|words is .*expected list"):
             original.use(wordle, address)
@@ -158,11 +158,11 @@ def test_an_address_where_no_original_answers_is_refused(page):
         open_env("maze", address)           # nobody is there any more
 
 
-def test_a_whole_episode_goes_through_our_server(as_before):
+def test_a_whole_episode_goes_through_our_server():
     """And a server that is started as a process of its own plays there, too."""
     with serving(lmrl_gym()) as address:
-        original.use(maze, address)
-        with serving(HttpServer(["maze"])) as ours, env_server.local_server("maze") as other:
+        with serving(HttpServer(["maze"], data=address)) as ours, \
+                env_server.local_server("maze", data=address) as other:
             for url in (ours, other):
                 client = EnvClient(url, "maze")
                 replies = client.answer([(None, Reset(task, 5)) for task in range(5)])

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import agentevol
@@ -27,7 +27,7 @@ import flags
 import rollout
 import train
 from lora import adapt
-from policy import HEAD_CHUNK, _head, equip
+from policy import HEAD_CHUNK, Policy
 from recipes import plan
 
 ROOT = Path(__file__).parents[2]
@@ -148,11 +148,11 @@ def test_plan_activations_are_what_autograd_saves(kind, compute, checkpointing, 
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
     cfg = config("", micro_tokens=512, max_context=128, compute=compute, tasks_per_step=4,
                  checkpointing=checkpointing, lora=lora)
-    model = equip(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
+    model = Policy(AutoModelForCausalLM.from_config(small, dtype=getattr(torch, compute)))
     if lora:
         adapt(model, lora, 32, "")
     if checkpointing:
-        model.activation_checkpointing_enable(dict(use_reentrant=False))
+        model.model.activation_checkpointing_enable(dict(use_reentrant=False))
         model.train()
     rows, saved = torch.zeros(4, 128, dtype=int), []
     positions = torch.arange(128).expand_as(rows)
@@ -187,13 +187,12 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize("bonus", [0.0, 0.1])
 def test_plan_logits_are_as_many_as_a_chunk_holds_at_a_time(bonus, temperature):
     """Forward and backward of the head, for 32 tokens and a vocabulary of 50,000, in 16 bit."""
-    model = twins("qwen2", vocabulary=50_000, layers=1)[0].bfloat16()
-    equip(model).requires_grad_(False)
+    policy = Policy(twins("qwen2", vocabulary=50_000, layers=1)[1].bfloat16())
+    policy.requires_grad_(False)
     hidden = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
     with Live(4 * 32 * 50_000) as live:
-        checkpoint(_head, model, hidden, torch.arange(32), temperature, bonus > 0 or "watched",
-                   use_reentrant=False).sum().backward()
-    found = planned(model.config, entropy_coef=bonus, temperature=temperature)
+        policy.by_chunks(hidden, torch.arange(32), temperature, bonus > 0).sum().backward()
+    found = planned(policy.config, entropy_coef=bonus, temperature=temperature)
     assert live.peak / 32 == found.update["logits"] / HEAD_CHUNK
 
 
@@ -210,7 +209,7 @@ def test_counted_bytes_are_proportional_to_the_tokens(checkpointing):
 def test_plan_keeps_as_many_tokens_as_make_engine():
     small = CONFIGS["llama"](vocab_size=300, hidden_size=512, intermediate_size=64,
                              num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8)
-    policy = equip(AutoModelForCausalLM.from_config(small, dtype=torch.float32))
+    policy = Policy(AutoModelForCausalLM.from_config(small, dtype=torch.float32))
     agent = type("Agent", (), dict(max_context=1024))
     pages = rollout.make_engine(policy, agent, rows=100).pages        # 100 do not fit in 1 GiB
     found = plan.plan(config("", max_context=1024), small, 1, False, 1e12)

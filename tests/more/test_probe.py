@@ -74,12 +74,12 @@ def test_with_lora_the_probe_loads_no_second_model(url, model, here, monkeypatch
 def test_measure_probes_with_every_evaluation(monkeypatch):
     monkeypatch.setattr(recipe, "probe", lambda run, played: {"mutual_information": 1.0})
     run = type("Run", (), dict(cfg=train.Config(eval_every=2), step=0))
-    lines = []
+    lines, step = [], type("Outcome", (), dict(played=[]))
     for run.step in range(4):
-        lines.append(recipe.measure(run, 2, [], measure=lambda *_: {"step": 0}))
+        lines.append(recipe.measure(run, step, measure=lambda *_: {"step": 0}))
     assert ["mutual_information" in line for line in lines] == [True, False] * 2
     run.cfg = replace(run.cfg, eval_every=0)
-    assert recipe.measure(run, 2, [], measure=lambda *_: {"step": 0}) == {"step": 0}
+    assert recipe.measure(run, step, measure=lambda *_: {"step": 0}) == {"step": 0}
 
 
 def test_template_collapse_compares_the_first_two_probes_with_the_last_two(monkeypatch):

@@ -11,10 +11,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fakes import command, config, started
-from test_train import GROUPS, fakes
+from fakes import command, config, flags_of, started
+from safetensors.torch import load_file
+from test_train import GROUPS, fakes, same
 
+import agentevol
 import algos
+import cloning
+import metrics
 import rollout
 import train
 from chat import Agent
@@ -33,9 +37,11 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def here(tmp_path, monkeypatch):
     """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups"):
+    for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups", "update"):
         monkeypatch.setattr(train, name, getattr(train, name))
-    with patch.dict(train.ALGOS), patch.dict(train.SURROGATES), patch.dict(train.ADVANTAGES):
+    monkeypatch.setattr(metrics, "log_line", metrics.log_line)
+    with patch.dict(train.ALGOS), patch.dict(train.SURROGATES), patch.dict(train.ADVANTAGES), \
+            patch.dict(train.WEIGHTS):
         yield tmp_path
 
 
@@ -52,8 +58,10 @@ def test_recipe_runs_two_steps(here, url, model, monkeypatch, script, flags):
         model=model, env_url=url, name="run", filter="none", advantage="reinforce_pp"), *flags])
     runpy.run_path(path, run_name="__main__")
     lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    learned = any(json.loads(line)["grad_norm"] > 0 for line in lines)
+    lines = [json.loads(line) for line in lines]
+    learned = any(line["grad_norm"] > 0 for line in lines)
     assert len(lines) == 2 and learned == ("reward" not in flags)     # that fault hides the reward
+    assert all(("masked" in line) == (script == "icepop") for line in lines)
 
 
 def test_cispo_keeps_the_gradient_of_a_clipped_token():
@@ -90,7 +98,7 @@ def test_overlong_replies_are_charged_their_action_tokens(here, url, model):
     overlong.credit(run, batch)
     # 4 tokens a turn, 3 turns: 12 at most; from the 2nd action token on 1/11 each
     lengths = batch.response_mask.sum(1).float()
-    torch.testing.assert_close(batch.rewards - raw, -((lengths - 1) / 11).clamp(0, 1))
+    torch.testing.assert_close(batch.paid.sum(1) - raw, -((lengths - 1) / 11).clamp(0, 1))
     assert lengths.max() > 4
 
 
@@ -110,8 +118,10 @@ def test_icepop_weighs_by_the_capped_ratio_where_sampler_and_trainer_differ(here
     assert batch.weights[0, [second, third]].tolist() == pytest.approx([1.5, 0.5], rel=1e-3)
     assert batch.old_logprobs[0, first].item() == pytest.approx(truth[first], abs=1e-4)
     used, part_loss = [], train.part_loss
-    monkeypatch.setattr(train, "part_loss", lambda run, part: (
-        used.append(part.weights) or part_loss(run, part)))
+    monkeypatch.setattr(train, "part_loss", lambda run, part, first: (
+        used.append(part.weights) or part_loss(run, part, first)))
+    monkeypatch.setitem(train.WEIGHTS, "sequence_sum", icepop.corrected(
+        train.WEIGHTS["sequence_sum"]))
     figures = train.update(run, batch)
     assert sorted({round(16 * w, 3) for w in used[0].flatten().tolist()}) == [0, 0.5, 1, 1.25, 1.5]
     assert figures["mismatch"] > 1e-3 > abs(figures["kl"])      # pi_old is the trainer's
@@ -135,6 +145,45 @@ def test_refill_plays_other_tasks_until_the_batch_is_full(here, url, model, monk
     asked.clear()
     chosen = refill.keep_groups(refill.play_step(run, 2)[0], run.cfg)
     assert len(asked) == 4 and len(chosen) == 16
+
+
+EVOLVE = dict(n=4, steps=2, batch=4, iterations=1, learn_steps=2, horizon=2, eval_tasks=4,
+              max_turn_tokens=4, max_context=200, device="cpu", explore=3, width=16, layers=1,
+              heads=2, vocabulary=280, format="act", skill=0.5)
+
+
+def evolved(recipe, out, monkeypatch, *words, **flags):
+    """An iteration of a recipe, or of agentevol.py itself -> [the weights of its clone, its own].
+    What the recipe replaces comes back afterwards."""
+    words = [*words, *flags_of(out=out, **EVOLVE | flags)]
+    with monkeypatch.context() as patched:
+        for owner, name in ((cloning, "learn_step"), (agentevol, "explore")):
+            patched.setattr(owner, name, getattr(owner, name))
+        patched.setattr(sys, "argv", ["recipe", *words])
+        if recipe:
+            runpy.run_path(str(RECIPES / recipe), run_name="__main__")
+        else:
+            agentevol.main()
+    return [load_file(f"{out}/{part}/model.safetensors") for part in ("clone", "step_1")]
+
+
+def test_clone_observations_reaches_the_loop(here, url, monkeypatch):
+    """At a share of 0 it is plain AgentEvol; else both the clone and the iteration are others."""
+    plain = evolved("", "plain", monkeypatch, "evolve", env="toy", env_url=url)
+    for share, equal in (("0.0", True), ("0.5", False)):
+        monkeypatch.setenv("OBSERVATIONS", share)
+        own = evolved("clone_observations.py", f"at_{share}", monkeypatch, "evolve", env="toy",
+                      env_url=url)
+        assert [same(a, b) for a, b in zip(own, plain)] == [equal, equal]
+
+
+def test_unexplored_reaches_the_loop(here, url, monkeypatch):
+    for left_out, explored in (("", 6), ("sums", 3)):
+        out = f"without_{left_out}"
+        evolved("unexplored.py", out, monkeypatch, env="toy,sums", unexplored=left_out,
+                env_url=url)
+        (line,) = Path(out, "metrics.jsonl").read_text().splitlines()
+        assert json.loads(line)["explored"] == explored
 
 
 def test_unexplored_environments_are_left_out(monkeypatch):
@@ -163,10 +212,11 @@ def test_echo_adds_the_answers_to_the_loss(here, url, model, monkeypatch):
     batch = train.to_batch(train.play_step(run, 3)[0])
     train.credit(run, batch)
     batch.rewards = torch.zeros(len(batch.rewards))         # all failed
-    batch.weights = train.WEIGHTS[run.cfg.weights](batch.response_mask, run.cfg)
-    batch.value_weights = algos.token_weights(batch.response_mask)
+    batch.weights = train.WEIGHTS[run.cfg.weights](batch, run.cfg)
+    batch.per_token = algos.token_weights(batch.response_mask)
     monkeypatch.setenv("ECHO", "0.5")
-    (plain, figures), (both, same) = echo.plain_loss(run, batch), echo.part_loss(run, batch)
+    plain, figures = echo.plain_loss(run, batch, True)
+    both, same = echo.part_loss(run, batch, True)
     read = echo.answers(batch)
     nll = -run.policy.action_logprobs(batch.token_ids, read, batch.position_ids).sum()
     sampled = batch.response_mask.sum()

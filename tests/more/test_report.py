@@ -268,7 +268,7 @@ def test_page_of_an_evaluation(runs, chromium, model, url, tmp_path):
     import eval as evaluation
     for name, player in (("model", dict(model=model, max_turn_tokens=4)), ("random", dict(
             policy="random"))):
-        evaluation.run(evaluation.Config(env="toy", env_url=url, n=5, k=2, horizon=3,
+        evaluation.evaluate(evaluation.Config(env="toy", env_url=url, n=5, k=2, horizon=3,
                                          out=str(tmp_path / name), **player))
         with opened(chromium, tmp_path / name / "report.html") as page:
             assert cells(page) == 10 and page.locator("tr").count() >= 4

@@ -1,0 +1,66 @@
+"""evaluation: how well a policy does on the held-out tasks of a run, and who else plays them.
+
+train.py and agentevol.py ask for it before, while and after they train (metrics.py keeps what comes
+back); the yardsticks are the random player and the expert of each environment.
+"""
+from collections import defaultdict
+
+import parallel
+import rollout
+from envs.parts.players import mean_and_error, player_rate
+
+# In the key of a held-out episode, where that of a training episode has (step, 0).
+EVALUATION = 987_654_321
+
+
+def greedy_and_sampled(run, policy):
+    """Play the held-out tasks at the last horizon, at T=0 and at T=1
+    -> ({"greedy": rates, "sampled": rates}, the trajectories at T=1); rates: see `rates_of`. Every
+    evaluation of a run draws the same random numbers."""
+    key = (run.cfg.seed, EVALUATION)
+    rates = {}
+    for how, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        played, _ = rollout.play_tasks(policy, run.eval_tasks, 1, run.cfg.horizons[-1], key,
+                                       temperature, run.cfg.max_concurrent)
+        rates[how] = rates_of(played, run.worlds)
+    parallel.say(f"held out: {rates['greedy']['success']:.1%} greedy, "
+                 f"{rates['sampled']['success']:.1%} at T=1")
+    return rates, played
+
+
+def rates_of(played, worlds):
+    """-> {"success": mean over these trajectories, "stderr", "n", "parts"}. parts: the success in
+    each environment or, of a single one, in each family of tasks."""
+    success, error = mean_and_error([t.success for t in played])
+    parts = [t.env for t in played]
+    if len(worlds) == 1:
+        parts = [worlds[0].module.family(t.task_id) for t in played]
+    return dict(success=success, stderr=error, n=len(played),
+                parts=means(played, "success", parts))
+
+
+def means(played, name, parts):
+    """{part: mean of this figure over its trajectories}, in the order of the alphabet. parts: which
+    part each trajectory belongs to."""
+    figures = defaultdict(list)
+    for t, part in zip(played, parts):
+        figures[part].append(getattr(t, name))
+    means = {}
+    for part in sorted(figures):
+        means[part], _ = mean_and_error(figures[part])
+    return means
+
+
+def players(run):
+    """{"random", "expert": the rates of each on the held-out tasks}, to judge a curve by. They play
+    once: run.players remembers."""
+    if not run.players:
+        ids = defaultdict(list)
+        for world, task in run.eval_tasks:
+            ids[world].append(task)
+        horizon = run.cfg.horizons[-1]
+        worlds = []
+        for world, own in ids.items():
+            worlds.append((world.module, own, min(horizon, world.most_turns)))
+        run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
+    return run.players
