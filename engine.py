@@ -12,6 +12,7 @@ Letters: B sequences, T tokens packed in one row, KH key-value heads, D head siz
 page, P pages at hand, V vocabulary; all others as in attention.py.
 """
 import heapq
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -24,11 +25,6 @@ from attention import Decode, Flash, kv_shape, layout_for, upload
 # it saves, and the environment servers need the core.
 SMALL_STEP = 4 * 10**6
 
-
-
-def ceil_div(amount, size):
-    """How many pieces of `size` hold so much."""
-    return -(-amount // size)
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -59,7 +55,7 @@ class Pages:
 
     def grow(self, row, length):
         """Give a row pages for `length` tokens in all."""
-        for column in range(len(self.of(row)), ceil_div(length, self.page_size)):
+        for column in range(len(self.of(row)), math.ceil(length / self.page_size)):
             self.table[row, column] = heapq.heappop(self.free)
 
     def fork(self, parent, child, length):

@@ -125,7 +125,7 @@ def check_training(model, stock):
     assert (got - want).abs().max() < 1e-5
     got.sum().backward()
     want.sum().backward()
-    assert_same_gradients(gradients(model), gradients(stock))
+    assert_same_gradients(gradients(model.model), gradients(stock))
 
 
 @pytest.fixture(scope="module")
