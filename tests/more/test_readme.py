@@ -83,3 +83,17 @@ def test_every_flag_in_the_docs_is_one():
         told = {flag.replace("_", "-").lower()
                 for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", path.read_text())}
         assert told <= known, path
+
+
+def test_presets_are_what_the_documentation_says():
+    """In docs/algorithms.md's table: "`ppo` with `--kl-coef .001`", or all flags."""
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", page, re.MULTILINE)[:len(train.ALGOS)]
+    assert [name for name, _ in rows] == [*train.ALGOS]
+    for name, words in rows:
+        base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
+        if flags[0] == "ppo":
+            base, flags = train.ALGOS["ppo"], flags[1:]
+        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
+                                    lambda kind, given, base=base: [("ppo", base)])
+        assert told == train.Config(**train.ALGOS[name]), name
