@@ -170,11 +170,11 @@ def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_ste
     run, asked = started(url, config(model)), []
     monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_: (
         asked.append((policy, key)) or (fakes([1]), Stats())))
-    for run.step, policy, seed in ((0, run.policy, 0), (5, "another", 0), (5, "another", 1)):
-        run.cfg = replace(run.cfg, seed=seed)
+    for step, policy, seed in ((0, "one", 0), (5, "another", 0), (5, "another", 1)):
+        run.step, run.cfg = step, replace(run.cfg, seed=seed)
         greedy_and_sampled(run, policy)
     policies, keys = zip(*asked)
-    assert policies == 2 * (run.policy,) + 4 * ("another",)
+    assert policies == 2 * ("one",) + 4 * ("another",)
     assert {*keys[:4]} == {keys[0]} != {keys[4]}
 
 
