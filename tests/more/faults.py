@@ -302,8 +302,8 @@ FAULTS = {
     ],
     "recipes/trackers.py": [
         ("messages_of",
-         '[0, *(turn[end] for turn in sample["turns"] for end in ("start", "end"))]',
-         '[*(turn[end] for turn in sample["turns"] for end in ("start", "end"))]',
+         'turn["start"]',
+         'turn["end"]',
          "test_trackers_are_told_the_figures_and_the_episodes"),
     ],
     "envs/parts/suites.py": [
