@@ -55,6 +55,12 @@ def test_own_environment_is_trained_on(checkout):
     assert rate["random"] < 0.2 and rate["expert"] == 1
 
 
+def test_ci_runs_the_test_command_of_readme():
+    command = re.search("^python -m pytest[^#]*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert command[0].strip() in [line.partition("#")[0].strip() for line in lines]
+
+
 def test_map_counts_the_lines_of_every_file():
     """README's map names each file of the top level with about its number of lines."""
     readme = (ROOT / "README.md").read_text()
