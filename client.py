@@ -27,6 +27,7 @@ from envs.parts.answers import (
     connections,
     exchange,
     field,
+    fields,
 )
 
 # What every item of an answer must hold, and its "info".
@@ -178,11 +179,11 @@ def read_item(url, verb, body, item):
     """One episode's item in an answer to `body` -> Answer or EnvError; ValueError: a wrong task."""
     try:
         checked(200, item, f"{url}/{verb}")
-        value = {name: field(item, name, kind, url) for name, kind in ITEM.items()}
+        value = fields(item, ITEM, url)
         number = value.pop("id")
         if number != body.get("id", number):
             raise EnvError(f"{url}: an answer of id {number} to {brief(body)}")
-        value["info"] = {name: field(value["info"], name, kind, url) for name, kind in INFO.items()}
+        value["info"] = fields(value["info"], INFO, url)
     except EnvError as error:
         return error
     return Answer((url, number), **value)

@@ -69,7 +69,8 @@ def record(run, outcome):
                       outcome.batch)
     if run.step == 0:
         so_far = time.perf_counter() - run.began
-        total = so_far + 1.1 * (cfg.steps - 1) * outcome.seconds       # evaluations: 10%
+        # Evaluations take a tenth more.
+        total = so_far + 1.1 * (cfg.steps - 1) * outcome.seconds
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
 
     named = {signal for _, signal, _ in run.warnings}
@@ -88,8 +89,10 @@ def record_iteration(run, explored, kept, stats, seconds):
     playing and learning."""
     step = run.step - 1
     success, _ = mean_and_error([t.success for t in explored])
-    line = dict(step=step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
-                success=success, seconds=seconds, random=players(run)["random"]["success"])
+    line = dict(
+        step=step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
+        success=success, seconds=seconds,
+        random=players(run)["random"]["success"])
     run.history.append(line)
     append(run, "metrics.jsonl", [line])
     write_samples(run, step, "train", explored, 1, run.cfg.temperature)
@@ -123,8 +126,11 @@ def measure(run, outcome):
         trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
         trained = of_batch(outcome.batch)
     line = dict(
-        step=run.step, horizon=outcome.horizon, random=players(run)["random"]["success"],
-        **of_trajectories(played, run.cfg.group_size), **outcome.figures, **trained,
+        step=run.step, horizon=outcome.horizon,
+        random=players(run)["random"]["success"],
+        **of_trajectories(played, run.cfg.group_size),
+        **outcome.figures,
+        **trained,
         dropped=stats.dropped, pages=stats.pages, preempted=stats.preempted,
         **speeds(played, stats, outcome.seconds, trained_tokens))
     if len(run.worlds) > 1:
@@ -184,7 +190,9 @@ def speeds(played, stats, seconds, trained_tokens):
     update = seconds - rollout
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     figures = dict(
-        seconds=seconds, seconds_rollout=rollout, seconds_update=update,
+        seconds=seconds,
+        seconds_rollout=rollout,
+        seconds_update=update,
         rollout_tokens=forwarded,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens_per_second=forwarded / rollout,

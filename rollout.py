@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -42,13 +42,6 @@ class Stats:
         sums["pages"] = max(self.pages, other.pages)
         return Stats(**sums)
 
-    @contextmanager
-    def clock(self, phase):
-        """Add the seconds spent inside to seconds[phase]."""
-        began = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - began
-
 
 def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperature=1.0,
             engine=None, max_concurrent=math.inf, retries=2, finished=None):
@@ -68,7 +61,9 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperatu
     slots = Slots(tasks, group_size, horizon, key, places or range(len(tasks)), retries, finished)
     Scheduler(slots, engine, temperature).run()
     slots.stats.tokens = engine.tokens.copy()
-    return slots.played()
+    slots.stats.dropped = len(slots.lost)
+    kept = [slot for slot in slots.everyone if slot.group not in slots.lost]
+    return [slot.episode.trajectory for slot in kept], slots.stats
 
 
 def make_engine(policy, agent, rows, memory=None):
@@ -139,7 +134,7 @@ class Slots:
     def too_few(self, slots):
         """Is it better to decode on until more have come? An eighth of those that play is enough
         for a batch."""
-        return bool(self.decoding) and len(slots) < self.playing // 8
+        return self.decoding and len(slots) < self.playing // 8
 
     def start(self, most):
         """Let slots that wait begin until `most` are playing."""
@@ -184,12 +179,6 @@ class Slots:
         for client in self.idle:
             client.close()
         self.bar.close()
-
-    def played(self):
-        """-> (trajectories of all groups but the lost ones, Stats)."""
-        self.stats.dropped = len(self.lost)
-        kept = [slot.episode.trajectory for slot in self.everyone if slot.group not in self.lost]
-        return kept, self.stats
 
 
 def move(slot, source, target):
@@ -247,8 +236,9 @@ class Scheduler:
             enough = FIRST_COMPLETED
             if self.slots.decoding or self.sampler.readable():
                 timeout = 0
-        with self.slots.stats.clock("environment"):
-            came, _ = wait(self.sent, timeout=timeout, return_when=enough)
+        began = time.perf_counter()
+        came, _ = wait(self.sent, timeout=timeout, return_when=enough)
+        self.slots.stats.seconds["environment"] += time.perf_counter() - began
 
         answers = {}
         for future in came:
@@ -326,9 +316,10 @@ class Sampler:
                 slot.sequence = self.engine.start()
             readers.append(slot)
 
-        with self.stats.clock("prefill"):
-            sequences = [slot.sequence for slot in readers]
-            logits = self.engine.prefill(sequences, [slot.episode.seen for slot in readers])
+        began = time.perf_counter()
+        sequences = [slot.sequence for slot in readers]
+        logits = self.engine.prefill(sequences, [slot.episode.seen for slot in readers])
+        self.stats.seconds["prefill"] += time.perf_counter() - began
         for slot, row in zip(followers, rows):
             slot.sequence = self.engine.fork(sequences[row])
 
@@ -344,25 +335,27 @@ class Sampler:
             if self.engine.pages_short(sequences) > 0:
                 self.preempt(spare=slots[0])        # the first of them always goes on
                 continue
-            with self.stats.clock("decode"):
-                last = [slot.episode.token_ids[-1] for slot in slots]
-                logits = self.engine.decode(sequences, last)
+            began = time.perf_counter()
+            last = [slot.episode.token_ids[-1] for slot in slots]
+            logits = self.engine.decode(sequences, last)
+            self.stats.seconds["decode"] += time.perf_counter() - began
             self.draw(slots, logits)
             return
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
-        with self.stats.clock("sampling"):
-            episodes = [slot.episode for slot in slots]
-            uniforms = torch.tensor([one.uniforms[len(one.token_ids)] for one in episodes])
-            ids, logprobs = sample(logits, upload(uniforms, logits.device), self.temperature)
-            # As one tensor, they wait for a GPU once.
-            drawn = torch.stack([ids.double(), logprobs.double()]).tolist()
-            for slot, token, logprob in zip(slots, *drawn):
-                slot.episode.sampled(int(token), logprob)
-                if slot.episode.state == "asking":
-                    move(slot, self.slots.decoding, self.slots.asking)
+        began = time.perf_counter()
+        episodes = [slot.episode for slot in slots]
+        uniforms = torch.tensor([one.uniforms[len(one.token_ids)] for one in episodes])
+        ids, logprobs = sample(logits, upload(uniforms, logits.device), self.temperature)
+        # As one tensor, they wait for a GPU once.
+        drawn = torch.stack([ids.double(), logprobs.double()]).tolist()
+        for slot, token, logprob in zip(slots, *drawn):
+            slot.episode.sampled(int(token), logprob)
+            if slot.episode.state == "asking":
+                move(slot, self.slots.decoding, self.slots.asking)
+        self.stats.seconds["sampling"] += time.perf_counter() - began
 
     def admit(self, ready):
         """The first of `ready` that fit into free pages; one page is left for each that decodes.
@@ -388,8 +381,8 @@ class Sampler:
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""
-        having = [s for s in self.slots.everyone if s.sequence and s.sequence.length]
-        slot = [s for s in having if s is not spare][-1]
+        others = [slot for slot in self.slots.everyone if slot is not spare and slot.sequence]
+        slot = [slot for slot in others if slot.sequence.length][-1]
         if slot in self.slots.decoding:
             move(slot, self.slots.decoding, self.slots.ready)
         self.engine.forget(slot.sequence)

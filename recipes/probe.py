@@ -44,11 +44,19 @@ def retrieval_accuracy(scores, own):
 def probe(run, trajectories):
     """How far do first replies depend on their prompts, from 32 replies under 16 prompts, and how
     far has the policy moved: k3 to the starting policy."""
-    firsts = [(tuple(t.token_ids[:t.turns[0].start]), t.token_ids[t.turns[0].start:t.turns[0].end])
-              for t in trajectories if t.turns]
-    prompts = list(dict.fromkeys(prompt for prompt, _ in firsts))[:16]
-    replies = [(reply, prompts.index(prompt)) for prompt, reply in firsts if prompt in prompts]
-    replies = replies[::max(1, len(replies) // 32)][:32]
+    prompts = []
+    replies = []                        # (reply, the index of its prompt)
+    for t in trajectories:
+        if not t.turns:
+            continue
+        first = t.turns[0]
+        prompt = t.token_ids[:first.start]
+        if prompt not in prompts and len(prompts) < 16:
+            prompts.append(prompt)
+        if prompt in prompts:
+            replies.append((t.token_ids[first.start:first.end], prompts.index(prompt)))
+    stride = max(1, len(replies) // 32)
+    replies = replies[::stride][:32]
     pairs = to_batch([pair(prompt, reply) for reply, _ in replies for prompt in prompts],
                      run.policy.device)
     numbers = run.cfg.micro_tokens, run.cfg.temperature
@@ -58,13 +66,15 @@ def probe(run, trajectories):
     figures = dict(mutual_information=mutual_information(scores, own),
                    retrieval_accuracy=retrieval_accuracy(scores, own),
                    retrieval_chance=1 / len(prompts))
-    if not run.cfg.kl_coef:             # with it, the KL to the start is measured every step
+    # With a KL in the loss or the reward, the KL to the start is measured every step.
+    if not run.cfg.kl_coef:
         batch = to_batch(trajectories[:64], run.policy.device)
         start = run.reference or parallel.load(run.start_model, run.policy.device, run.cfg,
                                                frozen=True)
-        batch.ref_logprobs = logprobs_under(start, batch, *numbers)
-        own, start = (x[batch.response_mask] for x in (batch.old_logprobs, batch.ref_logprobs))
-        figures["kl_start"] = algos.kl_k3(own, start).mean().item()
+        ref_logprobs = logprobs_under(start, batch, *numbers)
+        mask = batch.response_mask
+        k3 = algos.kl_k3(batch.old_logprobs[mask], ref_logprobs[mask])
+        figures["kl_start"] = k3.mean().item()
     return figures
 
 
@@ -87,14 +97,20 @@ def measure(run, outcome, measure=metrics.measure):
 def signals(history, window, solved, *more, signals=panel.echo_trap_signals):
     """The rows of panel.echo_trap_signals, and those of template collapse."""
     rows = signals(history, window, solved, *more)
-    first, last = (panel.mean_of(part, "entropy") for part in (history[:window],
-                                                                 history[-window:]))
+    first = panel.mean_of(history[:window], "entropy")
+    last = panel.mean_of(history[-window:], "entropy")
+    # Texts that are no longer varied are an echo trap, which entropy tells already.
+    if solved or last < 0.5 * first:
+        return rows
     for signal in ("mutual_information", "retrieval_accuracy"):
         probes = [row for row in history if row.get(signal) is not None]
-        if len(probes) < 4 or solved or last < 0.5 * first:     # not varied: an echo trap
+        if len(probes) < 4:
             continue
-        past, now = panel.mean_of(probes[:2], signal), panel.mean_of(probes[-2:], signal)
-        chance = probes[-1].get("retrieval_chance") or 0 if "retrieval" in signal else 0
+        past = panel.mean_of(probes[:2], signal)
+        now = panel.mean_of(probes[-2:], signal)
+        chance = 0
+        if signal == "retrieval_accuracy":
+            chance = probes[-1].get("retrieval_chance") or 0
         rows.append((signal, past, now, now < chance + 0.25 * (past - chance),
                      "template collapse: entropy stands, but the thoughts hardly depend on the "
                      "prompt any more"))

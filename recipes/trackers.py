@@ -8,7 +8,6 @@ and held_out/sampled, and the episodes of samples.jsonl: to wandb as a table, to
 TensorBoard's files lie in the run's folder; --resume begins another run in the other two.
 """
 import functools
-import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -55,7 +54,9 @@ def opened(name, folder):
 
 def track(run, step, figures, samples=()):
     """Send {name: number} and, where texts are shown, episodes."""
-    for name in filter(None, run.cfg.log.split(",")) if parallel.rank() == 0 else ():
+    if parallel.rank() != 0 or not run.cfg.log:
+        return
+    for name in run.cfg.log.split(","):
         tracker = opened(name, run.folder)
         if name == "tensorboard":
             for key, x in figures.items():
@@ -79,9 +80,14 @@ def traces(trackio, samples):
 
 def messages_of(sample):
     """[{"role", "content"}]: what the policy read and what it wrote, in turn."""
-    cuts = [0, *(turn[end] for turn in sample["turns"] for end in ("start", "end"))]
-    return [dict(role=role, content="".join(sample["texts"][begin:end])) for role, (begin, end) in
-            zip(itertools.cycle(("user", "assistant")), itertools.pairwise(cuts))]
+    messages = []
+    read = 0
+    for turn in sample["turns"]:
+        start, end = turn["start"], turn["end"]
+        for role, begin, stop in (("user", read, start), ("assistant", start, end)):
+            messages.append(dict(role=role, content="".join(sample["texts"][begin:stop])))
+        read = end
+    return messages
 
 
 EPISODES = {"wandb": table, "trackio": traces}
@@ -91,8 +97,9 @@ def append(run, name, lines):
     plain_append(run, name, lines)
     if name == "samples.jsonl":
         track(run, run.step, {}, lines)
-    for line in lines if name == "metrics.jsonl" else ():
-        track(run, run.step, {f"train/{key}": x for key, x in line.items()})
+    if name == "metrics.jsonl":
+        for line in lines:
+            track(run, run.step, {f"train/{key}": x for key, x in line.items()})
 
 
 def evaluate(run):

@@ -1,9 +1,10 @@
 """pytest tests/test_chat.py: real models' chat templates, against what they themselves render.
 
-The table "Chat templates" of docs/models.md says what holds for which family; here each of its
-cells is checked. A chat server's messages are made from the raw replies by this file alone, and
-rendered by apply_chat_template; `keep` and `template` must show the policy just that. Tokenizers:
-see families.py. At the end the same conversations are sampled: `collect` against `play`.
+The table "Chat templates" of docs/models.md says what holds for which family; here its cells are
+checked, its stop tokens and tools in more/test_templates.py. A chat server's messages are made from
+the raw replies by this file alone, and rendered by apply_chat_template; `keep` and `template` must
+show the policy just that. Tokenizers: see families.py. At the end the same conversations are
+sampled: `collect` against `play`.
 """
 import copy
 import functools
@@ -23,7 +24,6 @@ from chat import CUT, Agent, Chat, said
 from client import Step
 from engine import Engine
 from envs import tools_of
-from envs.parts.tool_calls import HERMES, LLAMA
 from episode import Episode
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
@@ -149,14 +149,6 @@ def thinking_replies(name, **options):
 
 
 # ---- accepted, keep, template -------------------------------------------------------------------
-
-@pytest.mark.parametrize("name", NAMES)
-def test_chat_finds_the_stop_tokens(name):
-    family, who = FAMILIES[name], agent_of(name)
-    assert f"`{family.stop}`" == TABLE[name]["stop"] and who.chat.stop == family.stop
-    assert who.chat.stop_ids == set(who.tokenizer.convert_tokens_to_ids(
-        [family.stop, family.eos, *family.others.split()]))
-
 
 @of("keep", "yes", "prompt")
 def test_keep_shows_what_the_template_renders(name):
@@ -308,24 +300,6 @@ def calling(name, tool, arguments):
     # Qwen3 shows the last reply's thoughts, here none
     return whole.removeprefix(start).rstrip().removesuffix(family.stop).removeprefix(
         "<think>\n\n</think>\n\n")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tools_are_offered_by_the_template_or_refused(name):
-    if TABLE[name]["tools"] in ("other", "–"):
-        form = {"Q": "<function=f>", "G": "<tool_call>f", "L": "[f(x="}.get(name[0])
-        why = f"writes a tool call as .*{re.escape(str(form))}.*; known are Hermes JSON" \
-            if TABLE[name]["tools"] == "other" else "has no tools"
-        with pytest.raises(ValueError, match=f"{re.escape(name)}: its chat template {why}"):
-            agent_of(name, format="tool", module=WORLD)
-        return
-    who = agent_of(name, format="tool", module=WORLD)
-    pattern = {"Hermes": HERMES, "Llama": LLAMA}[TABLE[name]["tools"]]
-    assert who.chat.call_syntax == pattern
-    talk = [*who.start(), said("user", "Go")]
-    text, ids = rendered(name, talk, tools=SCHEMAS)
-    assert who.chat.opening(talk) == ids and all(
-        f'"name": "{s["function"]["name"]}"' in text for s in SCHEMAS)
 
 
 ACTIONS = [("get", {"items": "2 {wax} é"}, "get 2 {wax} é"), ("inventory", {}, "inventory"),

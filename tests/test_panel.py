@@ -9,8 +9,6 @@ import torch
 import algos
 from panel import collapse_warnings, mean_of, moving_mean
 
-NAN = math.nan
-
 
 def run_of(steps, **curves):
     """A history: each curve is a function of the step and gets 5% noise."""
@@ -114,7 +112,7 @@ def test_collapse_warnings_are_silent_while_a_slow_success_sets_records():
 def test_collapse_warnings_pass_over_steps_in_which_nothing_was_learned():
     """Their gradient and entropy are NaN. The first real gradient is no spike; an entropy that
     rises from 0.5 to 2 is one all the same."""
-    nothing = [dict(success=0.02, grad_norm=NAN, entropy=NAN)] * 8
+    nothing = [dict(success=0.02, grad_norm=math.nan, entropy=math.nan)] * 8
     assert signals_at_any_time(nothing + [dict(success=0.02, grad_norm=0.3)] * 4) == set()
     learned = [dict(success=0.5, entropy=0.5 if s < 12 else 2.0) for s in range(24)]
     assert signals_at_any_time(nothing + learned) == {"entropy"}
@@ -124,7 +122,7 @@ def test_moving_mean_covers_every_window_and_leaves_out_what_was_not_measured():
     rows = [{"x": x} for x in (1, 2, 6, 4)]
     assert moving_mean(rows, "x", 2) == [1.5, 4, 5]
     assert moving_mean(rows, "x", 4) == [3.25] and moving_mean(rows, "x", 5) == []
-    rows = [{"x": 1}, {"x": None}, {}, {"x": NAN}, {"x": math.inf}, {"x": 5}]
+    rows = [{"x": 1}, {"x": None}, {}, {"x": math.nan}, {"x": math.inf}, {"x": 5}]
     assert mean_of(rows, "x") == 3 and math.isnan(mean_of(rows[1:5], "x"))
 
 
@@ -159,5 +157,5 @@ def test_collapse_warnings_compare_gradients_with_their_median():
 def test_collapse_warnings_bear_short_empty_and_broken_histories():
     assert collapse_warnings([]) == collapse_warnings([{}] * 50) == []
     assert collapse_warnings(echo_trap()[:9]) == []
-    broken = [{**row, "grad_norm": NAN, "entropy": None} for row in echo_trap()]
+    broken = [{**row, "grad_norm": math.nan, "entropy": None} for row in echo_trap()]
     assert "reward_std" in signals_at_any_time(broken)

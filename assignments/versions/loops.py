@@ -390,8 +390,9 @@ class Sampler:
                 slot.sequence = self.engine.start()
             readers.append(slot)
         contexts = [slot.episode.seen for slot in readers]
-        with self.stats.clock("prefill"):
-            logits = self.engine.prefill([slot.sequence for slot in readers], contexts)
+        began = time.perf_counter()
+        logits = self.engine.prefill([slot.sequence for slot in readers], contexts)
+        self.stats.seconds["prefill"] += time.perf_counter() - began
         rows, slots = [], []
         for slot in readers:
             slots.append(slot)
@@ -409,11 +410,12 @@ class Sampler:
     def draw(self, slots, logits):
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         for slot, row in zip(list(slots), logits):
-            with self.stats.clock("sampling"):
-                number = slot.episode.uniforms[len(slot.episode.token_ids)]
-                uniform = torch.tensor([number]).to(logits.device)
-                token, logprob = sample(row[None], uniform, self.temperature)
-                slot.episode.sampled(int(token), float(logprob))
+            began = time.perf_counter()
+            number = slot.episode.uniforms[len(slot.episode.token_ids)]
+            uniform = torch.tensor([number]).to(logits.device)
+            token, logprob = sample(row[None], uniform, self.temperature)
+            slot.episode.sampled(int(token), float(logprob))
+            self.stats.seconds["sampling"] += time.perf_counter() - began
             if slot.episode.state == "asking":
                 move(slot, self.slots.decoding, self.slots.asking)
 

@@ -271,12 +271,13 @@ def speak(policy, episode, temperature=1.0):
 class Sampler:
     def draw(self, slots, logits):
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
-        with self.stats.clock("sampling"):
-            uniforms = np.array([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
-            ids, logprobs = sample(logits, torch.from_numpy(uniforms).to(logits.device),
-                                   self.temperature)
-            for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
-                slot.episode.sampled(token, logprob)
+        began = time.perf_counter()
+        uniforms = np.array([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
+        ids, logprobs = sample(logits, torch.from_numpy(uniforms).to(logits.device),
+                               self.temperature)
+        for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
+            slot.episode.sampled(token, logprob)
+        self.stats.seconds["sampling"] += time.perf_counter() - began
         for slot in slots:
             if slot.episode.state == "asking":
                 move(slot, self.slots.decoding, self.slots.asking)

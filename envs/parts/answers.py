@@ -3,7 +3,7 @@
     status, answer = exchange(http, "POST", "http://127.0.0.1:8000/maze/steps", {"items": []})
     items = field(checked(status, answer, url), "items", list, url)
 
-Nothing that a server sends is used before `field` has checked it. What is wrong is an EnvError.
+Nothing that a server sends is used before `fields` has checked it. What is wrong is an EnvError.
 """
 import json
 import reprlib
@@ -64,13 +64,23 @@ def fits(value, kind):
     return type(value) is kind
 
 
+def fields(answer, kinds, url):
+    """{name: answer[name]} for kinds, {name: kind}, if each is of its kind, else EnvError: what a
+    server sends is read here."""
+    found = {}
+    for name, kind in kinds.items():
+        value = answer.get(name) if isinstance(answer, dict) else None
+        if not fits(value, kind):
+            expected = "a finite float" if kind is float else getattr(kind, "__name__", kind)
+            raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
+                           f"{expected}")
+        found[name] = value
+    return found
+
+
 def field(answer, name, kind, url):
-    """answer[name], if it is of this kind, else EnvError: what a server sends is read here."""
-    value = answer.get(name) if isinstance(answer, dict) else None
-    if fits(value, kind):
-        return value
-    expected = "a finite float" if kind is float else getattr(kind, "__name__", kind)
-    raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected {expected}")
+    """One of them."""
+    return fields(answer, {name: kind}, url)[name]
 
 
 def checked(status, answer, url):
