@@ -82,7 +82,7 @@ def test_every_flag_in_the_docs_is_one():
              trackers.Train, unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
-    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):
+    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/*/*.py", "assignments/*.py"):
         for path in ROOT.glob(pattern):
             known |= set(re.findall(r'"--([a-z-]+)"', path.read_text()))
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
