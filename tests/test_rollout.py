@@ -1,8 +1,5 @@
-"""pytest tests/test_rollout.py: episodes, templates, formats, failures, `collect` against `play`.
-
-What an episode leaves behind, what happens when environments fail, and the tensors that come
-out, on a tiny random model.
-"""
+"""pytest tests/test_rollout.py: episodes, templates, formats, failures, `collect` against `play`,
+on a tiny random model."""
 import functools
 import gc
 import math
@@ -16,7 +13,6 @@ from collections import Counter
 from concurrent.futures import ALL_COMPLETED, Future
 from contextlib import nullcontext
 from dataclasses import replace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -82,7 +78,6 @@ def same(a, b):
 
 
 def ended(engine):
-    """Nothing is left in the engine."""
     return engine.pages.in_use == 0 and (engine.pages.table == -1).all() \
         and sorted(engine.free_rows) == list(range(engine.rows))
 
@@ -157,8 +152,7 @@ def test_chat_takes_a_quoted_special_token_for_ordinary_text(kind):
 
 # ---- formats ------------------------------------------------------------------------------------
 
-COMPLAIN_REACT, SEVERAL = "no line 'Action: ...'", "several actions"
-COMPLAIN_THINK = "no <think>"
+COMPLAIN_REACT, COMPLAIN_THINK, SEVERAL = "no line 'Action: ...'", "no <think>", "several actions"
 
 
 @pytest.mark.parametrize("name, reply, action, complaint", [
@@ -181,8 +175,7 @@ COMPLAIN_THINK = "no <think>"
 ])
 def test_format_read_gives_the_action_or_a_complaint(name, reply, action, complaint):
     got, complained = FORMATS[name].read(reply)
-    assert got == action
-    assert complaint in complained and bool(complaint) == bool(complained)
+    assert got == action and complaint in complained and bool(complaint) == bool(complained)
 
 
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {"tool", "agentgym"}))
@@ -435,8 +428,8 @@ def test_collect_reads_a_prompt_once_and_its_group_shares_the_pages():
     assert stats.tokens["decode"] == 0
     assert stats.pages == (1 + 4) + (2 + 0) + (2 + 4) + (2 + 4)
     # In 4 rows one group is played after the other; the largest number counts, not the last one.
-    _, stats = collect(policy(), who, LocalClient(), [3, 0], 4, 1,
-                       engine=Engine(policy(), 4, 100, 8))
+    engine = Engine(policy(), 4, 100, 8)
+    _, stats = collect(policy(), who, LocalClient(), [3, 0], 4, 1, engine=engine)
     assert stats.pages == 2 + 4
 
 
@@ -543,12 +536,16 @@ def test_what_failed_does_not_keep_the_engine():
     assert kept() is None and {*stats.failures} == {"task 2 is down"}
 
 
-@pytest.mark.parametrize("broken", ["prefill", "decode"])
-def test_collect_shows_a_crash_of_the_model(broken, monkeypatch):
-    client, engine = LocalClient(), Engine(policy(), 6, 200, 16)
-    monkeypatch.setattr(engine, broken, Mock(side_effect=ArithmeticError))
+class Crashing(Engine):
+    def decode(self, sequences, token_ids):
+        raise ArithmeticError
+
+
+def test_collect_shows_a_crash_of_the_model():
+    client = LocalClient()
     with pytest.raises(ArithmeticError):
-        within(60, collect, policy(), agent(), client, [1, 2], 3, 4, engine=engine)
+        within(60, collect, policy(), agent(), client, [1, 2], 3, 4,
+               engine=Crashing(policy(), 6, 200, 16))
     assert client.opened == 6 and client.open == {}
 
 
@@ -635,6 +632,18 @@ class Pool(nullcontext):
         return future
 
 
+class Noting(Engine):
+    """Notes which contexts it is given to read, and in what order."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.read_contexts = []
+
+    def prefill(self, sequences, contexts):
+        self.read_contexts.append(contexts)
+        return super().prefill(sequences, contexts)
+
+
 @pytest.mark.parametrize("rows", [14, 5])
 def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
     """To the last bit: all clients are waited for, and contexts are read in the order of the
@@ -652,80 +661,14 @@ def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
                 job.work()
             return done, None
         monkeypatch.setattr(rollout, "wait", wait)
-        engine, read = Engine(policy(), rows, 200, 16), []
-        prefill = engine.prefill
-
-        def noting(sequences, texts, prefill=prefill, read=read):
-            read.append(texts)
-            return prefill(sequences, texts)
-        monkeypatch.setattr(engine, "prefill", noting)
+        engine = Noting(policy(), rows, 200, 16)
         got, _ = rollout.collect(policy(), dealt(worlds()), 2, 4, engine=engine)
         assert sum(several) > 2
-        outcomes.append((got, read))
+        outcomes.append((got, engine.read_contexts))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-# ---- tensors ------------------------------------------------------------------------------------
-
-def test_to_batch_aligns_everything_with_its_token():
-    """a: two contexts, two turns; b: one turn; c: a prompt that did not fit."""
-    a, b, c = Trajectory(1), Trajectory(1), Trajectory(2)
-    a.begin_context([5, 6, 7])
-    a.add_action([8, 0], [-0.1, -0.2])
-    a.add_observation([9])
-    a.begin_context([5, 1])
-    a.add_action([2], [-0.3])
-    a.add_observation([0])
-    a.turns[0].reward, a.turns[0].observation_hash = 0.5, 11
-    a.turns[1].reward, a.turns[1].observation_hash = -1.0, 12
-    b.begin_context([5])
-    b.add_action([3, 3, 0], [-0.4, -0.5, -0.6])
-    b.turns[0].reward, b.turns[0].observation_hash = 2.0, 11
-    c.begin_context([5, 5])
-    batch = to_batch([a, b, c])
-    assert batch.token_ids.tolist() == [[5, 6, 7, 8, 0, 9, 5, 1, 2, 0],
-                                        [5, 3, 3, 0] + [-1] * 6, [5, 5] + [-1] * 8]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3],
-                                           [0, 1, 2, 3] + [0] * 6, [0, 1] + [0] * 8]
-    assert batch.response_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1, 0],
-                                                  [0, 1, 1, 1] + [0] * 6, [0] * 10]
-    assert batch.response_mask.dtype == torch.bool
-    want = [[0, 0, 0, -0.1, -0.2, 0, 0, 0, -0.3, 0], [0, -0.4, -0.5, -0.6] + [0] * 6, [0] * 10]
-    assert torch.equal(batch.old_logprobs, torch.tensor(want))
-    assert batch.turn_ids.tolist() == [[-1, -1, -1, 0, 0, -1, -1, -1, 1, -1],
-                                       [-1, 0, 0, 0] + [-1] * 6, [-1] * 10]
-    # the reward of a turn sits on its last sampled token, the stop token where there is one
-    assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 0.5, 0, 0, 0, -1, 0],
-                                            [0, 0, 0, 2] + [0] * 6, [0] * 10]
-    assert batch.rewards.tolist() == [-0.5, 2.0, 0.0]
-    assert batch.observation_hashes.tolist() == [[11, 12], [11, -1], [-1, -1]]
-    assert all(x.dtype == torch.float32 for x in (batch.old_logprobs, batch.token_rewards,
-                                                  batch.rewards))
-
-
-def test_batch_parts_keep_to_the_budget_and_cut_a_long_row_between_its_contexts():
-    """Contexts of 4, 3, 2 and 6 tokens; beside them rows of 3, 5 and 4 that are one context each.
-    Rows of like length lie together, the longest first."""
-    long, *others = (Trajectory() for _ in range(4))
-    for ids in ([10, 11, 12], [20, 21], [30], [40, 41, 42, 43, 44]):
-        long.begin_context(ids)
-        long.add_action([ids[0] + 9], [-1.0])
-    for trajectory, length in zip(others, (3, 5, 4)):
-        trajectory.begin_context([50] * length)
-    batch = to_batch([*others, long])
-    assert batch.parts(10_000) == [([3, 1, 2, 0], 0, None)]
-    assert batch.parts(15) == [([3], 0, None), ([1, 2, 0], 0, None)]
-    assert batch.parts(11) == [([3], 0, 9), ([3], 9, 15), ([1, 2], 0, None), ([0], 0, None)]
-    assert batch.parts(7) == [([3], 0, 7), ([3], 7, 9), ([3], 9, 15),
-                              ([1], 0, None), ([2, 0], 0, None)]
-    assert batch.parts(1) == [([3], 0, 4), ([3], 4, 7), ([3], 7, 9), ([3], 9, 15),
-                              ([1], 0, 5), ([2], 0, 4), ([0], 0, 3)]
-    assert batch.parts(9, whole_rows=True) == [([3], 0, None), ([1, 2], 0, None), ([0], 0, None)]
-    middle = batch.rows([3], 4, 9)
-    assert middle.token_ids.tolist() == [[20, 21, 29, 30, 39]]
-    assert middle.position_ids.tolist() == [[0, 1, 2, 0, 1]] and middle.rewards.shape == (1,)
-    assert middle.response_mask.tolist() == [[False, False, True, False, True]]
-
+# ---- pages --------------------------------------------------------------------------------------
 
 def test_make_engine_has_room_for_what_it_is_asked():
     """A row's 500 tokens are 16 pages of 32, and a page is 2 tensors x 2 layers x 2 heads x 16 x 32

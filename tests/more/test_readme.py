@@ -55,6 +55,12 @@ def test_own_environment_is_trained_on(checkout):
     assert rate["random"] < 0.2 and rate["expert"] == 1
 
 
+def test_ci_runs_the_test_command_of_readme():
+    command = re.search("^python -m pytest[^#]*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert command[0].strip() in [line.partition("#")[0].strip() for line in lines]
+
+
 def test_map_counts_the_lines_of_every_file():
     """README's map names each file of the top level with about its number of lines."""
     readme = (ROOT / "README.md").read_text()
@@ -76,7 +82,7 @@ def test_every_flag_in_the_docs_is_one():
              trackers.Train, unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
-    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):
+    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/*/*.py", "assignments/*.py"):
         for path in ROOT.glob(pattern):
             known |= set(re.findall(r'"--([a-z-]+)"', path.read_text()))
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
