@@ -92,27 +92,28 @@ def broken(pattern, text):
     return done + text
 
 
-def hidden_before(model, token_ids, response_mask, position_ids):
-    ids, positions, sampled, lengths = [], [], [], []
-    for row, places, mask in zip(token_ids.tolist(), position_ids.tolist(),
-                                 response_mask.tolist()):
-        for token, place, mine in zip(row, places, mask):
-            if token < 0:
-                continue
-            if place == 0:
-                lengths.append(0)
-            lengths[-1] += 1
-            if mine:
-                sampled.append(len(ids))
-            ids.append(token)
-            positions.append(place)
-    ids, positions = torch.tensor(ids), torch.tensor(positions)
-    sampled = torch.tensor(sampled, dtype=torch.long)
-    for layer in model.model.layers:
-        layer.training = model.is_activation_checkpointing and torch.is_grad_enabled()
-    hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
-                         layout=layout_for(model, lengths)).last_hidden_state[0]
-    return hidden[sampled - 1], ids[sampled]
+class Policy:
+    def hidden_before(self, token_ids, response_mask, position_ids):
+        ids, positions, sampled, lengths = [], [], [], []
+        for row, places, mask in zip(token_ids.tolist(), position_ids.tolist(),
+                                     response_mask.tolist()):
+            for token, place, mine in zip(row, places, mask):
+                if token < 0:
+                    continue
+                if place == 0:
+                    lengths.append(0)
+                lengths[-1] += 1
+                if mine:
+                    sampled.append(len(ids))
+                ids.append(token)
+                positions.append(place)
+        ids, positions = torch.tensor(ids), torch.tensor(positions)
+        sampled = torch.tensor(sampled, dtype=torch.long)
+        for layer in self.model.model.layers:
+            layer.training = self.model.is_activation_checkpointing and torch.is_grad_enabled()
+        hidden = self.model.model(ids[None], position_ids=positions[None], use_cache=False,
+                                  layout=layout_for(self, lengths)).last_hidden_state[0]
+        return hidden[sampled - 1], ids[sampled]
 
 
 # ---- step 2 -------------------------------------------------------------------------------------

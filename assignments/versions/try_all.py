@@ -90,7 +90,7 @@ def try_wrong(steps, most):
     import transformers  # noqa: F401
     from transformers import (AutoModelForCausalLM, LlamaConfig,  # noqa: F401
                               PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
-    jobs = [(label, "noticed", ["-x", *tests], file, project, altered)
+    jobs = [(label, "noticed", ["-x", *tests], file, "", project, altered)
             for step in steps for label, tests, file, project, altered in
             random.Random(0).sample(wrong_jobs(step), min(most, len(WRONG[step])))]
     passed = []

@@ -75,16 +75,17 @@ def broken(pattern, text):
     return re.sub(pattern, lambda found: " ".join((found.group()[:1], found.group()[1:])), text)
 
 
-def hidden_before(model, token_ids, response_mask, position_ids):
-    real = token_ids != -1
-    ids, positions, mask = (x[real] for x in (token_ids, position_ids, response_mask.bool()))
-    context = (positions == 0).cumsum(0) - 1                # which context each token is of
-    lengths = torch.bincount(context).tolist()
-    for layer in model.model.layers:
-        layer.training = model.is_activation_checkpointing and torch.is_grad_enabled()
-    hidden = model.model(ids[None], position_ids=positions[None], use_cache=False,
-                         layout=layout_for(model, lengths)).last_hidden_state[0]
-    return hidden[:-1][mask[1:]], ids[mask]
+class Policy:
+    def hidden_before(self, token_ids, response_mask, position_ids):
+        real = token_ids != -1
+        ids, positions, mask = (x[real] for x in (token_ids, position_ids, response_mask.bool()))
+        context = (positions == 0).cumsum(0) - 1                # which context each token is of
+        lengths = torch.bincount(context).tolist()
+        for layer in self.model.model.layers:
+            layer.training = self.model.is_activation_checkpointing and torch.is_grad_enabled()
+        hidden = self.model.model(ids[None], position_ids=positions[None], use_cache=False,
+                                  layout=layout_for(self, lengths)).last_hidden_state[0]
+        return hidden[:-1][mask[1:]], ids[mask]
 
 
 # ---- step 2 -------------------------------------------------------------------------------------
