@@ -7,7 +7,7 @@ that the policy is shown and for the action that a reply means.
 """
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -317,10 +317,10 @@ class Format:
         return reply
 
 
-WRITE_REACT = "Thought: {thought}\nAction: {action}"
+REACT = Format(ASK_REACT, read_react, "Thought: {thought}\nAction: {action}")
 FORMATS = {
     "act": Format("Reply with one action and nothing else.", read_act, "{action}"),
-    "react": Format(ASK_REACT, read_react, WRITE_REACT),
+    "react": REACT,
     "think": Format("Reply with <think>your reasoning</think><answer>your action</answer>; several "
                     "actions are joined by ' || '.", read_think,
                     "<think>{thought}</think><answer>{action}</answer>"),
@@ -328,16 +328,16 @@ FORMATS = {
     #     ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
     #     Thought: To craft flour I still need 2 wax, which is raw: I get it.
     #     Action: get 2 wax<|end|>⟧ (reward 0)
-    "plan": Format("Begin your first reply with 'Plan: ' and the steps you intend; later, write "
-                   "'Plan: ' again only to change them. " + ASK_REACT, read_react, WRITE_REACT,
-                   first="Plan: {thought}\n", keeps={"plan": PLAN}),
+    "plan": replace(REACT, first="Plan: {thought}\n", keeps={"plan": PLAN}, ask=(
+        "Begin your first reply with 'Plan: ' and the steps you intend; later, write 'Plan: ' "
+        "again only to change them. " + ASK_REACT)),
     # After a try that failed the agent writes a lesson and tries the task again (Reflexion,
     # arXiv:2303.11366). One trajectory holds all tries; each has the whole horizon.
     #     <|user|>Could not find flour
     #     The try has failed. Write in one or two sentences what went wrong and ...<|end|>
     #     <|assistant|>⟦Flour is not found, it is crafted. I will get its wax first.<|end|>⟧ ...
     #     <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ...
-    "reflect": Format(ASK_REACT, read_react, WRITE_REACT, tries=2),
+    "reflect": replace(REACT, tries=2),
     # The template writes the calls, and Agent.read understands them. Nobody demonstrates it.
     "tool": Format("Act by calling a tool; make one call in each reply.", None, ""),
     # The rules of AgentGym's clients ask for its form, and their `Manner` reads it.

@@ -51,16 +51,12 @@ def means(played, name, parts):
     return means
 
 
-def players(run):
-    """{"random", "expert": the rates of each on the held-out tasks}, to judge a curve by. They play
-    once: run.players remembers."""
-    if not run.players:
-        ids = defaultdict(list)
-        for world, task in run.eval_tasks:
-            ids[world].append(task)
-        horizon = run.cfg.horizons[-1]
-        worlds = []
-        for world, own in ids.items():
-            worlds.append((world.module, own, min(horizon, world.most_turns)))
-        run.players = {who: player_rate(who, worlds) for who in ("random", "expert")}
-    return run.players
+def players_of(tasks, horizon):
+    """{"random", "expert": the rates of each on these tasks [(World, id)]}."""
+    ids = defaultdict(list)
+    for world, task in tasks:
+        ids[world].append(task)
+    worlds = []
+    for world, own in ids.items():
+        worlds.append((world.module, own, min(horizon, world.most_turns)))
+    return {who: player_rate(who, worlds) for who in ("random", "expert")}

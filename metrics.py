@@ -3,7 +3,6 @@
 train.py calls `record` after each step, agentevol.py `record_iteration`; nothing here changes what
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ import parallel
 import report
 from batch import Batch, on_all_rows, to_batch
 from envs.parts.players import mean_and_error
-from evaluation import greedy_and_sampled, means, players
+from evaluation import greedy_and_sampled, means
 from panel import collapse_warnings
 from rollout import Stats
 from run import last_checkpoint, with_nulls, write_json
@@ -60,7 +59,7 @@ def record(run, outcome):
     cfg = run.cfg
     line = measure(run, outcome)
     run.history.append(line)
-    append(run, "metrics.jsonl", [line])
+    run.append("metrics.jsonl", [line])
     parallel.say(log_line(line))
 
     if cfg.eval_every and run.step % cfg.eval_every == 0:
@@ -92,26 +91,15 @@ def record_iteration(run, explored, kept, stats, seconds):
     line = dict(
         step=step, explored=len(explored), kept=len(kept), dropped=stats.dropped,
         success=success, seconds=seconds,
-        random=players(run)["random"]["success"])
+        random=run.players["random"]["success"])
     run.history.append(line)
-    append(run, "metrics.jsonl", [line])
+    run.append("metrics.jsonl", [line])
     write_samples(run, step, "train", explored, 1, run.cfg.temperature)
     text = (f"iteration {run.step} | explored {len(explored)} | success {success:.1%} "
             f"| kept {len(kept)} | {seconds:.0f} s")
     if stats.dropped:
         text += f" | dropped {stats.dropped}"
     parallel.say(text)
-
-
-def append(run, name, lines):
-    """Add lines of JSON to a file of the run's folder, null for numbers that are not finite. What
-    a killed run wrote after its last checkpoint is played again, so it is cut off."""
-    if parallel.rank() == 0:
-        with open(os.path.join(run.folder, name), "a") as file:
-            file.truncate(min(file.tell(), run.written.get(name, 0)))
-            for line in lines:
-                file.write(json.dumps(with_nulls(line)) + "\n")
-            run.written[name] = file.tell()
 
 
 # ---- a step's figures ---------------------------------------------------------------------------
@@ -127,7 +115,7 @@ def measure(run, outcome):
         trained = of_batch(outcome.batch)
     line = dict(
         step=run.step, horizon=outcome.horizon,
-        random=players(run)["random"]["success"],
+        random=run.players["random"]["success"],
         **of_trajectories(played, run.cfg.group_size),
         **outcome.figures,
         **trained,
@@ -263,7 +251,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
                 figures = column[row, :len(t.token_ids)].double()
                 line[name] = figures.round(decimals=3).tolist()
         lines.append(line)
-    append(run, "samples.jsonl", lines)
+    run.append("samples.jsonl", lines)
 
 
 def rows_to_show(trajectories, group_size):
@@ -286,7 +274,7 @@ def write_results(run):
     result = with_nulls(dict(
         env=run.cfg.env, algo=run.cfg.algo, seed=run.cfg.seed, steps=run.step,
         seconds=round(seconds, 1), rl_seconds=round(run.rl_seconds, 1), command=sys.argv,
-        warnings=run.warnings, players=players(run), evaluations=run.evaluations,
+        warnings=run.warnings, players=run.players, evaluations=run.evaluations,
         control=run.control))
     if parallel.rank() == 0:
         write_json(os.path.join(run.folder, "result.json"), result)
@@ -305,7 +293,7 @@ def final_table(run):
     lines += rows_of_policy(f"after {cfg.algo}", run.evaluations[-1][1])
     if run.control:
         lines += rows_of_policy("control: more cloning instead", run.control)
-    for who, rate in players(run).items():
+    for who, rate in run.players.items():
         title = f"{who} player"
         if hasattr(run.worlds[0].module, "Served"):
             title += ", our local game"

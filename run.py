@@ -11,6 +11,7 @@
 Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
 another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
+import functools
 import inspect
 import json
 import math
@@ -35,6 +36,7 @@ from curriculum import choose_tasks, families_of, shares_of
 from env_server import local_server
 from envs import as_flag, load_env
 from episode import World
+from evaluation import players_of
 from flags import part_of, told
 from lora import adapters, save_adapters, tokenizer_path
 from policy import from_pretrained, longest_text
@@ -58,7 +60,6 @@ class Run:
     began: float = 0.0            # when the process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
-    players: dict = None          # those of the built-in players: evaluation.players
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
@@ -85,10 +86,27 @@ class Run:
         """{name: the environment's file, or what its data make of it}."""
         return {world.module.NAME: world.module for world in self.worlds}
 
+    @functools.cached_property
+    def players(self):
+        """{"random", "expert": the rates of each on the held-out tasks}, to judge a curve by. They
+        play once."""
+        return players_of(self.eval_tasks, self.cfg.horizons[-1])
+
     @property
     def rl_seconds(self):
         """Of all steps so far, those before a resume included."""
         return sum(line["seconds"] for line in self.history)
+
+    def append(self, name, lines):
+        """Add lines of JSON to a file of the folder, null for numbers that are not finite. What a
+        killed run wrote after its last checkpoint is played again, so it is cut off."""
+        if parallel.rank() != 0:
+            return
+        with open(os.path.join(self.folder, name), "a") as file:
+            file.truncate(min(file.tell(), self.written.get(name, 0)))
+            for line in lines:
+                file.write(json.dumps(with_nulls(line)) + "\n")
+            self.written[name] = file.tell()
 
 
 REMEMBERED = ("step", "history", "evaluations", "warnings", "written")

@@ -40,36 +40,13 @@ from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
-from flags import (
-    Count,
-    Machine,
-    Natural,
-    NonNegative,
-    Plays,
-    Positive,
-    Share,
-    Worlds,
-    flag,
-    parse_flags,
-)
+from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
+from flags import flag, parse_flags
 from lora import Base, base_of
 from parallel import progress
 from policy import check_model
-from run import (
-    Run,
-    begun,
-    both_splits,
-    connected,
-    is_tiny,
-    keep_settings,
-    last_checkpoint,
-    one_sentence,
-    open_folder,
-    open_worlds,
-    restore,
-    save,
-    settings_for,
-)
+from run import Run, begun, both_splits, connected, is_tiny, keep_settings, last_checkpoint
+from run import one_sentence, open_folder, open_worlds, restore, save, settings_for
 
 # ---- the algorithm ------------------------------------------------------------------------------
 

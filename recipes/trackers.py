@@ -22,12 +22,13 @@ import parallel
 import report
 import train  # before torch: see there
 from flags import bounded, flag
+from run import Run
 
 NAMES = ("tensorboard", "wandb", "trackio")
 Trackers = bounded(str, f"some of {', '.join(NAMES)} that pip has installed, comma-separated",
                    lambda text: all(name in NAMES and find_spec(name) for name in text.split(",")))
 ABOUT = ("env", "task_id", "split", "success", "reward")        # what is told of an episode
-plain_append, plain_evaluate = metrics.append, metrics.evaluate
+plain_append, plain_evaluate = Run.append, metrics.evaluate
 
 
 @dataclass
@@ -109,7 +110,7 @@ def evaluate(run):
 
 
 if __name__ == "__main__":
-    metrics.append, metrics.evaluate = append, evaluate
+    Run.append, metrics.evaluate = append, evaluate
     for script in (train, agentevol):
         script.MAY_CHANGE.add("log")        # with --resume
     if sys.argv[1:2] == ["evolve"]:

@@ -1,7 +1,8 @@
 """pytest tests/test_flags.py: flags from the fields of a dataclass, and layers of settings."""
+import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from fakes import toy
@@ -158,3 +159,40 @@ def test_a_model_folder_with_an_unknown_name_is_refused(tmp_path):
     (tmp_path / "defaults.json").write_text('{"format": "act", "formatt": "think"}')
     with pytest.raises(ValueError, match="defaults.json\\) has 'formatt', which is no setting"):
         parse_flags(train.Config, ["--model", str(tmp_path)], "", train.layers)
+
+def flags_chosen(command):
+    return parse_flags(train.Config, ["--env=toy", *command.split()], "", train.layers)[0]
+
+
+def test_defaults_follow_the_model(model, tmp_path, monkeypatch):
+    """A tiny policy never meets a chat model's defaults, nor the reverse; flags win over both."""
+    play_toy(monkeypatch, dict(families="even", horizons=(5,)))
+    tiny = flags_chosen("")
+    assert (tiny.lr, tiny.max_turn_tokens, tiny.max_context, tiny.format) == (6e-4, 24, 512, "act")
+    chat = flags_chosen(f"--model {model}")
+    assert (chat.lr, chat.max_turn_tokens, chat.max_context, chat.format) == (
+        1e-6, 512, 8192, "react")
+    assert flags_chosen(f"--model {model} --lora 8").lr == 1e-5
+    assert flags_chosen("--lora 8").lr == 6e-4
+    assert flags_chosen("--model Qwen/Qwen2.5-3B-Instruct --lr 5e-6 --format act") == replace(
+        chat, model="Qwen/Qwen2.5-3B-Instruct", lr=5e-6, format="act")
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(
+        format="think", context="window", max_turn_tokens=99, max_context=700, horizons=(3, 4))))
+    own = flags_chosen(f"--model {tmp_path}")
+    assert (own.format, own.context, own.max_turn_tokens, own.max_context, own.lr, own.horizons) \
+        == ("think", "window", 99, 700, 6e-4, (3, 4))
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True)))
+    assert flags_chosen(f"--model {tmp_path} --lora 8").lr == 6e-4      # as without a folder
+    # a tiny one that was cloned in two environments is trained in one of them, as this one asks
+    (tmp_path / "defaults.json").write_text(json.dumps(dict(tiny=True, max_turn_tokens=99)))
+    own, asked = flags_chosen(f"--model {tmp_path}"), flags_chosen("--max-turn-tokens 99")
+    assert own == replace(asked, model=str(tmp_path)) and own.families == "even"
+    assert own.horizons == (5,) != chat.horizons
+
+
+def test_what_a_rule_says_of_itself_wins_over_its_environment(monkeypatch):
+    """The toy asks for a KL of 0.01; StarPO has 0.001 of its own, StarPO-S none."""
+    play_toy(monkeypatch, dict(kl_coef=0.01))
+    wanted = dict(grpo=0.01, ppo=0.01, starpo=0.001, starpo_s=0.0)
+    assert {algo: flags_chosen(f"--algo {algo}").kl_coef for algo in wanted} == wanted
+    assert flags_chosen("--algo starpo_s --kl-coef 0.2").kl_coef == 0.2

@@ -1,37 +1,39 @@
 """pytest tests/test_loop.py: what the loop plays, measures, learns from and carries on.
 
-Two small runs of the whole script are recorded, one of them on two environments: every call of
-`collect`, every optimizer step. Many tests read that record. Others call one function of the loop
-beside arithmetic or a slow loop.
+Two small runs are recorded, one of them on two environments: every call of `collect`, every
+optimizer step. Many tests read that record. Others call one function of the loop beside arithmetic
+or a slow loop.
 """
 import json
 import math
-import re
 import statistics
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from fakes import command, config, started, trained
-from test_train import batch_of, fakes
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import torch.distributed as dist
+from fakes import config, started, trained
+from test_train import batch_of, before_each_update
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import algos
-import batch as batch_file
 import metrics
 import parallel
 import rollout
 import train
-from batch import micro_batches
+from batch import Batch, micro_batches
 from chat import Agent
+from client import EnvError, ServersGone
 from envs.parts import players
 from episode import Trajectory, Turn, World
 from evaluation import greedy_and_sampled
+from policy import load_policy
 from rollout import Stats
 
 TRAIN_IDS, TEST_IDS = range(0, 40), range(40, 60)           # of the toy
@@ -48,31 +50,29 @@ def here(tmp_path_factory):
 # ---- the record ---------------------------------------------------------------------------------
 
 class Record:
-    """A run, its calls of `collect` with what they played, and its optimizer steps; it fills while
-    train.main runs."""
+    """A run, its calls of `collect` with what they played, and its optimizer steps."""
 
-    def __init__(self, patch):
-        self.run, self.plays, self.updates = None, [], []
-        setup, collect = train.setup, rollout.collect
+    def __init__(self, url, cfg):
+        self.plays, self.updates = [], []
+        collect = rollout.collect
 
-        def noting_setup(*arguments, **named):
-            self.run = setup(*arguments, **named)
-            return self.run
-
-        def noting_collect(policy, tasks, group_size, horizon, key, places, temperature, **more):
+        def noting(policy, tasks, group_size, horizon, key, places, temperature, **more):
             trajectories, stats = collect(policy, tasks, group_size, horizon, key, places,
                                           temperature, **more)
             self.plays.append(SimpleNamespace(
                 agents=[world.agent for world, _ in tasks], tasks=[task for _, task in tasks],
-                temperature=temperature,
-                group_size=group_size, horizon=horizon, trajectories=trajectories,
-                step=self.run.step))
+                temperature=temperature, group_size=group_size, horizon=horizon,
+                trajectories=trajectories, step=self.run.step))
             return trajectories, stats
-        patch.setattr(train, "setup", noting_setup)
-        patch.setattr(rollout, "collect", noting_collect)
+        with pytest.MonkeyPatch.context() as patch, before_each_update(self.note_update):
+            patch.setattr(rollout, "collect", noting)
+            self.run = started(url, cfg)
+            if not self.run.evaluations:
+                metrics.evaluate(self.run)
+            train.train(self.run)
 
-    def noting_step(self, optimizer, *_):
-        for name, group in zip(("policy", "critic"), optimizer.param_groups):
+    def note_update(self):
+        for name, group in zip(("policy", "critic"), self.run.optimizer.param_groups):
             grads = torch.cat([p.grad.flatten() for p in group["params"]])
             self.updates.append(SimpleNamespace(
                 model=name, step=self.run.step, norm=grads.norm().item(), lr=group["lr"]))
@@ -90,36 +90,26 @@ class Record:
 STEPS, RATE, CRITIC_RATE, LR_END, LIMIT, HEAT = 7, 1e-2, 3e-3, 0.25, 0.05, 1.5
 
 
-def recorded_main(url, model, *more, **flags):
-    """train.main with these flags, at a temperature and clip limit of which a test would notice
-    the absence."""
-    flags = dict(
-        steps=STEPS, horizons=(2, 3), switch_every=3, lr=RATE, lr_end=LR_END,
-        max_grad_norm=LIMIT, temperature=HEAT, model=model, env_url=url) | flags
-    with pytest.MonkeyPatch.context() as patch:
-        record = Record(patch)
-        hook = register_optimizer_step_pre_hook(record.noting_step)
-        try:
-            train.main([*more, *command(**flags)])
-        finally:
-            hook.remove()
-    return record
+def recorded(url, model, **flags):
+    """A run with these flags, at a temperature and clip limit of which a test would notice the
+    absence."""
+    return Record(url, config(model, **dict(
+        steps=STEPS, horizons=(2, 3), switch_every=3, lr=RATE, lr_end=LR_END, max_grad_norm=LIMIT,
+        temperature=HEAT) | flags))
 
 
 @pytest.fixture(scope="module")
 def ppo(url, model):
     """A recorded run of PPO with a critic of its own, evaluated after steps 2, 4 and 6."""
-    return recorded_main(url, model, algo="ppo", eval_every=2, name="recorded",
-                         critic_lr=CRITIC_RATE)
+    return recorded(url, model, algo="ppo", eval_every=2, name="recorded", critic_lr=CRITIC_RATE)
 
 
 @pytest.fixture(scope="module")
 def both(url, model):
     """A recorded run of GRPO on two environments, whose gradients are not clipped: of 8 tasks a
     step 4 of each, 5 and 4 of 9 held-out ones."""
-    return recorded_main(url, model, env="toy,sums", tasks_per_step=8, steps=4,
-                         eval_tasks=9, eval_every=2, switch_every=2,
-                         filter="none", name="both", max_grad_norm=1e9)
+    return recorded(url, model, env="toy,sums", tasks_per_step=8, steps=4, eval_tasks=9,
+                    eval_every=2, switch_every=2, filter="none", name="both", max_grad_norm=1e9)
 
 
 # ---- what is played and measured ----------------------------------------------------------------
@@ -165,17 +155,17 @@ def test_play_step_gives_a_task_other_numbers_at_another_step(url, model):
     assert first == again and first != second and first != other
 
 
-def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_step(url, model,
-                                                                                  monkeypatch):
-    run, asked = started(url, config(model)), []
-    monkeypatch.setattr(rollout, "play_tasks", lambda policy, tasks, group_size, horizon, key, *_: (
-        asked.append((policy, key)) or (fakes([1]), Stats())))
-    for run.step, policy, seed in ((0, run.policy, 0), (5, "another", 0), (5, "another", 1)):
-        run.cfg = replace(run.cfg, seed=seed)
-        greedy_and_sampled(run, policy)
-    policies, keys = zip(*asked)
-    assert policies == 2 * (run.policy,) + 4 * ("another",)
-    assert {*keys[:4]} == {keys[0]} != {keys[4]}
+def test_held_out_asks_the_policy_it_is_given_with_the_same_numbers_at_every_step(url, model):
+    run, other, played = started(url, config(model)), load_policy(model), []
+    with torch.no_grad():
+        other.model.lm_head.weight.neg_()
+    for step, policy, seed in ((0, run.policy, 0), (5, run.policy, 0), (5, run.policy, 1),
+                               (5, other, 0)):
+        run.step, run.cfg = step, replace(run.cfg, seed=seed)
+        _, sampled = greedy_and_sampled(run, policy)
+        played.append([t.token_ids for t in sampled])
+    first, again, of_another_seed, of_another_policy = played
+    assert first == again and first not in (of_another_seed, of_another_policy)
 
 
 # ---- two environments ---------------------------------------------------------------------------
@@ -233,11 +223,10 @@ def test_metrics_of_each_environment_are_what_its_episodes_say(both, ppo):
     assert not any("toy" in key for key in ppo.run.history[0])      # no second name of one alone
 
 
-def test_both_splits_keeps_to_what_a_server_knows(url, monkeypatch):
-    toys, others = (World(None, Agent(None, module=sys.modules[f"envs.{name}"]))
-                    for name in ("toy", "sums"))
-    for name, value in ("ORIGINAL", {3, 5, 41}), ("Served", None):
-        monkeypatch.setattr(toys.module, name, value, raising=False)
+def test_both_splits_keeps_to_what_a_server_knows(url):
+    toy, sums = (sys.modules[f"envs.{name}"] for name in ("toy", "sums"))
+    toy = SimpleNamespace(**vars(toy) | dict(ORIGINAL={3, 5, 41}, Served=None))
+    toys, others = (World(None, Agent(None, module=module)) for module in (toy, sums))
     assert train.both_splits([toys, others], "two", 6) == (
         {toys: [3, 5], others: [*range(101, 130, 3)]},
         [(toys, 41), (others, 62), (others, 65), (others, 68)])
@@ -347,35 +336,19 @@ def test_loss_weights_are_those_of_the_rule(weights, form, first, last, model):
     torch.testing.assert_close(train.WEIGHTS[weights](batch, cfg), expected)
 
 
-def test_presets_are_what_the_documentation_says():
-    """In docs/algorithms.md's table: "`ppo` with `--kl-coef .001`", or all flags."""
-    page = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", page, re.MULTILINE)[:len(train.ALGOS)]
-    assert [name for name, _ in rows] == [*train.ALGOS]
-    for name, words in rows:
-        base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
-        if flags[0] == "ppo":
-            base, flags = train.ALGOS["ppo"], flags[1:]
-        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
-                                    lambda kind, given, base=base: [("ppo", base)])
-        assert told == train.Config(**train.ALGOS[name]), name
-
-
 def test_a_kl_in_the_reward_is_paid_at_its_token_also_under_gae():
     """Four tokens, reward 1 at the end, KL -0.4 paid at the first: returns of 0.6, 1, 1, 1 with
     gamma 1; all of it at the end would be 0.6 four times."""
-    ones = torch.ones(1, 4)
-    batch = SimpleNamespace(
-        response_mask=ones.bool(), token_rewards=torch.tensor([[0.0, 0, 0, 1]]),
-        old_logprobs=torch.tensor([[-1.0, -2, -2, -2]]), values=0 * ones)
-    reference = torch.tensor([[-1.8, -2, -2, -2]])          # k1 of the first: 0.8, times 0.5
+    ids = torch.arange(4)[None]
+    batch = Batch(ids, ids, ids >= 0, torch.tensor([[-1.0, -2, -2, -2]]),
+                  torch.tensor([[0.0, 0, 0, 1]]), 0 * ids, torch.ones(1), 0 * ids)
     cfg = train.Config(**train.ALGOS["ppo"], kl_coef=0.5, kl="reward")
-    run = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(compute_dtype=torch.float32),
-                          reference=None, valuer=SimpleNamespace(action_values=None))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "logprobs_under", lambda *_: reference)
-        patch.setattr(train, "on_all_rows", lambda *_: 0 * ones)
-        train.credit(run, batch)
+    run = SimpleNamespace(
+        cfg=cfg, policy=SimpleNamespace(compute_dtype=torch.float32),
+        valuer=SimpleNamespace(action_values=lambda *_: torch.zeros(4)),
+        reference=SimpleNamespace(                          # k1 of the first: 0.8, times 0.5
+            action_logprobs=lambda *_: torch.tensor([-1.8, -2, -2, -2])))
+    train.credit(run, batch)
     torch.testing.assert_close(batch.returns, torch.tensor([[0.6, 1, 1, 1]]))
 
 
@@ -387,40 +360,39 @@ def test_figures_are_means_over_tokens_and_over_updates():
         value_loss=2.0, grad_norm=2.0, skipped=1)
 
 
-def test_update_shuffles_anew_for_every_pass_step_and_seed(url, model, monkeypatch):
-    run = started(url, config(model, filter="none", mini_batches=1, epochs=2))
-    batch, orders = batch_of(run, 3), []
-    rows = type(batch).rows
-
-    def noting(self, chosen, *span):
-        if self is batch:
-            orders.append(tuple(chosen.tolist()))
-        return rows(self, chosen, *span)
-    monkeypatch.setattr(type(batch), "rows", noting)
-    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1.0)
-    for run.step in (0, 1, 0):
-        train.update(run, batch)
-    assert len(set(orders)) == 4 and orders[4:] == orders[:2]
-    assert all(sorted(order) == [*range(16)] for order in orders)       # each row in every pass
+def test_mini_batches_are_shuffled_anew_for_every_pass_step_and_seed():
+    ids = torch.arange(16)[:, None]
+    batch = Batch(*[ids] * 8)
+    passes = []
+    for key in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        minis = [mini.token_ids[:, 0].tolist() for mini in train.mini_batches(batch, 3, 2, key)]
+        assert [len(mini) for mini in minis] == 2 * [6, 6, 4]
+        passes += [tuple(sum(minis[:3], [])), tuple(sum(minis[3:], []))]
+    assert len(set(passes)) == 6 and passes[6:] == passes[:2]
+    assert all(sorted(order) == [*range(16)] for order in passes)       # each row in every pass
 
 
 # ---- several ranks, as one of them sees it ------------------------------------------------------
 
-def ranks(monkeypatch, rank, world):
-    for file in (batch_file, rollout):
-        monkeypatch.setattr(file, "rank", lambda: rank)
-        monkeypatch.setattr(file, "world_size", lambda: world)
+@contextmanager
+def as_rank(rank, world):
+    """Within, this process is one of several ranks, whose sums and answers never come."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_micro_batches_give_each_rank_its_share(world, url, model, monkeypatch):
+def test_micro_batches_give_each_rank_its_share(world, url, model):
     run = started(url, config(model, filter="none"))
     batch = batch_of(run, 3)
     lengths = (batch.token_ids >= 0).sum(1)
     shares, counts = [], set()
     for rank in range(world):
-        ranks(monkeypatch, rank, world)
-        parts = list(micro_batches(batch, 10**6))  # one rank could take it all at once
+        with as_rank(rank, world):
+            parts = list(micro_batches(batch, 10**6))  # one rank could take it all at once
         counts.add(len(parts))
         shares.append([int(i) for (rows, *_), real in parts if real for i in rows])
     assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
@@ -436,16 +408,19 @@ def test_update_of_rows_with_many_contexts_keeps_to_its_tokens(surrogate, url, m
         model, surrogate=surrogate, filter="none", context="memory", horizons=(3, 3),
         max_turn_tokens=8, mini_batches=1, micro_tokens=40, temperature=HEAT))
     batch = batch_of(run, 3)
-    sizes, part_loss = [], train.part_loss
     whole = train.logprobs_under(run.policy, batch, 40, HEAT)
-    longest = int((batch.token_ids >= 0).sum(1).max())
-    assert longest > 70                                 # a row of three contexts, each below 40
-    monkeypatch.setattr(train, "part_loss", lambda run, part, first: (
-        sizes.append(int((part.token_ids >= 0).sum())) or part_loss(run, part, first)))
-    cut = train.update(run, batch)
-    assert max(sizes) <= 40 if surrogate == "token" else max(sizes) == longest
-    assert sum(sizes) == int((batch.token_ids >= 0).sum())
     torch.testing.assert_close(whole, batch.old_logprobs, atol=1e-5, rtol=0)
+    lengths = (batch.token_ids >= 0).sum(1)
+    assert lengths.max() > 70                           # a row of three contexts, each below 40
+    sizes = [(batch.rows(*share).token_ids >= 0).sum() for share, _ in micro_batches(batch, 40)]
+    assert max(sizes) <= 40 and sum(sizes) == lengths.sum()
+    parts, loss = [], train.SURROGATES[surrogate]       # sampled tokens of each part
+    monkeypatch.setitem(train.SURROGATES, surrogate, lambda logprobs, *more: (
+        parts.append(len(logprobs)) or loss(logprobs, *more)))
+    cut = train.update(run, batch)
+    sampled = batch.response_mask.sum(1)
+    assert sum(parts) == sampled.sum()
+    assert (max(parts) >= sampled[lengths.argmax()]) == (surrogate == "sequence")
     assert cut["clipped"] == 0 and cut["kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -460,32 +435,61 @@ def test_update_is_skipped_by_all_where_one_ranks_loss_is_not_finite(url, model,
 
 
 def test_play_tasks_deals_places_round_robin_and_sorts_them_again(url, model, monkeypatch):
-    run, asked = started(url, config(model)), []
-    ranks(monkeypatch, 1, 3)
+    (world,), asked = started(url, config(model)).worlds, []
 
     def collect(policy, tasks, group_size, horizon, key, places, temperature, **rest):
         asked.append((list(tasks), list(places), tuple(key)))
         return [Trajectory(task, (*key, place, 0), turns=[Turn(0, 1)])
                 for (_, task), place in zip(tasks, places)], Stats()
-    monkeypatch.setattr(rollout, "collect", collect)
     others = [([Trajectory(54, (9, 0, 0)), Trajectory(51, (9, 3, 0))], Stats(dropped=1)), None,
               ([Trajectory(52, (9, 2, 0))], Stats(dropped=2))]
-    monkeypatch.setattr(rollout, "gathered", lambda mine: [others[0], mine, others[2]])
-    (world,) = run.worlds
+    told = as_one_of_three(monkeypatch, collect, others)
     tasks = [(world, task) for task in (54, 53, 52, 51, 50)]
-    played, stats = rollout.play_tasks(run.policy, tasks, 1, 2, (9,), 1.0, 8)
-    assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))]
+    with as_rank(1, 3):
+        played, stats = rollout.play_tasks(load_policy(model), tasks, 1, 2, (9,), 1.0, 8)
+    assert asked == [([(world, 53), (world, 50)], [1, 4], (9,))] and len(told) == 1
     assert [t.task_id for t in played] == [54, 53, 52, 51, 50] and stats.dropped == 3
+
+
+def as_one_of_three(monkeypatch, collect, others):
+    """What the others played is given; what this rank tells them goes into the list that is
+    returned."""
+    told = []
+    monkeypatch.setattr(rollout, "collect", collect)
+    monkeypatch.setattr(rollout, "gathered", lambda mine: (
+        told.append(mine) or [others[0], mine, others[2]]))
+    return told
+
+
+PLAYED = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
+GONE = ServersGone("no server has answered for 60 s")
+NOTHING = [], Stats(dropped=1, failures=["its server failed"])
+NO_SERVER = [], Stats(dropped=1, failures=[str(GONE)], gone=str(GONE))
+
+
+@pytest.mark.parametrize("collected, mine, other, error", [
+    (NOTHING, NOTHING, PLAYED, None), (NOTHING, NOTHING, NOTHING, EnvError),
+    (PLAYED, PLAYED, NO_SERVER, ServersGone), (GONE, NO_SERVER, PLAYED, ServersGone)])
+def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, other, error, url,
+                                                           model, monkeypatch):
+    """A rank that lost its episodes goes on with the others'."""
+    (world,) = started(url, config(model)).worlds
+    told = as_one_of_three(monkeypatch, Mock(side_effect=[collected]), [other, None, ([], Stats())])
+    with as_rank(1, 3), pytest.raises(error) if error else nullcontext():
+        played, stats = rollout.play_tasks(
+            load_policy(model), [(world, task) for task in (3, 5)], 1, 2, (0,), 1.0, 8)
+        assert played == PLAYED[0] and stats == NOTHING[1]
+    assert told == [mine]
 
 
 # ---- resuming -----------------------------------------------------------------------------------
 
 def test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts(url, model):
     """It remembers its evaluations, too, and is not measured before RL again."""
-    first = recorded_main(url, model, steps=2, name="once", eval_every=1).run
+    first = recorded(url, model, steps=2, name="once", eval_every=1).run
     with open("runs/once/step_2/trainer.json") as file:
         seconds = json.load(file)["seconds"]            # with those of the setting up
-    again = recorded_main(url, model, "--resume", steps=3, name="once")
+    again = recorded(url, model, resume=True, steps=3, name="once")
     run = again.run
     assert time.perf_counter() - run.began > seconds > first.rl_seconds
     assert run.rl_seconds == pytest.approx(first.rl_seconds + run.history[2]["seconds"])

@@ -1,19 +1,12 @@
 """pytest tests/test_run.py: what a run leaves on the disk, whatever ends it, and how it goes on.
-
-Slow ones (-m slow) kill real processes: train.py, and ranks under torchrun.
-"""
+more/test_kills.py kills real processes."""
 import json
 import multiprocessing
 import os
 import pickle
-import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +14,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from fakes import command, config, flags_of, started, trained, trainer_of
-from players import children, living
-from test_train import lines_of, same, weights_of
+from fakes import command, config, flags_of, started, trained
+from test_train import before_each_update, lines_of, same, weights_of
 from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 
@@ -31,10 +23,8 @@ import parallel
 import rollout
 import run as runs
 import train
-from client import EnvError, ServersGone
-from episode import Trajectory, Turn
+from client import ServersGone
 from policy import load_policy
-from rollout import Stats
 from train import Config
 
 ROOT = Path(__file__).parent.parent
@@ -214,18 +204,16 @@ def test_save_before_any_update_leaves_the_optimizer_as_it_is(url, model):
 
 # ---- SIGTERM ------------------------------------------------------------------------------------
 
-def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, monkeypatch, capsys):
-    credit = train.credit
+def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, capsys):
     trained(url, config(model, name="whole", steps=4))
+    updates = []
 
-    def asked(run, batch):
-        if run.step == 1:
+    def ask():
+        updates.append(1)
+        if len(updates) == 3:           # of two in each step
             os.kill(os.getpid(), signal.SIGTERM)
-        credit(run, batch)
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "credit", asked)
-        with pytest.raises(SystemExit) as end:
-            train.main(command(model=model, env_url=url, name="x", steps=4))
+    with before_each_update(ask), pytest.raises(SystemExit) as end:
+        train.main(command(model=model, env_url=url, name="x", steps=4))
     assert end.value.code == 128 + signal.SIGTERM
     assert "SIGTERM: saved at step 2, --resume goes on from there" in capsys.readouterr().out
     assert str(runs.checkpoints("runs/x")[-1]) == "runs/x/step_2"
@@ -246,27 +234,7 @@ def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
 
 # ---- no server is left --------------------------------------------------------------------------
 
-PLAYED = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
 GONE = ServersGone("no server has answered for 60 s")
-NOTHING = [], Stats(dropped=1, failures=["its server failed"])
-NO_SERVER = [], Stats(dropped=1, failures=[str(GONE)], gone=str(GONE))
-
-
-@pytest.mark.parametrize("collected, mine, other, error", [
-    (NOTHING, NOTHING, PLAYED, None), (NOTHING, NOTHING, NOTHING, EnvError),
-    (PLAYED, PLAYED, NO_SERVER, ServersGone), (GONE, NO_SERVER, PLAYED, ServersGone)])
-def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, other, error, url,
-                                                           model, monkeypatch):
-    """A rank that lost its episodes goes on with the other's."""
-    run, told = started(url, config(model)), []
-    monkeypatch.setattr(rollout, "collect", Mock(side_effect=[collected]))
-    monkeypatch.setattr(rollout, "world_size", lambda: 2)
-    monkeypatch.setattr(rollout, "gathered", lambda share: told.append(share) or [share, other])
-    with pytest.raises(error) if error else nullcontext():
-        played, stats = rollout.play_tasks(
-            run.policy, [(run.worlds[0], task) for task in (3, 5)], 1, 2, (0,), 1.0, 8)
-        assert played == PLAYED[0] and stats == NOTHING[1]
-    assert told == [mine]
 
 
 def test_a_run_without_servers_from_the_start_has_nothing_to_save(url, model, monkeypatch):
@@ -312,73 +280,3 @@ def test_no_pickle_is_read(url, model):
     assert os.path.exists("executed")
 
 
-# ---- real processes (slow) ----------------------------------------------------------------------
-
-FROZENLAKE = dict(env="frozenlake", steps=6, tasks_per_step=4, group_size=4, horizons="3",
-                  max_turn_tokens=6, max_context=900, eval_every=0, eval_tasks=4,
-                  save_every=2, lr=3e-4, device="cpu", seed=3, filter="none")
-
-
-def script(name, model, *more, launcher=(), **flags):
-    """train.py as a process, with servers of its own. It hears Ctrl-C, also if these tests, in a
-    shell's background, do not."""
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(ROOT / "train.py"),
-         *flags_of(**FROZENLAKE | flags, model=model, name=name), *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-
-
-def until(process, text):
-    """Read what a process prints up to a line with `text` -> all of it."""
-    read = []
-    for line in process.stdout:
-        read.append(line)
-        if text in line:
-            return "".join(read)
-    raise AssertionError(f"no {text!r} in\n{''.join(read)}")
-
-
-@pytest.mark.slow
-def test_five_kills_at_random_moments_change_nothing(model):
-    flags = dict(steps=16, save_every=1, eval_every=4)
-    whole = script("whole", model, **flags)
-    assert whole.wait() == 0, whole.stdout.read()
-    rng, resume, reached, servers = random.Random(0), [], [], []
-    kill, stop, interrupt = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
-    for number in (kill, stop, kill, interrupt, kill):
-        broken = script("broken", model, *resume, **flags)
-        until(broken, " | turns")                   # a line of the log
-        time.sleep(rng.uniform(0, 1))
-        servers += children(broken.pid)
-        broken.send_signal(number)
-        broken.wait()
-        if any(re.fullmatch(r"step_\d+", name) for name in os.listdir("runs/broken")):
-            resume = ["--resume"]
-            reached.append(runs.checkpoints("runs/broken")[-1])
-    assert len({*reached}) > 2                      # it went on, some steps at a time
-    again = script("broken", model, "--resume", **flags)
-    out = again.stdout.read()
-    assert again.wait() == 0, out
-    for kept in (weights_of, trainer_of):
-        assert same(kept("runs/whole/step_16"), kept("runs/broken/step_16"))
-    assert lines_of("runs/whole") == lines_of("runs/broken") and len(lines_of("runs/whole")) == 16
-    whole, broken = (Path("runs", name, "samples.jsonl") for name in ("whole", "broken"))
-    assert whole.read_text() == broken.read_text()
-    one, other = (json.load(open(f"runs/{name}/result.json")) for name in ("whole", "broken"))
-    assert one["evaluations"] == other["evaluations"]
-    assert len(servers) >= 5 and not living(servers)
-
-
-@pytest.mark.slow
-def test_sigterm_to_torchrun_saves_and_ends_both_ranks(model):
-    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
-    process = script("x", model, launcher=torchrun, steps=1000)
-    out = until(process, "step    2 |")
-    family = children(process.pid)
-    assert len(family) == 4                         # two ranks, a server for each
-    process.terminate()                             # torchrun hands it on to its ranks
-    out += process.stdout.read()
-    assert process.wait() != 0 and not living(family)
-    (step,) = re.findall(r"SIGTERM: saved at step (\d+), --resume goes on from there", out)
-    assert str(runs.checkpoints("runs/x")[-1]) == f"runs/x/step_{step}"

@@ -85,15 +85,15 @@ def seconds_of(function, repeats):
 
 def make_model(name, device):
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config_of(f"Qwen2.5-{name}"),
-                                                dtype=torch.bfloat16).eval()
+        return Policy(AutoModelForCausalLM.from_config(config_of(f"Qwen2.5-{name}"),
+                                                       dtype=torch.bfloat16)).eval()
 
 
 def save_model(name, folder, device):
     """A folder that train.py takes: random weights, a tokenizer with as many ids as Qwen's: byte
     pairs merged on textcraft's texts, then made-up words."""
     from tests.fakes import CHATML
-    make_model(name, device).save_pretrained(folder)
+    make_model(name, device).model.save_pretrained(folder)
     env, byte_level = textcraft.Env(), pre_tokenizers.ByteLevel(add_prefix_space=False)
     texts = [textcraft.PROMPT, *(env.reset(task) for task in textcraft.TRAIN[:200])]
     trained = Tokenizer(models.BPE())
@@ -335,7 +335,8 @@ def measured(args, limits, deadline):
             torch.cuda.empty_cache()
             model, here = make_model(name, "cuda"), name
         try:
-            found = [*PARTS[part](name, Policy(model, kernel), limits, B, context)]
+            model.compute_in(torch.bfloat16, kernel)
+            found = [*PARTS[part](name, model, limits, B, context)]
         except ValueError as reason:                    # not for this GPU, or not installed
             without.add(kernel)
             print(reason)

@@ -15,8 +15,10 @@ from dataclasses import fields
 import pytest
 from players import ROOT, play, printed
 
+import train
 from cloning import Clone
-from envs import data_of, record, tools_of
+from envs import data_of, load_env, record, tools_of
+from flags import parse_flags
 from train import Config
 
 NAMES = sorted(path.stem for path in ROOT.glob("envs/[!_]*.py"))
@@ -348,3 +350,17 @@ def test_data_of_gives_each_environment_its_own(names, data, opened):
 def test_data_of_refuses_what_is_nobodys(data):
     with pytest.raises(ValueError, match=f"data='{data}': expected NAME=FOLDER, .* of maze, sheet"):
         data_of(["maze", "sheet"], data)
+
+
+def test_tiny_settings_of_several_environments_make_a_run():
+    """Each with its neighbour, and all."""
+    names = sorted(path.stem for path in (ROOT / "envs").glob("[a-z]*.py"))
+    assert len(names) > 8
+    for chosen in [*itertools.pairwise(names), names]:
+        cfg = parse_flags(
+            Config, ["--env", ",".join(chosen)], "", train.layers)[0]
+        train.check(cfg)
+        for module in map(load_env, chosen):
+            asked = getattr(module, "TINY", {})
+            assert {*asked.get("families", "").split(",")} <= {"", *cfg.families.split(",")}
+            assert cfg.max_context >= asked.get("max_context", 0)

@@ -303,10 +303,10 @@ def test_a_layer_of_a_decode_step_is_few_operations(stand_in, kind, rank, most):
     """Beside its attention: 7 products, 2 norms (Qwen3: 4), rotary positions 9 with the copy of the
     keys, 2 writes to pages, SiLU and its product, 2 sums; LoRA: two products for each of 7."""
     def operations(layers):
-        model = twins(kind, layers=layers)[1].bfloat16()
+        model = Policy(twins(kind, layers=layers)[1].bfloat16())
         if rank:
             adapt(model, rank, 32, "")
-        engine = Engine(Policy(model), 3, 12, 256)
+        engine = Engine(model, 3, 12, 256)
         engine.use_graphs = False
         sequences = [engine.start() for _ in range(3)]
         engine.prefill(sequences, [[1, 2, 3], [4], [5, 6]])

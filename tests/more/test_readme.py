@@ -55,6 +55,12 @@ def test_own_environment_is_trained_on(checkout):
     assert rate["random"] < 0.2 and rate["expert"] == 1
 
 
+def test_ci_runs_the_test_command_of_readme():
+    command = re.search("^python -m pytest[^#]*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert command[0].strip() in [line.partition("#")[0].strip() for line in lines]
+
+
 def test_map_counts_the_lines_of_every_file():
     """README's map names each file of the top level with about its number of lines."""
     readme = (ROOT / "README.md").read_text()
@@ -76,10 +82,24 @@ def test_every_flag_in_the_docs_is_one():
              trackers.Train, unexplored.Config)
     known = {f.name.replace("_", "-") for kind in kinds for f in fields(kind)}
     known |= {f"no-{name}" for name in known} | {"help", "flag", *OTHERS}
-    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/bench/*.py"):
+    for pattern in ("*.py", "recipes/*.py", "tests/*.py", "tests/*/*.py", "assignments/*.py"):
         for path in ROOT.glob(pattern):
             known |= set(re.findall(r'"--([a-z-]+)"', path.read_text()))
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         told = {flag.replace("_", "-").lower()
                 for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", path.read_text())}
         assert told <= known, path
+
+
+def test_presets_are_what_the_documentation_says():
+    """In docs/algorithms.md's table: "`ppo` with `--kl-coef .001`", or all flags."""
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", page, re.MULTILINE)[:len(train.ALGOS)]
+    assert [name for name, _ in rows] == [*train.ALGOS]
+    for name, words in rows:
+        base, flags = {}, " ".join(re.findall("`([^`]*)`", words)).split()
+        if flags[0] == "ppo":
+            base, flags = train.ALGOS["ppo"], flags[1:]
+        told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
+                                    lambda kind, given, base=base: [("ppo", base)])
+        assert told == train.Config(**train.ALGOS[name]), name

@@ -297,7 +297,7 @@ def told(monkeypatch):
 
 
 def test_trackers_are_told_the_figures_and_the_episodes(here, told, url, model, monkeypatch):
-    monkeypatch.setattr(train.metrics, "append", trackers.append)
+    monkeypatch.setattr(train.Run, "append", trackers.append)
     monkeypatch.setattr(train.metrics, "evaluate", trackers.evaluate)
     train.main([*command(model=model, env_url=url, name="x", eval_every=1, steps=1),
                 "--log", "tensorboard,wandb,trackio"], trackers.Train)
