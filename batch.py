@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from parallel import rank, summed, world_size
 
@@ -20,24 +21,24 @@ from parallel import rank, summed, world_size
 class Batch:
     """Trajectories as tensors: (B, T) unless said, column t speaks of token t. x[response_mask] are
     the (K,) numbers of the sampled tokens, response_mask.nonzero()[:, 0] their rows."""
-    token_ids: torch.Tensor          # -1 after a row's end
-    position_ids: torch.Tensor       # place in its context; a 0 begins a new context
-    response_mask: torch.Tensor      # bool: the policy sampled this token
-    old_logprobs: torch.Tensor
-    token_rewards: torch.Tensor      # a turn's reward on its last sampled token
-    turn_ids: torch.Tensor           # index of the turn, -1 off the mask
-    rewards: torch.Tensor            # (B,): their sums
-    observation_hashes: torch.Tensor     # (B, N): see Turn; -1 after the last turn
+    token_ids: Tensor          # -1 after a row's end
+    position_ids: Tensor       # place in its context; a 0 begins a new context
+    response_mask: Tensor      # bool: the policy sampled this token
+    old_logprobs: Tensor
+    token_rewards: Tensor      # a turn's reward on its last sampled token
+    turn_ids: Tensor           # index of the turn, -1 off the mask
+    rewards: Tensor            # (B,): their sums
+    observation_hashes: Tensor     # (B, N): see Turn; -1 after the last turn
 
     # The training step adds these.
-    advantages: torch.Tensor = None
-    paid: torch.Tensor = None        # token_rewards as the learning rule sees them: train.credit
-    weights: torch.Tensor = None
-    rollout_logprobs: torch.Tensor = None   # the sampler's; old_logprobs may become the trainer's
-    ref_logprobs: torch.Tensor = None
-    values: torch.Tensor = None
-    returns: torch.Tensor = None
-    per_token: torch.Tensor = None   # 1 / tokens of the mini-batch, at each of them
+    advantages: Tensor = None
+    paid: Tensor = None        # token_rewards as the learning rule sees them: train.credit
+    weights: Tensor = None
+    rollout_logprobs: Tensor = None   # the sampler's; old_logprobs may become the trainer's
+    ref_logprobs: Tensor = None
+    values: Tensor = None
+    returns: Tensor = None
+    per_token: Tensor = None   # 1 / tokens of the mini-batch, at each of them
 
     def rows(self, index, begin=0, end=None):
         """The rows of `index`, of each its tokens begin:end -> Batch."""
