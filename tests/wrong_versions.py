@@ -37,8 +37,8 @@ SECONDS = 240                            # what a test may take before it counts
 # ---- the list -----------------------------------------------------------------------------------
 
 def entries(only=""):
-    """[(file, function, text, wrong, test), ...] of all files, or of those whose path ends in `only`;
-    without those that only the real chat templates show, if trl, which brings them, is missing."""
+    """[(file, function, text, wrong, test), ...] of all files, or of those whose path ends in
+    `only`; without those that only the real chat templates show, if trl is missing."""
     found = []
     for file, faults in FAULTS.items():
         if only and not f"/{file}".endswith(f"/{only}"):

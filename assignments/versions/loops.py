@@ -1,6 +1,6 @@
-"""Correct bodies of the blank functions, by plain loops: tests/more/test_assignments.py puts them into
-the copies of all steps, and wrong.py makes its slips in them. Nothing here is imported: names are
-those of the file in which a function stands."""
+"""Correct bodies of the blank functions, by plain loops: tests/more/test_assignments.py puts them
+into the copies of all steps, and wrong.py makes its slips in them. Nothing here is imported: names
+are those of the file in which a function stands."""
 # ruff: noqa: F821, E301, E302, E305
 
 

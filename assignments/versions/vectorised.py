@@ -1,6 +1,6 @@
 """Correct bodies of blank functions once more, without loops where that is possible, and unlike the
-project's own: tests/more/test_assignments.py puts them into the copies of all steps. Nothing here is
-imported: names are those of the file in which a function stands."""
+project's own: tests/more/test_assignments.py puts them into the copies of all steps. Nothing here
+is imported: names are those of the file in which a function stands."""
 # ruff: noqa: F821, E301, E302, E305
 
 

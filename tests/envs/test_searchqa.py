@@ -1,4 +1,5 @@
-"""pytest tests/envs/test_searchqa.py: the world, its questions, the search, the game, a user's data.
+"""pytest tests/envs/test_searchqa.py: the world, its questions, the search, the game, a user's
+data.
 
 The game against the sentences of AgentGym's server, the search against BM25 written out, what the
 passages say against what the questions ask, the remote retriever against a server here.

@@ -18,7 +18,8 @@ from envs import known_envs
 from envs.parts import tools
 from envs.parts.tools import Refused, parse, read_arguments, same
 
-WORLDS = [name for name in ("weather", "movie", "academia", "todo", "sheet") if name in known_envs()]
+TOOL_WORLDS = ("weather", "movie", "academia", "todo", "sheet")
+WORLDS = [name for name in TOOL_WORLDS if name in known_envs()]
 ASKING = [name for name in WORLDS if name != "sheet"]       # whose answers are texts and numbers
 NAME, SUCCESS = "test", 1.0             # this file stands for an environment's, see `Toy.module`
 TRAIN, TEST = range(3), range(3, 4)

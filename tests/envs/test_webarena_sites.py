@@ -1,4 +1,5 @@
-"""pytest tests/envs/test_webarena_sites.py: the five sites of webarena, without a browser of ours."""
+"""pytest tests/envs/test_webarena_sites.py: the five sites of webarena, without a browser of
+ours."""
 import ast
 import re
 from collections import Counter

@@ -1,4 +1,5 @@
-"""pytest tests/envs/test_webshop.py: pages, their HTML, the reward, search, our catalogue, files."""
+"""pytest tests/envs/test_webshop.py: pages, their HTML, the reward, search, our catalogue,
+files."""
 import functools
 import json
 import random

@@ -1,5 +1,5 @@
-"""The faults that tests/wrong_versions.py puts into a copy of the code: single slips that a fork or a
-student could make, such as a sign, an off-by-one, max for min, the old for the new. By file:
+"""The faults that tests/wrong_versions.py puts into a copy of the code: single slips that a fork
+or a student could make, such as a sign, an off-by-one, max for min, the old for the new. By file:
 
     (function, the smallest expression or statements that are wrong, their wrong form, test)
 

@@ -1,4 +1,5 @@
-"""A GPU that is only pretended, for tests/more/test_cuda.py: tensors of the CPU count as on "cuda:0".
+"""A GPU that is only pretended, for tests/more/test_cuda.py: tensors of the CPU count as on
+"cuda:0".
 
 Within `Pretended()` each call of torch from Python is watched. What is made with device="cuda" or
 sent there is marked, and so is what comes of marked tensors; their `.device` says "cuda:0". Where

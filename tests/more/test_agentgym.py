@@ -1,5 +1,5 @@
-"""pytest tests/more/test_agentgym.py: --format agentgym, against the texts and the parsing of AgentGym's
-own clients (agentenv/agentenv in github.com/WooooDyy/AgentGym at 3ef9235)."""
+"""pytest tests/more/test_agentgym.py: --format agentgym, against the texts and the parsing of
+AgentGym's own clients (agentenv/agentenv in github.com/WooooDyy/AgentGym at 3ef9235)."""
 import hashlib
 import importlib
 import re

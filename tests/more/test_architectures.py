@@ -1,4 +1,5 @@
-"""pytest tests/more/test_architectures.py: which models of transformers run; docs/models.md's tables.
+"""pytest tests/more/test_architectures.py: which models of transformers run; docs/models.md's
+tables.
 
 Every row of that table is a small random model, its window on and shorter than the texts. Its
 training forward and what the engine samples with are compared with transformers' own attention.

@@ -1,4 +1,5 @@
-"""pytest tests/more/test_assignments.py: the course. What a student's copy holds, what check.py says.
+"""pytest tests/more/test_assignments.py: the course. What a student's copy holds, what check.py
+says.
 
 `python assignments/versions/try_all.py` tries all right and wrong versions; here they do so marked
 slow, as does every step from blank to right.

@@ -1,4 +1,5 @@
-"""pytest tests/more/test_original.py: worlds played on a server of the original AgentGym, behind ours.
+"""pytest tests/more/test_original.py: worlds played on a server of the original AgentGym, behind
+ours.
 
 The original's servers are played back from recorded exchanges: their routes and key names, no
 /health, no /steps, no `info`.

@@ -1,4 +1,5 @@
-"""pytest tests/more/test_plan.py: the memory that a run needs, and the runs that are refused for it.
+"""pytest tests/more/test_plan.py: the memory that a run needs, and the runs that are refused for
+it.
 
 What plan.py says is compared with tensors: on torch's meta device, of FSDP2's shards in a group of
 processes that does not exist, of small models; with what autograd saves and what torch allocates.

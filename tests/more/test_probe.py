@@ -1,4 +1,5 @@
-"""pytest tests/more/test_probe.py: recipes/probe.py, its equations, its figures and its warnings."""
+"""pytest tests/more/test_probe.py: recipes/probe.py, its equations, its figures and its
+warnings."""
 import math
 import statistics
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""pytest tests/more/test_readme.py: what README and docs/ say of files and flags; the environment of
-docs/own_environment.md, made word for word in a copy of the code."""
+"""pytest tests/more/test_readme.py: what README and docs/ say of files and flags; the environment
+of docs/own_environment.md, made word for word in a copy of the code."""
 import json
 import re
 import shutil

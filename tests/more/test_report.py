@@ -1,4 +1,5 @@
-"""pytest tests/more/test_report.py: what is kept of episodes, and the pages, opened in a real Chromium.
+"""pytest tests/more/test_report.py: what is kept of episodes, and the pages, opened in a real
+Chromium.
 
 Expected numbers come from stock transformers on a run's checkpoints and from samples.jsonl itself.
 Where Chromium or playwright is missing, the tests of the pages are skipped.

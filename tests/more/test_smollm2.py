@@ -1,5 +1,6 @@
-"""pytest -m slow tests/more/test_smollm2.py: SmolLM2-135M-Instruct, which somebody else trained, computes
-here what stock transformers computes. Skipped without the package that brings its weights."""
+"""pytest -m slow tests/more/test_smollm2.py: SmolLM2-135M-Instruct, which somebody else trained,
+computes here what stock transformers computes. Skipped without the package that brings its
+weights."""
 from importlib.util import find_spec
 
 import pytest

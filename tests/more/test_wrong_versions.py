@@ -1,4 +1,5 @@
-"""pytest tests/more/test_wrong_versions.py: a dozen faults put into a copy of the code; all are noticed.
+"""pytest tests/more/test_wrong_versions.py: a dozen faults put into a copy of the code; all are
+noticed.
 
 `python tests/wrong_versions.py` tries the whole list. The faults are tried by a process without
 pytest's threads, which a fork would not survive.
