@@ -324,7 +324,7 @@ def test_successes_are_above_a_threshold_and_weights_shares_of_the_best_score(en
     assert example_weight(trajectory, load_env(env)) == pytest.approx(share)
 
 
-def test_successes_are_the_first_of_each_task_or_all():
+def test_successes_are_the_first_of_each_task_or_all(scales):
     a, b, c, d, e, f = (won("maze", 1, 0.0), won("maze", 1, 1.0), won("maze", 1, 1.0),
                         won("wordle", 1, 1.0), won("maze", 0, 1.0), won("maze", 1, 1.0))
     unplayed = Trajectory(7, env="babyai", score=1.0)           # its prompt did not fit
