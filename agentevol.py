@@ -168,6 +168,9 @@ def layers(kind, given):
     """What is asked for beside the flags `given`, as `parse_flags` wants it. Of what environments
     and models ask for: how a model speaks, and what concerns cloning. ValueError."""
     cfg = kind(**given)
+    was = begun(cfg.out, given, kind, MAY_CHANGE) if given.get("resume") else {}
+    if was:
+        return [("resumed", was)]           # these are all settings of a run
     found = []
     for where, settings, cloning in settings_for(cfg.model, cfg.env):
         asked = part_of(settings, Worlds, Speaks)
@@ -180,8 +183,6 @@ def layers(kind, given):
             for name in ("n", "skill", "goal"):
                 asked.pop(name, None)
         found.append((where, asked))
-    if given.get("resume"):
-        found.append(("resumed", begun(cfg.out, given, kind, MAY_CHANGE)))
     return found
 
 

@@ -284,6 +284,7 @@ def trainer_state(models, optimizer):
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
+            name = name.removeprefix("model.")          # what a Policy holds has names of its own
             if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
             for key, x in optimizer.state.get(weights, {}).items():
@@ -347,11 +348,10 @@ CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6
 def settings_for(model, env):
     """[(where, {flag of train.py: value}, {flag of agentevol.py: value})], the weakest first: what
     the environments ask for if a tiny policy plays them, and what the model brings."""
-    asked = []
-    if is_tiny(model):
-        asked.append((f"environment (TINY of {env})", tiny_settings(env)))
-    if model:
-        asked.append(model_settings(model))
+    brought = model_settings(model)
+    asked = [brought]
+    if "tiny" in brought[1]:
+        asked.insert(0, (f"environment (TINY of {env})", tiny_settings(env)))
     found = []
     for where, settings in asked:
         settings = dict(settings)
@@ -362,15 +362,12 @@ def settings_for(model, env):
     return found
 
 
-def is_tiny(model):
-    """Whether this is a small policy that was cloned from nothing, as one is without --model."""
-    return not model or "tiny" in model_settings(model)[1]
-
-
 def model_settings(model):
     """(where, how a model speaks and its rates): folders that we write bring their own, others get
     CHAT_MODEL. There "clone" holds flags of agentevol.py, "cloned" those by which it was cloned,
-    and "tiny" says that it was from nothing."""
+    and "tiny" says that it was from nothing, as a policy without --model is."""
+    if not model:
+        return "", dict(tiny=True)
     path = os.path.join(model, "defaults.json")
     if os.path.exists(path):
         return f"model ({path})", read_settings(path)

@@ -45,7 +45,7 @@ from flags import flag, parse_flags
 from lora import Base, base_of
 from parallel import progress
 from policy import check_model
-from run import Run, begun, both_splits, connected, is_tiny, keep_settings, last_checkpoint
+from run import Run, begun, both_splits, connected, keep_settings, last_checkpoint, model_settings
 from run import one_sentence, open_folder, open_worlds, restore, save, settings_for
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -493,16 +493,16 @@ MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} 
 
 
 def layers(kind, given):
-    """What is asked for beside the flags `given`, as `parse_flags` wants it: see Config.
-    ValueError."""
+    """What is asked for beside the flags `given`, for `parse_flags`: see Config. ValueError."""
     cfg = kind(**given)
+    was = begun(cfg.path, given, kind, MAY_CHANGE) if cfg.resume else {}
+    if was:
+        return [("resumed", was)]           # these are all settings of a run
     found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env)]
-    if cfg.lora and not is_tiny(cfg.model):
+    if cfg.lora and "tiny" not in model_settings(cfg.model)[1]:
         # ten times a chat model's: "LoRA Without Regret" (2025)
         found.append(("--lora", dict(lr=1e-5)))
     found.append((f"rule {cfg.algo}", ALGOS[cfg.algo]))
-    if cfg.resume:
-        found.append(("resumed", begun(cfg.path, given, kind, MAY_CHANGE)))
     return found
 
 

@@ -163,6 +163,8 @@ def test_a_run_trains_its_adapters_alone(url, model):
                                token_logprobs(run.policy, *text()), atol=1e-5, rtol=0)
     assert not os.path.exists(f"{folder}/model.safetensors")
     assert not any("proj.weight" in name for name in trainer_of(folder))    # no frozen weights
+    assert any(name.startswith("policy_optimizer/model.layers.0.")      # the model's own names
+               for name in trainer_of(folder))
 
 
 def test_the_base_is_the_reference_and_nothing_else_is_loaded(url, model, monkeypatch):

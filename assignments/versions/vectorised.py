@@ -273,9 +273,8 @@ class Sampler:
     def draw(self, slots, logits):
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         began = time.perf_counter()
-        uniforms = np.array([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
-        ids, logprobs = sample(logits, torch.from_numpy(uniforms).to(logits.device),
-                               self.temperature)
+        uniforms = torch.tensor([s.episode.uniforms[len(s.episode.token_ids)] for s in slots])
+        ids, logprobs = sample(logits, uniforms.to(logits.device), self.temperature)
         for slot, token, logprob in zip(slots, ids.tolist(), logprobs.tolist()):
             slot.episode.sampled(token, logprob)
         self.stats.seconds["sampling"] += time.perf_counter() - began
