@@ -13,10 +13,11 @@ from functools import lru_cache, partial
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from envs import tools_of
+from curriculum import choose_tasks
+from envs import demonstrations, tools_of
 from envs.parts.agentgym import Manner, manner_of
 from envs.parts.tool_calls import action_of, calling, read_calls, syntax_of
-from flags import Count, flag
+from flags import Count, Natural, flag
 
 # ---- messages -----------------------------------------------------------------------------------
 
@@ -125,6 +126,9 @@ class Chat:
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
         written = self.source + prompt + between
         special = [t.content for t in tokens if t.special or t.content in written]
+        # A tokenizer of bytes writes a line's end as Ċ, one of pieces as <0x0A>.
+        self.newline_ids = {i for token, i in tokenizer.get_vocab().items()
+                            if "\n" in token or "Ċ" in token or token == "<0x0A>"}
         self.special = one_of(special)
         self.special_in_reply = one_of(text for text in special if text not in OF_REPLIES)
 
@@ -206,6 +210,10 @@ class Chat:
         # without it, because it was sampled: it is there already.
         return self.encode(between[between.index(self.stop):])[1:]
 
+    def text(self, token_ids):
+        """Sampled ids as text. Llama 3's tokenizer would clean spaces up."""
+        return self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+
     def message(self, text):
         """Its thoughts go where the template looks for them; a lone tool call becomes one, unless
         it holds a special token, which JSON can spell by escapes."""
@@ -251,23 +259,23 @@ def split_thoughts(text):
 # The transcripts are of textcraft_small, as report.py prints them; "..." marks a cut.
 
 def read_act(reply):
-    """The reply is the action.
+    """The reply is the action; "Action:" before it is forgiven.
     <|user|>Crafting commands: ... craft 2 flour using 2 wax
     Goal: craft flour.<|end|><|assistant|>⟦get 2 wax<|end|>⟧ (reward 0)
     <|user|>Got 2 wax<|end|><|assistant|>⟦craft 2 flour using 2 wax<|end|>⟧ (reward 1)"""
-    return reply.strip(), ""
+    return reply.strip().removeprefix("Action:").strip(), ""
 
 
 def read_react(reply):
-    """AgentGym's default: a thought, then the action.
+    """AgentGym's default: a thought, then the action. What a model goes on to invent, such as the
+    environment's answer and further actions, does not count.
     <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
     Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)"""
-    parts = reply.split("Action:")
-    if len(parts) < 2:
+    _, found, rest = reply.partition("Action:")
+    if not found:
         return "", "Your reply had no line 'Action: ...'."
-    if len(parts) > 2:
-        return "", "Your reply had several actions; give one."
-    return parts[1].strip(), ""
+    action = re.split(r"\n(?:Thought|Action|Observation):", rest)[0]
+    return action.strip(), ""
 
 
 def read_think(reply):
@@ -286,6 +294,7 @@ ASK_REACT = "Reply with 'Thought: ' and your reasoning, then on a line of its ow
             "and one action."
 ASK_NOTE = "Earlier turns will not be shown again. Begin each reply with a line 'Note: ' that " \
            "holds all you must remember; it replaces the note before it."
+ASK_SHOTS = "Games of another player come first, as examples; then it is your turn."
 ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong and what you " \
              "will do differently. Then you try again."
 CUT = "Your reply ended within its thoughts. Think less, then act."
@@ -301,6 +310,7 @@ class Format:
     read: object                 # reply -> (action, complaint)
     write: str                   # a reply, from a demonstration
     first: str = ""              # what the first reply begins with
+    line: bool = True            # the action ends with its line, and with it the reply
     tries: int = 1               # of one task; after a failed one the agent writes a lesson
     keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
 
@@ -319,11 +329,11 @@ class Format:
 
 REACT = Format(ASK_REACT, read_react, "Thought: {thought}\nAction: {action}")
 FORMATS = {
-    "act": Format("Reply with one action and nothing else.", read_act, "{action}"),
+    "act": Format("Reply with one action, in one line.", read_act, "{action}"),
     "react": REACT,
     "think": Format("Reply with <think>your reasoning</think><answer>your action</answer>; several "
                     "actions are joined by ' || '.", read_think,
-                    "<think>{thought}</think><answer>{action}</answer>"),
+                    "<think>{thought}</think><answer>{action}</answer>", line=False),
     # The first reply begins with a plan. It stays in view; the agent may write a new one.
     #     ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
     #     Thought: To craft flour I still need 2 wax, which is raw: I get it.
@@ -339,22 +349,23 @@ FORMATS = {
     #     <|user|>Crafting commands: ... Goal: craft flour.<|end|><|assistant|>⟦Thought: To ...
     "reflect": replace(REACT, tries=2),
     # The template writes the calls, and Agent.read understands them. Nobody demonstrates it.
-    "tool": Format("Act by calling a tool; make one call in each reply.", None, ""),
+    "tool": Format("Act by calling a tool; make one call in each reply.", None, "", line=False),
     # The rules of AgentGym's clients ask for its form, and their `Manner` reads it.
-    "agentgym": Format("", None, "Thought:\n{thought}\n\nAction:\n{action}"),
+    "agentgym": Format("", None, "Thought:\n{thought}\n\nAction:\n{action}", line=False),
 }
 
 
 @dataclass(kw_only=True)
 class Speaks:
-    format: str = flag("act", "form of a reply; chat models: react", FORMATS,
+    format: str = flag("act", "form of a reply; with --model by its size", FORMATS,
                        heading="how the agent speaks")
     context: str = flag("full", "in view: all turns, the last, a note",
                         ("full", "window", "memory"))
     history: str = flag("keep", "earlier turns: as sampled, or rendered anew", ("keep", "template"))
+    shots: Natural = flag(0, "games of the expert that are shown first, as examples")
     thinking: str = flag("", "the template's switch; empty: as it has it", ("", "on", "off"))
-    max_turn_tokens: Count = flag(24, "a longer reply is cut; chat models: 512")
-    max_context: Count = flag(512, "tokens in view, else it is truncated; chat models: 8192")
+    max_turn_tokens: Count = flag(24, "a longer reply is cut; --model: by its size")
+    max_context: Count = flag(512, "tokens in view, else it is truncated; --model: more")
 
 
 @dataclass
@@ -374,32 +385,70 @@ class Agent(Speaks):
             self.manner = manner_of(self.module)
         else:
             self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
+        # Where an action is one line, nothing behind that line is read.
+        several = getattr(self.module, "SEVERAL_LINES", False)
+        self.one_line = FORMATS[self.format].line and not several
+        self.examples = self.play_examples() if self.shots else []
         self.chat = None
         if self.tokenizer:
             schemas = [schema for _, schema in self.tools.values()]
             self.chat = Chat(self.tokenizer, self.history, self.thinking, schemas, self.stop_ids)
 
+    def play_examples(self):
+        """`shots` games of the environment's expert, as messages. ValueError: it has no expert, or
+        calls are to be shown, which nobody demonstrates."""
+        name = self.module.NAME
+        if self.format == "tool" or not hasattr(self.module.Env, "expert"):
+            raise ValueError(f"shots={self.shots}, format={self.format}: {name} has no player to "
+                             "show this; leave --shots out")
+        # Some more tasks than games, because even an expert may fail.
+        tasks = choose_tasks(self.module, "train", 4 * self.shots)
+        data = getattr(self.module, "data", "")
+        messages = []
+        for game in demonstrations(name, tasks[::2] + tasks[1::2], self.shots, 1.0, 0, data=data):
+            for observation, reply in self.demonstrated(game):
+                messages += [said("user", observation), said("assistant", reply)]
+        return messages
+
+    def demonstrated(self, game):
+        """[(what the policy would have read, what it would have replied), ...] of a game."""
+        moves = game["turns"]
+        pairs = []
+        for i, move in enumerate(moves):
+            observation = move.observation if i else self.first(move.observation)
+            note = None
+            if self.context == "memory":
+                note = "; ".join(earlier.action for earlier in moves[:i])
+            reply = FORMATS[self.format].compose(move.thought, move.action, i, note)
+            pairs.append((observation, reply))
+        return pairs
+
     def start(self):
-        """The messages before the first observation: the rules and the form of a reply. AgentGym's
-        clients tell them as the user, and the model agrees."""
+        """The messages before the first observation: the rules, the form of a reply, the example
+        games. AgentGym's clients tell the rules as the user, and the model agrees."""
         parts = [self.manner.rules, FORMATS[self.format].ask]
         if self.context == "memory":
             parts.append(ASK_NOTE)
+        if self.examples:
+            parts.append(ASK_SHOTS)
         text = "\n\n".join(filter(None, parts))
         if not self.manner.agreed:
-            return [said("system", text)]
-        return [said("user", text), said("assistant", self.manner.agreed)]
+            return [said("system", text), *self.examples]
+        return [said("user", text), said("assistant", self.manner.agreed), *self.examples]
 
     def first(self, observation):
         """A first observation as the policy reads it."""
         return self.manner.first(observation, self.prompt)
 
     def later(self, observation, complaint):
-        """A later observation as the policy reads it, behind a complaint about its last reply.
-        AgentGym's clients show the complaint alone."""
-        if self.format == "agentgym":
-            return complaint or observation
-        return f"{complaint}\n{observation}".strip()
+        """A later observation as the policy reads it. After a reply that held no action a complaint
+        takes its place: what the environment says of an empty action helps nobody. In the mode
+        `memory`, which shows no earlier turn, both are shown."""
+        if not complaint:
+            return observation
+        if self.context == "memory":
+            return f"{complaint}\n{observation}".strip()
+        return complaint
 
     def read(self, words, message):
         """A reply without its thoughts, and as a message -> (action, complaint)."""
@@ -407,4 +456,19 @@ class Agent(Speaks):
             return action_of(message, self.tools)
         if self.context == "memory":
             words = NOTE.sub("", words)
-        return self.manner.read(words)
+        action, complaint = self.manner.read(words)
+        if self.one_line:
+            action = action.partition("\n")[0].rstrip()
+        example = getattr(self.module, "EXAMPLE", "")
+        if complaint and example and self.format != "agentgym":
+            form = FORMATS[self.format].compose("...", example, turn=1)
+            complaint = f"{complaint} For example:\n{form}"
+        return action, complaint
+
+    def is_whole(self, reply):
+        """Whether a reply, as far as it has come, has a line behind its action."""
+        if not self.one_line:
+            return False
+        _, words, cut = split_thoughts(self.chat.opened + reply.rpartition("\n")[0])
+        action, _ = self.read(words, None)
+        return bool(action) and not cut

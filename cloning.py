@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 import algos
 import parallel
 from batch import micro_batches, to_batch
-from chat import FORMATS, Agent, Speaks, make_tokenizer
+from chat import Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
@@ -111,9 +111,7 @@ def train_tokenizer(demos, agents, vocabulary):
         for message in agent.start():
             if message["role"] != "system":
                 texts.append(message["content"])
-        for i, move in enumerate(demo["turns"]):
-            observation = move.observation if i else agent.first(move.observation)
-            reply = FORMATS[agent.format].compose(move.thought, move.action, i)
+        for observation, reply in agent.demonstrated(demo):
             texts += [observation, reply]
     modules = [agent.module for agent in agents.values()]
     one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
@@ -152,11 +150,7 @@ def replay_one(demo, agent):
     answers = [move.observation for move in moves[1:]] + [demo["last"]]
     episode = Episode(agent, demo["task_id"], (0,), len(moves))
     episode.observe(moves[0].observation)
-    for i, (move, answer) in enumerate(zip(moves, answers)):
-        note = None
-        if agent.context == "memory":
-            note = "; ".join(earlier.action for earlier in moves[:i])
-        reply = FORMATS[agent.format].compose(move.thought, move.action, i, note)
+    for (_, reply), move, answer in zip(agent.demonstrated(demo), moves, answers):
         token_ids = agent.chat.encode(reply) + [agent.chat.stop_id]
         episode.reply(token_ids, [0.0] * len(token_ids))
         # What the environment said is shown as it came, whatever our own reader of replies thinks.

@@ -150,9 +150,13 @@ class Episode:
 
     def sampled(self, token, logprob):
         """Take the next token of the policy's reply; after the last one the episode is `asking`."""
+        chat = self.agent.chat
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        if token in self.agent.chat.stop_ids or len(self.token_ids) == self.agent.max_turn_tokens:
+        ended = token in chat.stop_ids or len(self.token_ids) == self.agent.max_turn_tokens
+        if token in chat.newline_ids and self.state == "replying":
+            ended = ended or self.agent.is_whole(chat.text(self.token_ids))
+        if ended:
             self.reply(self.token_ids, self.logprobs)
             self.token_ids = []
             self.logprobs = []
@@ -174,8 +178,7 @@ class Episode:
 
         if last in chat.stop_ids:
             token_ids = token_ids[:-1]
-        # Llama 3's tokenizer would clean spaces up.
-        text = chat.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        text = chat.text(token_ids)
         self.replied(chat.opened + text, chat.message(text))
 
     def replied(self, text, message):

@@ -49,6 +49,10 @@ def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the page."""
     rates, sampled = greedy_and_sampled(run, run.policy)
     run.evaluations.append((run.step, rates))
+    if len({t.reward for t in sampled}) == 1 and not rates["sampled"]["success"]:
+        clone = f"agentevol.py clone --env {run.cfg.env} --model {run.start_model}"
+        parallel.say(f"all {len(sampled)} tries failed alike: where a whole group earns the same RL "
+                     f"learns nothing. Show it games (--shots 2), or clone first: python {clone}")
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_results(run)
 

@@ -285,6 +285,13 @@ def check_model(path):
                          "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
 
 
+def parameters_of(path):
+    """The number of parameters of the model at `path`, of which only the config is read."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(from_pretrained(AutoConfig, path))
+    return model.num_parameters()
+
+
 def check_config(config):
     """Refuse what attention.py does not compute. The model is tried without weights, on torch's
     meta device, under a layout that notes what each layer asks for."""

@@ -38,8 +38,8 @@ from envs import as_flag, load_env
 from episode import World
 from evaluation import players_of
 from flags import part_of, told
-from lora import adapters, save_adapters, tokenizer_path
-from policy import from_pretrained, longest_text
+from lora import adapters, base_of, save_adapters, tokenizer_path
+from policy import from_pretrained, longest_text, parameters_of
 
 # ---- the parts of a run -------------------------------------------------------------------------
 
@@ -340,18 +340,32 @@ def restore(run, folder):
 
 # ---- what models and environments ask for --------------------------------------------------------
 
-# As TINY is, of a pretrained model.
-CHAT_MODEL = dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
-                  clone=dict(lr=1e-5, learn_lr=1e-5))
+# As TINY is, of pretrained models: (most parameters, settings). The first row was found by trials
+# with SmolLM2-135M, the last is AgentGym-RL's of 3B and more, the one between them was not tried.
+# Small models act without a thought; docs/pretrained.md has the figures.
+CHAT_MODELS = [
+    (4e8, dict(format="act", max_turn_tokens=48, max_context=4096, lr=5e-5, mini_batches=2,
+               clone=dict(n=400, skill=1.0, steps=50, batch=8, lr=2e-4,
+                          learn_steps=60, learn_lr=1e-4))),
+    (2e9, dict(format="react", max_turn_tokens=128, max_context=8192, lr=5e-6,
+               clone=dict(n=400, skill=1.0, steps=100, batch=16, lr=5e-5,
+                          learn_steps=100, learn_lr=2e-5))),
+    (math.inf, dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
+                    clone=dict(n=400, skill=1.0, steps=100, lr=1e-5, learn_steps=100,
+                    learn_lr=1e-5))),
+]
 
 
 def settings_for(model, env):
     """[(where, {flag of train.py: value}, {flag of agentevol.py: value})], the weakest first: what
-    the environments ask for if a tiny policy plays them, and what the model brings."""
+    the environments ask for, of a tiny policy much, of others the turns, and what the model
+    brings."""
     brought = model_settings(model)
-    asked = [brought]
     if "tiny" in brought[1]:
-        asked.insert(0, (f"environment (TINY of {env})", tiny_settings(env)))
+        asked = [(f"environment (TINY of {env})", tiny_settings(env)), brought]
+    else:
+        turns = max(load_env(name).HORIZON for name in env.split(","))
+        asked = [(f"environment (HORIZON of {env})", dict(horizons=(turns,))), brought]
     found = []
     for where, settings in asked:
         settings = dict(settings)
@@ -364,14 +378,17 @@ def settings_for(model, env):
 
 def model_settings(model):
     """(where, how a model speaks and its rates): folders that we write bring their own, others get
-    CHAT_MODEL. There "clone" holds flags of agentevol.py, "cloned" those by which it was cloned,
+    those of CHAT_MODELS. There "clone" holds flags of agentevol.py, "cloned" those by which it was cloned,
     and "tiny" says that it was from nothing, as a policy without --model is."""
     if not model:
         return "", dict(tiny=True)
     path = os.path.join(model, "defaults.json")
     if os.path.exists(path):
         return f"model ({path})", read_settings(path)
-    return "model (CHAT_MODEL)", dict(CHAT_MODEL)
+    size = parameters_of(base_of(model))
+    for most, settings in CHAT_MODELS:
+        if size <= most:
+            return f"model ({size / 1e9:.2g}B parameters)", dict(settings)
 
 
 def tiny_settings(env):

@@ -430,8 +430,8 @@ def longest_episode(form, max_turn_tokens, horizon):
 # ---- flags --------------------------------------------------------------------------------------
 
 # A setting is what its flag says; without a flag, what a run that is resumed had, what the rule of
-# --algo sets (ALGOS), what the model's defaults.json says (CHAT_MODEL, if it has none), what the
-# environment's TINY asks for, if the policy is tiny; and if none of them speaks, what stands here.
+# --algo sets (ALGOS), what the model's defaults.json says (CHAT_MODELS, if it has none), what the
+# environment asks for (TINY; HORIZON); and if none of them speaks, what stands here.
 @dataclass
 class Config(Machine, Speaks, Plays, Worlds):
     model: str = flag("", "folder or hub id; empty: a tiny policy cloned from the expert",
@@ -450,7 +450,7 @@ class Config(Machine, Speaks, Plays, Worlds):
     temperature: Positive = flag(1.0, "of the sampler; the trainer divides its logits by it, too")
     mini_batches: Count = flag(4, "optimizer steps, at most, per pass over a step's trajectories")
     epochs: Count = flag(1, "passes over a step's trajectories")
-    lr: Positive = flag(6e-4, "initial learning rate, decays linearly; chat: 1e-6, LoRA 1e-5")
+    lr: Positive = flag(6e-4, "initial learning rate, decays linearly; --model: by its size")
     lr_end: Share = flag(0.2, "final learning rate, as a share of lr")
     max_grad_norm: Positive = flag(1.0, "a longer gradient is clipped to this norm; inf: none is")
 
@@ -499,9 +499,9 @@ def layers(kind, given):
     if was:
         return [("resumed", was)]           # these are all settings of a run
     found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env)]
-    if cfg.lora and "tiny" not in model_settings(cfg.model)[1]:
-        # ten times a chat model's: "LoRA Without Regret" (2025)
-        found.append(("--lora", dict(lr=1e-5)))
+    settings = model_settings(cfg.model)[1]
+    if cfg.lora and "tiny" not in settings:         # "LoRA Without Regret" (2025)
+        found.append(("--lora", dict(lr=10 * settings.get("lr", 1e-6))))
     found.append((f"rule {cfg.algo}", ALGOS[cfg.algo]))
     return found
 

@@ -28,6 +28,8 @@ What more may be there:
     TINY                  what a tiny policy needs here: flags of train.py and, under "clone", of
                           agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400))
     ONE_WORD              a regular expression of what is one token to it: r"^#.*\\n?", a grid's row
+    EXAMPLE               an action: a model whose reply held none is shown its form by this one
+    SEVERAL_LINES = True  an action may have several lines; else it ends with its first
     TOOLS                 {form of an action: description} for models that call tools: `tools_of`
     ENGINE                the program that plays it, if not ours
     PARALLEL = True       a step may take long, and many can be taken at once

@@ -54,6 +54,7 @@ opened. You can carry one thing. Write one command each turn (O: a thing, R: a r
 Heating takes a microwave, cooling a fridge, cleaning a sinkbasin, each with the thing in your hand.
 To look at a thing by the light of a lamp, carry it to the lamp and use the lamp.
 "Nothing happens." means that this cannot be done here and now."""
+EXAMPLE = "go to cabinet 1"
 TOOLS = {
     "go to {receptacle}": 'Walk to a receptacle, such as "cabinet 2".',
     "open {receptacle}": "Open the receptacle you stand at; you then see what is in it.",

@@ -78,6 +78,7 @@ go through DOOR: an open one
 toggle and go through DOOR: a closed one, or a locked one if you hold the key of its colour
 check available actions
 Reach the goal in few steps. Answer with one of the available actions, such as: go to red ball 1"""
+EXAMPLE = "turn left"
 TOOLS = {
     "turn left": "Turn left on the spot.", "turn right": "Turn right on the spot.",
     "move forward": "Walk one cell ahead.",

@@ -70,11 +70,13 @@ TINY = dict(families="simple", horizons=(1,), max_context=1536, max_turn_tokens=
 TOOLS = {"{sql}": "Answer the question with one SELECT statement of SQLite."}
 PROMPT = f"""You are told the tables of an SQLite database and asked a question about its rows.
 Answer with one SQL statement that gives exactly what is asked for, its columns in the order of the
-question, and nothing else. It may only read. Write it in one line, as a code block:
+question and no others. It may only read. Write it in one line, as a code block:
 ```sql
 SELECT name FROM person WHERE age > 30
 ```
 You are shown what it gives. You have {'one try' if TRIES == 1 else f'{TRIES} tries'}."""
+EXAMPLE = "```sql\nSELECT name FROM person\n```"
+SEVERAL_LINES = True
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = Wire(id_key="env_idx", create="env_idx", task_key="item_id", reset="[observation null]",
             step="{state reward done}")

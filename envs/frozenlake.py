@@ -43,6 +43,7 @@ The grid: _ ice, O hole, G goal, P you. On slippery ice a move may take you to t
 where you meant to go, never back; at the edge of the lake you stay where you are.
 Answer with left, down, right or up, or with up to five of these joined by ||, as in: up || left.
 You earn 1 point at the goal. A hole ends it."""
+EXAMPLE = "up"
 TOOLS = {"{moves}": "Move left, down, right or up, or up to five of these joined by ||: up || left"}
 
 

@@ -45,7 +45,8 @@ adds 1 to the row and "move up" takes 1 away; "move right" adds 1 to the column 
 takes 1 away. Each time you are told which of the four cells around you are walls; a move into a
 wall leaves you where you are, and so does any other text. One way leads to the goal without turning
 back, perhaps away from it at first; remember dead ends. At the goal you read "Success"; after 50
-moves it is "Failure". Answer with one move and nothing else."""
+moves it is "Failure". Make one move a turn."""
+EXAMPLE = "move up"
 
 MOVES = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 ACTIONS = tuple(MOVES)

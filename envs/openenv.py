@@ -32,7 +32,8 @@ from envs.parts.answers import (MAX_ANSWER, NO_ANSWER, EnvError, brief, checked,
 NAME, HORIZON, SUCCESS, FAMILIES = "openenv", 20, 1.0, ("seeds",)
 TRAIN, TEST = range(0, 9000), range(9000, 10_000)
 ENGINE, PARALLEL = "a server of the user's", True       # its steps take their time
-PROMPT = HOW = "Each turn you read an observation. Answer with one action and nothing else."
+PROMPT = HOW = "Each turn you read an observation. Take one action a turn."
+SEVERAL_LINES = True
 URL, FIELD, REWARD = "", "", "sum"      # where it plays and how: see `use`
 TIMEOUT = 50.0              # seconds for an answer; our own client waits 120 s for ours
 CLOSING = 2.0               # seconds that the server gets to end a session

@@ -79,6 +79,7 @@ dunk X in Y, use X on Y, activate X, deactivate X, connect X to Y, disconnect X,
 flush X, focus on X, wait (ten ticks), wait1 (one). Open a door before you go through. `focus on`
 shows the examiner what you mean: a wrong focus can end the task with -100 points. If a name fits
 several things, you get a numbered list: answer with the number alone. The score grows to 100."""
+EXAMPLE = "look around"
 TOOLS = {"{command}": "Give one command; or, when you were given a numbered list, the number."}
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = Wire(step="{observation reward score done}", reset="{task_name var_num task_description "

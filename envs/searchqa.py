@@ -79,6 +79,7 @@ Actions, one per turn:
 Search for one thing at a time: where a question goes over several steps, find out the first, then
 search for the next with what you have read. The answer is short: a name, a year, a number; it must
 be exactly right but for capitals, punctuation and articles."""
+EXAMPLE = "<search> capital of France </search>"
 TOOLS = {"<search> {query} </search>": "Show the three passages that fit these words best.",
          "<answer> {answer} </answer>": "Give the answer, as short as possible: it ends the task."}
 # As AgentGym has it: its JSON, how its client talks to a model.

@@ -32,6 +32,7 @@ TINY = dict(horizons=(4,), max_context=320, steps=150, clone=dict(steps=1600, sk
 PROMPT = """Answer the question with the help of a search engine. Actions, one per turn:
 <search> a name </search> - you are shown the passage about this name
 <answer> the answer </answer> - a name or a town; it ends the task"""
+EXAMPLE = "<search> Ada </search>"
 TOOLS = {"<search> {query} </search>": "Show the passage about a name.",
          "<answer> {answer} </answer>": "Give the answer, a name or a town: it ends the task."}
 TOWNS = """Oslo Porto Ghent Tartu Graz Leeds Turin Lyon Cork Malmo Basel Bergen Brno Cadiz Delft

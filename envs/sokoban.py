@@ -41,6 +41,7 @@ one box at a time and never pull, so a box in a corner is lost.
 The grid: # wall, _ floor, O target, X box, √ box on a target, P you, S you on a target.
 Answer with up, down, left or right, or with up to five of these joined by ||, as in: up || left.
 Every move costs 0.1 point, a box on a target earns 1, the solved room 10."""
+EXAMPLE = "up"
 TOOLS = {"{moves}": "Move up, down, left or right, or up to five of these joined by ||: up || left"}
 
 

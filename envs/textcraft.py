@@ -64,6 +64,7 @@ craft N item using N a, M b - use one of the commands, with exactly its ingredie
 inventory - see what you hold
 Where a command names a class, such as plank, use one kind of it, such as elm plank.
 A command makes its whole output at once; repeat it when you need more. What is left stays."""
+EXAMPLE = "get 1 oak log"
 TOOLS = {
     "get {items}": 'Fetch raw items, their number and name: "2 oak log".',
     "craft {items} using {ingredients}": "Use one of the crafting commands: items with their "

@@ -21,10 +21,14 @@ NAME, HORIZON, SUCCESS = "textcraft_small", 10, 1.0
 TRAIN, TEST = range(0, 6750), range(6750, 7110)      # 250 draws of 27 goals; 12 of each of 30
 FAMILIES = ("depth 1", "depth 2", "depth 3")
 TINY = dict(horizons=(10,), steps=150, kl_coef=0.01, clone=dict(goal="other", skill=0.9))
-PROMPT = """Craft the goal. Actions:
-get N item
-craft N item using N a, M b
-inventory"""
+PROMPT = """You are given crafting commands and a goal: craft the goal item.
+Actions, one per turn:
+get N item - fetch N of a raw item, one that no command makes; it is free
+craft N item using N a, M b - use one of the commands, with exactly its ingredients
+inventory - see what you hold
+What a command makes cannot be fetched: craft it first, if another command needs it. A command makes
+its whole output at once; repeat it when you need more. What is left stays."""
+EXAMPLE = "get 3 wax"
 TOOLS = textcraft.TOOLS
 
 

@@ -56,6 +56,7 @@ get_air_quality_level: {"air_quality_index"}; get_elevation: {"latitude", "longi
 get_distance: {"latitude1", "longitude1", "latitude2", "longitude2"}, in km
 check_valid_actions: {}; finish: {"answer": a text, a number or a list}, which ends the task
 An example: get_elevation with Action Input: {"latitude": 52.52, "longitude": 13.41}"""
+EXAMPLE = 'get_elevation with Action Input: {"latitude": 52.52, "longitude": 13.41}'
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(weather_prompt.RULES)

@@ -41,6 +41,7 @@ get_user_current_location: {}, the user's city; get_latitude_longitude: {"name":
 get_elevation: {"latitude", "longitude"}, in metres; check_valid_actions: {}
 finish: {"answer": a number}, which ends the task
 An example: get_elevation with Action Input: {"latitude": 52, "longitude": 13}"""
+EXAMPLE = 'get_elevation with Action Input: {"latitude": 52, "longitude": 13}'
 
 
 def task(task_id):

@@ -73,6 +73,7 @@ and N/A where the task cannot be done
 To replace what stands in a field: click it, press Ctrl+a, press Backspace, type.
 The sites are linked at http://homepage.com. You are logged in everywhere. Ids change with the page.
 An example: ```type [164] [restaurants near the station] [1]```"""
+EXAMPLE = "```click [11]```"
 TOOLS = {"```click [{id}]```": "Click the element with this id.",
          "```type [{id}] [{text}] [{enter}]```": "Write text into a field; enter 1: then press "
                                                  "Enter, 0: do not.",

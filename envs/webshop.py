@@ -65,6 +65,7 @@ click[value] - click a button, a product's number or an option that is on the pa
 Open a product by its number, click every option that the instruction asks for, then Buy Now. What
 its title does not say, Features and Description may. Buying ends the task, and you are paid for
 each wish that the product and your options meet."""
+EXAMPLE = "search[red shoes]"
 TOOLS = {"search[{keywords}]": "Look for products with these words.",
          "click[{item}]": "Click a button, a product's number or an option on the page."}
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.

@@ -28,6 +28,7 @@ NAME, HORIZON, SUCCESS = "webshop_small", 8, 1.0
 TRAIN, TEST = range(0, 4000), range(4000, 4300)
 FAMILIES = ("one feature", "two features")
 PROMPT = webshop.PROMPT.replace("ten results, Next > more", "three results")
+EXAMPLE = "search[red shoes]"
 TOOLS = webshop.TOOLS
 MOST = 3                            # results of a search
 KINDS = GOODS["grocery"][2][:2]     # snacks and drinks

@@ -49,7 +49,8 @@ letters with spaces between them, such as "s h i r e". Each letter of it is answ
 g, it stands in this place; y, it is in the word, but in another place; b, it is not in the word (or
 not that often). A guess that is not in the vocabulary is answered "invalid word" and lost. Unless
 you are told otherwise at the start, the vocabulary is: {", ".join(LISTED)}.
-Answer with one guess and nothing else."""
+Make one guess a turn."""
+EXAMPLE = "s h i r e"
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = Wire(task_key="seed", task_wraps=True, reset="{id observation}",
             look={"filtered_vocab": "filtered_vocab"})
