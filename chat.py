@@ -459,10 +459,10 @@ class Agent(Speaks):
         action, complaint = self.manner.read(words)
         if self.one_line:
             action = action.partition("\n")[0].rstrip()
+        form = FORMATS[self.format]
         example = getattr(self.module, "EXAMPLE", "")
-        if complaint and example and self.format != "agentgym":
-            form = FORMATS[self.format].compose("...", example, turn=1)
-            complaint = f"{complaint} For example:\n{form}"
+        if complaint and example and form.read:         # else the words are a protocol's
+            complaint += f" For example:\n{form.compose('...', example, turn=1)}"
         return action, complaint
 
     def is_whole(self, reply):

@@ -49,12 +49,20 @@ def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the page."""
     rates, sampled = greedy_and_sampled(run, run.policy)
     run.evaluations.append((run.step, rates))
-    if len({t.reward for t in sampled}) == 1 and not rates["sampled"]["success"]:
-        clone = f"agentevol.py clone --env {run.cfg.env} --model {run.start_model}"
-        parallel.say(f"all {len(sampled)} tries failed alike: where a whole group earns the same RL "
-                     f"learns nothing. Show it games (--shots 2), or clone first: python {clone}")
+    hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model)
+    if hopeless:
+        parallel.say(hopeless)
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_results(run)
+
+
+def nothing_to_learn(sampled, env, model):
+    """A sentence for a policy that always fails and always earns the same; "" for all others."""
+    if any(t.success for t in sampled) or len({t.reward for t in sampled}) > 1:
+        return ""
+    return (f"0 of {len(sampled)} tries succeed and all earn the same: RL learns nothing from such "
+            "groups. Show games of the expert (--shots 2), or clone first: python agentevol.py "
+            f"clone --env {env} --model {model}")
 
 
 def record(run, outcome):

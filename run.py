@@ -385,7 +385,10 @@ def model_settings(model):
     path = os.path.join(model, "defaults.json")
     if os.path.exists(path):
         return f"model ({path})", read_settings(path)
-    size = parameters_of(base_of(model))
+    try:
+        size = parameters_of(base_of(model))
+    except ValueError:          # behind an API, or refused by who loads it
+        return "model", dict(CHAT_MODELS[-1][1])
     for most, settings in CHAT_MODELS:
         if size <= most:
             return f"model ({size / 1e9:.2g}B parameters)", dict(settings)

@@ -3,7 +3,9 @@ each other, and on a busy machine they wait long."""
 import gc
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"       # read when torch is imported, by the tests behind this
+# Both are read by imports below. No test asks a hub, which would be asked again and again.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 from fakes import save_policy, served

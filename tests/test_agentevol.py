@@ -614,8 +614,8 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
     assert parsed(Evolve, "--env toy,sums --batch 3") == Evolve(
         env="toy,sums", n=300, lr=2e-3, steps=90, batch=3, **both)
     assert parsed(Evolve, f"--env toy --model {model}") == Evolve(
-        env="toy", model=model, format="react", max_turn_tokens=512, max_context=8192, lr=1e-5,
-        learn_lr=1e-5)
+        env="toy", model=model, format="act", max_turn_tokens=48, max_context=4096, lr=2e-4,
+        horizon=4, steps=50, batch=8, learn_lr=1e-4, learn_steps=60)
 
 
 # ---- flags --------------------------------------------------------------------------------------

@@ -126,10 +126,10 @@ def runs_of(trajectory):
 
 
 def heard(name, replies, **options):
-    """TEXTS as the policy hears them: a complaint first where its reply ended in thoughts."""
+    """TEXTS as the policy hears them: a complaint in its place where a reply ended in thoughts."""
     opened = opened_by(name, **options)
     before = ["", *(opened + reply for reply in replies)]
-    return [f"{CUT}\n{text}" if reply.rfind("<think>") > reply.rfind("</think>") else text
+    return [CUT if reply.rfind("<think>") > reply.rfind("</think>") else text
             for text, reply in zip(TEXTS, before)]
 
 
@@ -224,7 +224,7 @@ def test_thinking_is_the_templates_own_switch(name, thinking):
     episode = Episode(agent_of(name, thinking=thinking), 1, KEY, 9)     # and in `keep`, each time
     contexts, _ = converse(episode, PLAIN)
     assert episode.agent.tokenizer.decode(contexts[-1]).endswith(
-        TEXTS[-1] + (on if thinking == "on" else off))
+        heard(name, PLAIN, enable_thinking=thinking == "on")[-1] + (on if thinking == "on" else off))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].thoughts
@@ -238,11 +238,11 @@ def test_a_reply_cut_within_its_thoughts_is_an_empty_action(name, history):
     assert episode.request == Step("") and episode.trajectory.turns[0].cut
     episode.observe("Nothing happens.")
     decode, context = episode.agent.tokenizer.decode, episode.trajectory.context
-    assert f"{CUT}\nNothing happens." in decode(context)
+    assert CUT in decode(context) and "Nothing happens." not in decode(context)
     if history == "template":
         messages = [dict(role="system", content=episode.messages[0]["content"]),
                     dict(role="user", content="Go"), kept_by_a_server(name, text),
-                    dict(role="user", content=f"{CUT}\nNothing happens.")]
+                    dict(role="user", content=CUT)]
         assert (decode(context), context) == rendered(name, messages)
     answer(episode, text + "\n</think>\n\nget wax")
     assert episode.request == Step("get wax") and not episode.trajectory.turns[1].cut

@@ -343,7 +343,7 @@ def test_a_mistake_is_answered_in_one_sentence(flags, sentence, model, broken, u
 def test_a_model_speaks_as_it_was_cloned_or_as_a_chat_model(model, tmp_path):
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
         env="toy", format="think", context="full", max_turn_tokens=30, max_context=600, lr=1)))
-    for folder, form, turn, context in ((model, "react", 512, 8192),
+    for folder, form, turn, context in ((model, "act", 48, 4096),
                                         (str(tmp_path), "think", 30, 600)):
         cfg, _ = parse_flags(Config, ["--env", "sums", "--model", folder], "", evaluation.layers)
         assert cfg == Config(env="sums", model=folder, format=form, max_turn_tokens=turn,

@@ -171,11 +171,14 @@ def test_defaults_follow_the_model(model, tmp_path, monkeypatch):
     assert (tiny.lr, tiny.max_turn_tokens, tiny.max_context, tiny.format) == (6e-4, 24, 512, "act")
     chat = flags_chosen(f"--model {model}")
     assert (chat.lr, chat.max_turn_tokens, chat.max_context, chat.format) == (
+        5e-5, 48, 4096, "act")              # of less than 0.4B parameters
+    assert flags_chosen(f"--model {model} --lora 8").lr == 5e-4
+    large = flags_chosen("--model Qwen/Qwen2.5-3B-Instruct")
+    assert (large.lr, large.max_turn_tokens, large.max_context, large.format) == (
         1e-6, 512, 8192, "react")
-    assert flags_chosen(f"--model {model} --lora 8").lr == 1e-5
     assert flags_chosen("--lora 8").lr == 6e-4
     assert flags_chosen("--model Qwen/Qwen2.5-3B-Instruct --lr 5e-6 --format act") == replace(
-        chat, model="Qwen/Qwen2.5-3B-Instruct", lr=5e-6, format="act")
+        large, lr=5e-6, format="act")
     (tmp_path / "defaults.json").write_text(json.dumps(dict(
         format="think", context="window", max_turn_tokens=99, max_context=700, horizons=(3, 4))))
     own = flags_chosen(f"--model {tmp_path}")

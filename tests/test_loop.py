@@ -114,6 +114,16 @@ def both(url, model):
 
 # ---- what is played and measured ----------------------------------------------------------------
 
+def test_where_every_try_fails_alike_the_way_out_is_said():
+    failed, paid, won = (Trajectory(turns=[Turn(0, 1, reward)], success=success)
+                         for reward, success in ((0.0, False), (0.5, False), (1.0, True)))
+    said = metrics.nothing_to_learn([failed, failed], "maze", "smollm2")
+    assert said.startswith("0 of 2 tries succeed")
+    assert said.endswith("python agentevol.py clone --env maze --model smollm2")
+    for others in ([failed, paid], [failed, won], [won, won]):
+        assert metrics.nothing_to_learn(others, "maze", "smollm2") == ""
+
+
 def test_evaluations_are_as_many_as_were_asked_for_at_the_last_horizon(ppo, both):
     """Before RL, after every 2nd step and after the last, greedy and at T=1; steps are played at
     the temperature asked for and the horizon of their stage."""

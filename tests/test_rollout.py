@@ -5,6 +5,7 @@ import gc
 import math
 import random
 import signal
+import sys
 import threading
 import time
 import types
@@ -26,6 +27,7 @@ from fakes import (
     collect,
     play,
     token_logprobs,
+    toy,
     twins,
 )
 
@@ -33,7 +35,7 @@ import chat
 import episode
 import rollout
 from batch import to_batch
-from chat import FORMATS, Agent, Chat
+from chat import ASK_SHOTS, FORMATS, Agent, Chat
 from client import EnvError, Reset, Step
 from engine import Engine
 from episode import Episode, Trajectory, Turn, World
@@ -152,7 +154,7 @@ def test_chat_takes_a_quoted_special_token_for_ordinary_text(kind):
 
 # ---- formats ------------------------------------------------------------------------------------
 
-COMPLAIN_REACT, COMPLAIN_THINK, SEVERAL = "no line 'Action: ...'", "no <think>", "several actions"
+COMPLAIN_REACT, COMPLAIN_THINK = "no line 'Action: ...'", "no <think>"
 
 
 @pytest.mark.parametrize("name, reply, action, complaint", [
@@ -164,7 +166,9 @@ COMPLAIN_REACT, COMPLAIN_THINK, SEVERAL = "no line 'Action: ...'", "no <think>",
     ("react", "Action: up || left", "up || left", ""),
     ("react", "get 2 bone", "", COMPLAIN_REACT),
     ("react", "Thought: action: get", "", COMPLAIN_REACT),
-    ("react", "Action: up\nAction: down", "", SEVERAL),
+    ("react", "Action: up\nAction: down", "up", ""),
+    ("react", "Thought: a\nAction: up\nObservation: a wall\nThought: b\nAction: down", "up", ""),
+    ("act", "Action: up", "up", ""),
     ("think", "<think>bone first</think><answer>get 2 bone</answer>", "get 2 bone", ""),
     ("think", "<think>a\nb</think>\n<answer>up || left</answer> yes", "up || left", ""),
     ("think", "<think></think><answer></answer>", "", ""),
@@ -190,6 +194,68 @@ def test_format_compose_is_read_back_to_the_same_action(name, action):
             reply_to(episode, reply)
             assert episode.request == Step(action) and episode.complaint == ""
             assert ("Plan: I need {bone}: 2.\n" in reply) == (name == "plan" and turn == 0)
+
+
+@pytest.mark.parametrize("settings, several, text, ends", [
+    (dict(format="act"), False, "get 2 bone\n", True),
+    (dict(format="act"), False, "\n", False),
+    (dict(format="act"), True, "get 2 bone\n", False),             # the world takes several lines
+    (dict(format="act", context="memory"), False, "Note: a\n", False),
+    (dict(format="act", context="memory"), False, "Note: a\nget 2 bone\n", True),
+    (dict(format="react"), False, "Thought: I need bone.\n", False),
+    (dict(format="react"), False, "Thought: I need bone.\nAction:\n", False),
+    (dict(format="react"), False, "Thought: I need bone.\nAction: get 2 bone\n", True),
+    (dict(format="think"), False, "<think>a</think><answer>b</answer>\n", False),
+])
+def test_a_reply_ends_with_the_line_of_its_action(settings, several, text, ends):
+    """What a model would go on to say is not sampled; the newline was, so it is trained on."""
+    module = types.SimpleNamespace(NAME="other", PROMPT="", SEVERAL_LINES=several)
+    episode = Episode(agent(max_turn_tokens=99, module=module, **settings), 1, KEY, 5)
+    episode.observe("start")
+    for token in episode.agent.chat.encode(text):
+        assert episode.state == "replying"
+        episode.sampled(token, -1.0)
+    assert (episode.state == "asking") == ends
+    if ends:
+        assert episode.request == Step("get 2 bone") and episode.trajectory.token_ids[-1] == 0
+        assert episode.trajectory.response_mask[-2:] == [1, 0]
+
+
+def test_a_complaint_shows_the_form_of_an_action():
+    module = types.SimpleNamespace(NAME="other", PROMPT="", EXAMPLE="get 3 wax")
+    for form, shown in (("react", "Thought: ...\nAction: get 3 wax"),
+                        ("think", "<think>...</think><answer>get 3 wax</answer>")):
+        episode = Episode(agent(module=module, format=form), 1, KEY, 5)
+        episode.observe("start")
+        reply_to(episode, "wax")
+        episode.observe("Could not execute .")
+        assert episode.request == Step("")
+        assert episode.observation.endswith(f" For example:\n{shown}")     # and nothing of the world
+
+
+@pytest.mark.parametrize("form, reply", [("act", "aa"), ("react", "Thought: I count.\nAction: aa")])
+def test_shots_are_games_of_the_expert_before_the_first_observation(form, reply):
+    """The toy's even tasks are won by "aa", by one reply. They are read, and never trained on."""
+    module = toy()
+    module.TRAIN = range(0, 40, 2)
+    sys.modules["envs.toy"] = module
+    who = agent(module=module, format=form, shots=2)
+    del sys.modules["envs.toy"]
+    rules, *games = who.start()
+    assert rules["role"] == "system" and ASK_SHOTS in rules["content"]
+    assert [message["role"] for message in games] == ["user", "assistant"] * 2
+    assert [message["content"] for message in games[1::2]] == [reply] * 2
+    first, second = (message["content"] for message in games[::2])
+    assert first.startswith("Task ") and second.startswith("Task ") and first != second
+    episode = Episode(who, 1, KEY, 5)
+    episode.observe("start")
+    assert episode.trajectory.token_ids == who.chat.opening(
+        [rules, *games, dict(role="user", content="start")])
+    assert not any(episode.trajectory.response_mask)
+    for wrong in (dict(format="tool"), dict(module=types.SimpleNamespace(
+            NAME="other", PROMPT="", Env=object))):
+        with pytest.raises(ValueError, match="shots=2.* no player to show this"):
+            agent(**dict(module=module, shots=2) | wrong)
 
 
 # ---- one episode --------------------------------------------------------------------------------
@@ -385,7 +451,7 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
         sampled.append((ids.item(), logprobs.item()))
         return ids, logprobs
     monkeypatch.setattr(episode, "sample", noting)
-    for member in range(6):
+    for member in range(20):
         sampled.clear()
         t = play(policy(), agent(), LocalClient(), 2, 4, key=(0, 2, member))
         masked = [(i, p) for i, p, m in zip(t.token_ids, t.old_logprobs, t.response_mask) if m]
@@ -394,8 +460,9 @@ def test_mask_covers_exactly_what_was_sampled(monkeypatch):
         for turn in t.turns:
             assert t.response_mask[turn.start:turn.end] == [1] * (turn.end - turn.start)
             ends.add(stopped := t.token_ids[turn.end - 1] == 0)
-            if not stopped:
-                assert turn.end - turn.start == 8
+            if not stopped:                # at the end of a line, or of its tokens
+                last = t.token_ids[turn.end - 1]
+                assert turn.end - turn.start == 8 or last in agent().chat.newline_ids
                 assert t.token_ids[turn.end] == 0 and t.response_mask[turn.end] == 0
     assert ends == {True, False}                           # both were seen
 

@@ -155,6 +155,13 @@ def test_expert_succeeds_within_the_horizon(world, split):
     assert len(succeeded) / n >= allowed, failed
 
 
+def forms_of(world):
+    """Regular expressions of the actions that its tools can take."""
+    forms = [form for form, _ in tools_of(world).values()]
+    return [re.sub("<[0-9]+>", "(.+)", re.escape(re.sub(r"{\w+}", "<0>", form)))
+            for form in forms]
+
+
 def test_tools_can_say_all_that_the_expert_does(world):
     """Some form with some arguments is exactly the action."""
     tools = tools_of(world)
@@ -164,14 +171,30 @@ def test_tools_can_say_all_that_the_expert_does(world):
         assert re.fullmatch("[a-zA-Z0-9_-]{1,64}", name) and function["name"] == name
         assert 10 < len(function["description"]) < 150
         assert function["parameters"]["required"] == re.findall(r"{(\w+)}", form)
-    forms = [re.sub("<[0-9]+>", "(.+)", re.escape(re.sub(r"{\w+}", "<0>", form)))
-             for form, _ in tools.values()]
+    forms = forms_of(world)
     if "(.+)" in forms:                                 # anything can be said
         return
     with new_env(world) as env:
         for task_id in some_tasks(world, "TRAIN", 4) + some_tasks(world, "TEST", 4):
             for action, *_ in expert_episode(world, env, task_id):
                 assert any(re.fullmatch(form, action) for form in forms)
+
+
+def test_the_example_of_an_action_has_its_form(world):
+    """A complaint shows it to a model that did not find the form."""
+    if not hasattr(world, "EXAMPLE"):
+        return
+    assert getattr(world, "SEVERAL_LINES", False) or "\n" not in world.EXAMPLE
+    forms = forms_of(world)
+    if hasattr(world, "TOOLS") and "(.+)" not in forms:
+        assert any(re.fullmatch(form, world.EXAMPLE) for form in forms)
+        return
+    understood = []
+    with new_env(world) as env:
+        for task_id in some_tasks(world, "TRAIN", 60):
+            env.reset(task_id)
+            understood.append(env.step(world.EXAMPLE)[-1]["valid"])
+    assert any(understood) or world.NAME == "bird"      # where every database has its own tables
 
 
 def test_a_player_of_other_goals_acts_well_and_seldom_solves_the_task(world):
