@@ -183,6 +183,12 @@ def layers(kind, given):
             for name in ("n", "skill", "goal"):
                 asked.pop(name, None)
         found.append((where, asked))
+    if cfg.lora and not cfg.model:
+        raise ValueError(f"lora={cfg.lora} without --model: of a tiny policy all weights learn")
+    if cfg.lora:
+        # ten times that of all weights: "LoRA Without Regret" (2025)
+        found.append(("--lora", {name: 10 * asked[name] for name in ("lr", "learn_lr")
+                                 if name in asked}))
     return found
 
 

@@ -28,15 +28,15 @@ from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
 from episode import Episode
-from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
+from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import full_weights, model_settings, tiny_settings, write_json, written_whole
+from run import full_weights, model_settings, tiny_settings, write_json, write_policy, written_whole
 
 
 @dataclass
-class Clone(Machine, Speaks, Worlds):
+class Clone(Machine, Adapters, Speaks, Worlds):
     seed: Natural = flag(0, "of everything random", heading="behavioural cloning")
     out: str = flag("runs/clone", "the policy's folder")
     n: Natural = flag(8000, "games; with skill below 1 in whole rounds of all tasks")
@@ -252,8 +252,7 @@ def clone_policy(cfg, out, device, demos=None):
     settings = settings | speaks | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
         if parallel.rank() == 0:
-            policy.model.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
+            write_policy(policy, weights, tokenizer, aside)
             write_json(aside / "defaults.json", settings)
     return out
 
@@ -275,7 +274,7 @@ def clone_longer(run):
     learned, and in another order."""
     parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
     cfg = config_for_run(run.cfg)
-    policy = parallel.load(run.start_model, run.policy.device, run.cfg)
+    policy = parallel.load(run.start_model, run.policy.device, cfg)
     agents = {world.module.NAME: world.agent for world in run.worlds}
     trajectories = replay(demonstrations_for(cfg), agents)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg.batch,

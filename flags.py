@@ -73,6 +73,13 @@ class Machine(Device):
     checkpointing: bool = flag(False, "recompute activations in the backward pass")
 
 
+@dataclass
+class Adapters:
+    lora: Natural = flag(0, "rank of new ones, a folder's keep theirs; 0: all weights learn",
+                         heading="adapters in place of all weights: LoRA")
+    lora_alpha: Count = flag(32, "their share is scaled by lora_alpha / lora")
+
+
 # ---- from flags and layers to settings ----------------------------------------------------------
 
 def parse_flags(kind, argv=None, description="", layers=None):

@@ -122,18 +122,18 @@ def gathered(thing):
 
 # ---- models -------------------------------------------------------------------------------------
 
-def load(path, device, cfg, value_head=False, frozen=False, lora=0):
-    """The policy at `path`, a folder or a hub id, as it is trained: see `as_trained`. lora:
+def load(path, device, cfg, value_head=False, frozen=False):
+    """The policy at `path`, a folder or a hub id, as it is trained: see `as_trained`. With cfg.lora
     adapters are trained in its place: those of `path`, else new ones of this rank. ValueError."""
-    if not lora and base_of(path) != path:
-        raise ValueError(f"{path} holds adapters: train.py --lora trains them further, "
+    if not cfg.lora and base_of(path) != path:
+        raise ValueError(f"{path} holds adapters: --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")
     gc.collect()                        # models that were dropped before are cycles
     # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
     dtype = "auto" if dist.is_initialized() else torch.float32
     policy = load_adapted(path, "cpu", dtype, "torch")
-    if lora and policy.lora is None:
-        adapt(policy, lora, cfg.lora_alpha, path, cfg.seed)
+    if cfg.lora and policy.lora is None:
+        adapt(policy, cfg.lora, cfg.lora_alpha, path, cfg.seed)
     return as_trained(policy, device, cfg, value_head, frozen)
 
 

@@ -271,11 +271,23 @@ def checkpoints(folder):
 
 def full_weights(policy):
     """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
-    rank 0: the others may get less."""
+    rank 0: the others may get less. None of a policy whose adapters alone are kept."""
+    if adapters(policy):
+        return None
     weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
     once = dict(policy.model.named_parameters()) | dict(policy.model.named_buffers())
     return {k: v for k, v in weights.items() if k in once}
+
+
+def write_policy(policy, weights, tokenizer, folder):
+    """Make `folder` an ordinary model, or one of adapters. weights: its `full_weights`, which all
+    ranks gather together; one of them writes."""
+    if weights is None:
+        save_adapters(policy, folder)
+    else:
+        policy.model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
 
 
 def trainer_state(models, optimizer):
@@ -295,7 +307,7 @@ def trainer_state(models, optimizer):
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
     two keep what --resume needs, all keep their weights."""
-    weights = None if adapters(run.policy) else full_weights(run.policy)
+    weights = full_weights(run.policy)
     _, settings = model_settings(run.start_model)
     settings |= part_of(vars(run.cfg), Speaks)
     memory = {name: getattr(run, name) for name in REMEMBERED}
@@ -303,11 +315,7 @@ def save(run):
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
         dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
         if parallel.rank() == 0:
-            if weights is None:
-                save_adapters(run.policy, aside)
-            else:
-                run.policy.model.save_pretrained(aside, state_dict=weights)
-            run.worlds[0].agent.tokenizer.save_pretrained(aside)
+            write_policy(run.policy, weights, run.worlds[0].agent.tokenizer, aside)
             write_json(aside / "defaults.json", settings)
             memory["seconds"] = time.perf_counter() - run.began
             write_json(aside / "trainer.json", memory)

@@ -40,7 +40,7 @@ from cloning import clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
-from flags import Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
+from flags import Adapters, Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
 from flags import flag, parse_flags
 from lora import Base, base_of
 from parallel import progress
@@ -313,7 +313,7 @@ def setup(cfg, modules, clients, began, origins):
     if not start_model:
         clone = os.path.join(folder, "clone")
         start_model = clone_policy(config_for_run(cfg), clone, device)
-    policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
+    policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
@@ -321,9 +321,9 @@ def setup(cfg, modules, clients, began, origins):
         # RL began with fresh adapters, which add nothing yet: without them it is that policy.
         run.reference = Base(policy)
     elif cfg.kl_coef:
-        run.reference = parallel.load(start_model, device, cfg, frozen=True, lora=cfg.lora)
+        run.reference = parallel.load(start_model, device, cfg, frozen=True)
     if cfg.critic == "own":
-        run.critic = parallel.load(start_model, device, cfg, value_head=True, lora=cfg.lora)
+        run.critic = parallel.load(start_model, device, cfg, value_head=True)
     run.optimizer = make_optimizer(run.policy, cfg.lr, run.critic, cfg.critic_lr)
     if last:
         restore(run, last)
@@ -433,15 +433,13 @@ def longest_episode(form, max_turn_tokens, horizon):
 # --algo sets (ALGOS), what the model's defaults.json says (CHAT_MODELS, if it has none), what the
 # environment asks for (TINY; HORIZON); and if none of them speaks, what stands here.
 @dataclass
-class Config(Machine, Speaks, Plays, Worlds):
+class Config(Machine, Adapters, Speaks, Plays, Worlds):
     model: str = flag("", "folder or hub id; empty: a tiny policy cloned from the expert",
                       heading="what is learned, and from what")
     algo: str = flag("grpo", "a preset of the learning rule", ALGOS)
     name: str = flag("", "the run's folder is runs/<name>; empty: <env>-<algo>-<seed>")
     seed: Natural = flag(0, "of everything random in the run")
     resume: bool = flag(False, "go on from the last checkpoint of runs/<name>")
-    lora: Natural = flag(0, "LoRA: rank of new adapters (a folder's keep theirs); 0: none")
-    lora_alpha: Count = flag(32, "the adapters' share is scaled by lora_alpha / lora")
 
     steps: Count = flag(80, "steps of RL: play, then learn; textcraft_small: 150",
                         heading="one step")

@@ -60,7 +60,7 @@ paperEdgeCheck: {"node1", "node2"}; whether one paper cites another
 check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list}, which ends the task
 An example: neighbourCheck with Action Input: {"graph": "AuthorNet", "node": "Ada Holt"}"""
-EXAMPLE = 'neighbourCheck with Action Input: {"graph": "AuthorNet", "node": "Ada Holt"}'
+EXAMPLE = "loadAuthorNet with Action Input: {}"
 # As AgentGym has it: its JSON, how its client talks to a model.
 WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(academia_prompt.RULES)

@@ -54,7 +54,7 @@ get_person_crew (films with the person), get_person_external_ids
 check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list}, which ends the task
 An example: get_movie_cast with Action Input: {"movie_id": "934433"}"""
-EXAMPLE = 'get_movie_cast with Action Input: {"movie_id": "934433"}'
+EXAMPLE = 'get_search_movie with Action Input: {"movie_name": "The Electric Carnival"}'
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(movie_prompt.RULES)

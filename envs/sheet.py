@@ -83,7 +83,7 @@ freeze_data: {"dimension": "rows" or "columns", "num"}; freeze the first row bef
 sort_sheet_by_col: {"col_num", "order": "asc" or "des"}; merge_cells: {"start_position",
 "end_position"}; del_sheet: {"name"}; finish: {}
 An example: update_cell with Action Input: {"position": "D2", "value": "=SUM(B2:C2)"}"""
-EXAMPLE = 'update_cell with Action Input: {"position": "D2", "value": "=SUM(B2:C2)"}'
+EXAMPLE = 'open_sheet with Action Input: {"name": "Sheet1"}'
 # As AgentGym has it: its JSON, how its client talks to a model.
 WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(sheet_prompt.RULES)

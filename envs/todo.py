@@ -61,7 +61,7 @@ check_valid_actions: {}, the names of all tools
 finish: {"answer": a text, a number or a list; "done" where something was to be changed}, which
 ends the task. It is solved if the answer is right and nothing else was changed in the account.
 An example: get_tasks with Action Input: {"project_id": "2203306141"}"""
-EXAMPLE = 'get_tasks with Action Input: {"project_id": "2203306141"}'
+EXAMPLE = "get_projects with Action Input: {}"
 # As AgentGym has it: its JSON, how its client talks to a model, its sets of trajectories.
 WIRE = tools.WIRE
 AGENTGYM = tool_prompt.manner(todo_prompt.RULES)

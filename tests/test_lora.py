@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fakes import config, started, token_logprobs, trained, trainer_of, twins
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import agentevol
 import parallel
 import lora
 import run as runs
@@ -205,7 +207,7 @@ def test_load_shards_no_frozen_base_for_one_process(model):
     """FSDP would hold a second copy of it while sampling. It is in 16 bit, its adapters are not."""
     device = parallel.start("cpu", "bfloat16")                  # a group of one, as on CUDA
     cfg = config(model, compute="bfloat16")
-    adapted, full = (parallel.load(model, device, cfg, True, lora=rank) for rank in (4, 0))
+    adapted, full = (parallel.load(model, device, replace(cfg, lora=rank), True) for rank in (4, 0))
     assert all(hasattr(p, "full_tensor") for p in full.parameters())
     assert not any(hasattr(p, "full_tensor") for p in adapted.parameters())
     (token_logprobs(adapted, *text()).sum() + adapted.action_values(*text()).sum()).backward()
@@ -214,6 +216,27 @@ def test_load_shards_no_frozen_base_for_one_process(model):
     assert {p.dtype for p in trained} == {p.grad.dtype for p in trained} == {torch.float32}
     assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
     assert len(trained) == 2 * 14 + 2           # and the value head's weight and bias
+
+
+def test_adapters_go_on_from_clone_to_rl_to_evolve(url, model, here):
+    """A few kilobytes at each stage, and the base as it was."""
+    flags = ("--env toy --lora 4 --n 8 --steps 3 --batch 2 --max-turn-tokens 4 --max-context 300 "
+             "--format act --out").split()
+    agentevol.main(["clone", "--model", model, *flags, "cloned"])
+    assert base_of("cloned") == model and not Path("cloned/model.safetensors").exists()
+    cloned = load_adapted("cloned")
+    assert cloned.lora.rank == 4 and all(p.any() for p in adapters(cloned).values())
+    more = trained(url, config("cloned", lora=4))
+    folder = f"{more.cfg.path}/step_2"
+    agentevol.main(["evolve", "--env-url", url, "--model", folder, "--iterations", "1", "--learn-steps", "2",
+                    "--explore", "4", "--eval-tasks", "4", *flags, "evolved"])
+    last, plain = load_adapted("evolved/step_1"), load_adapted(model)
+    assert last.lora.base == model
+    assert not torch.equal(token_logprobs(last, *text()), token_logprobs(cloned, *text()))
+    last.lora.on = False
+    torch.testing.assert_close(token_logprobs(last, *text()), token_logprobs(plain, *text()))
+    with pytest.raises(SystemExit, match="agentevol.py: lora=4 without --model: of a tiny policy"):
+        agentevol.main(["clone", *flags, "other"])
 
 
 def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):

@@ -194,7 +194,8 @@ def test_the_example_of_an_action_has_its_form(world):
         for task_id in some_tasks(world, "TRAIN", 60):
             env.reset(task_id)
             understood.append(env.step(world.EXAMPLE)[-1]["valid"])
-    assert any(understood) or world.NAME == "bird"      # where every database has its own tables
+    # Tables and sheets have other names in every task.
+    assert any(understood) or world.NAME in ("bird", "sheet")
 
 
 def test_a_player_of_other_goals_acts_well_and_seldom_solves_the_task(world):
