@@ -71,6 +71,36 @@ class Batch:
             room -= lengths[row]
         return parts
 
+    def shares(self, tokens, ranks, whole_rows=False):
+        """`parts` for several ranks, which take them in turns: so many, and so alike in size, that
+        the ranks are done together. Longest rows first, each into the part that holds least."""
+        lengths = (self.token_ids >= 0).sum(1).tolist()
+        share = math.ceil(sum(lengths) / ranks)
+        most = min(tokens, share)
+        whole, cut = [], []
+        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+            if lengths[row] > most and not whole_rows:
+                cut += self.cut_between_contexts(row, lengths[row], most)
+            else:
+                whole.append(row)
+
+        # The fewest rounds in which no part is larger than asked for, or than the longest piece, for
+        # which there must be memory anyway.
+        pieces = [lengths[row] for row in whole] + [end - begin for _, begin, end in cut]
+        limit = max(tokens, *pieces)
+        rounds = math.ceil(max(share / limit, (len(cut) + 1) / ranks))
+        while True:
+            dealt = deal_evenly(whole, lengths, rounds * ranks - len(cut))
+            if max(size for size, _ in dealt) <= limit:
+                break
+            rounds += 1
+
+        # The ranks compute parts of one round together, so these should be alike.
+        sized = [(end - begin, (rows, begin, end)) for rows, begin, end in cut]
+        sized += [(size, (rows, 0, None)) for size, rows in dealt if rows]
+        sized.sort(key=lambda pair: -pair[0])
+        return [part for _, part in sized]
+
     def cut_between_contexts(self, row, length, tokens):
         """Parts of one row, each of as many whole contexts as keep to `tokens`, or of one."""
         starts = (self.position_ids[row, :length] == 0).nonzero()[:, 0].tolist()
@@ -116,6 +146,15 @@ def to_batch(trajectories, device="cpu"):
 
 # ---- shares of the work -------------------------------------------------------------------------
 
+def deal_evenly(rows, lengths, bins):
+    """Rows, the longest first, into so many bins -> [(its summed lengths, its rows) of each]."""
+    dealt = [(0, [])] * bins
+    for row in rows:
+        emptiest = min(range(bins), key=lambda i: dealt[i][0])
+        size, others = dealt[emptiest]
+        dealt[emptiest] = (size + lengths[row], [*others, row])
+    return dealt
+
 
 def micro_batches(batch, max_tokens, whole_rows=False):
     """This rank's share of a batch: (what Batch.rows takes, real) for each micro-batch of about
@@ -125,8 +164,10 @@ def micro_batches(batch, max_tokens, whole_rows=False):
     runs out repeats a part with real = 0, by which its loss is multiplied; otherwise real is 1.
     """
     ranks = world_size()
-    share = math.ceil(int((batch.token_ids >= 0).sum()) / ranks)
-    parts = batch.parts(min(max_tokens, share), whole_rows)
+    if ranks == 1:
+        parts = batch.parts(max_tokens, whole_rows)
+    else:
+        parts = batch.shares(max_tokens, ranks, whole_rows)
     rounds = math.ceil(len(parts) / ranks)
     for number in range(rank(), rounds * ranks, ranks):
         rows, begin, end = parts[number % len(parts)]

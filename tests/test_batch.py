@@ -1,7 +1,9 @@
 """pytest tests/test_batch.py: trajectories as tensors, and how a batch is cut."""
+import numpy as np
+import pytest
 import torch
 
-from batch import to_batch
+from batch import Batch, to_batch
 from episode import Trajectory
 
 
@@ -41,6 +43,30 @@ def test_to_batch_aligns_everything_with_its_token():
                                                   batch.rewards))
 
 
+@pytest.mark.parametrize("rows, tokens, micro_tokens, ranks, at_least", [
+    (64, 1000, 8192, 2, 0.99), (64, 1000, 8192, 4, 0.98), (64, 1000, 8192, 8, 0.95),
+    (16, 4000, 32768, 8, 0.8)])
+def test_ranks_are_done_together_whatever_the_lengths(rows, tokens, micro_tokens, ranks, at_least):
+    """Lengths as of real episodes, lognormal with 0.5. All ranks wait for the longest part of a
+    round: tokens / ranks / (sum of the rounds' longest) is the share of the time that is work.
+    What remains with 16 rows is that the longest is a part by itself."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(20):
+        lengths = (tokens * rng.lognormal(-0.125, 0.5, rows)).astype(int)       # tokens on average
+        batch = Batch(*[None] * 8)
+        batch.token_ids = torch.arange(max(lengths)).expand(rows, -1).clone()
+        batch.token_ids[batch.token_ids >= torch.tensor(lengths)[:, None]] = -1
+        batch.position_ids = torch.arange(max(lengths)).expand(rows, -1)
+        parts = batch.shares(micro_tokens, ranks)
+        assert sorted(row for part, _, _ in parts for row in part) == [*range(rows)]
+        sizes = [sum(lengths[row] for row in part) for part, _, _ in parts]
+        assert max(sizes) <= max(micro_tokens, *lengths)
+        rounds = sum(max(sizes[i:i + ranks]) for i in range(0, len(sizes), ranks))
+        shares.append(sum(lengths) / ranks / rounds)
+    assert np.mean(shares) >= at_least
+
+
 def test_batch_parts_keep_to_the_budget_and_cut_a_long_row_between_its_contexts():
     """Contexts of 4, 3, 2 and 6 tokens; beside them rows of 3, 5 and 4 that are one context each.
     Rows of like length lie together, the longest first."""
@@ -59,6 +85,10 @@ def test_batch_parts_keep_to_the_budget_and_cut_a_long_row_between_its_contexts(
     assert batch.parts(1) == [([3], 0, 4), ([3], 4, 7), ([3], 7, 9), ([3], 9, 15),
                               ([1], 0, 5), ([2], 0, 4), ([0], 0, 3)]
     assert batch.parts(9, whole_rows=True) == [([3], 0, None), ([1, 2], 0, None), ([0], 0, None)]
+    # Two ranks: half of 27 tokens is 14, so the long row is cut, and the others fill two rounds.
+    assert batch.shares(9, 2) == [([3], 0, 9), ([2, 0], 0, None), ([3], 9, 15), ([1], 0, None)]
+    assert batch.shares(100, 2) == batch.shares(9, 2)
+    assert batch.shares(100, 2, whole_rows=True) == [([3], 0, None), ([1, 2, 0], 0, None)]
     middle = batch.rows([3], 4, 9)
     assert middle.token_ids.tolist() == [[20, 21, 29, 30, 39]]
     assert middle.position_ids.tolist() == [[0, 1, 2, 0, 1]] and middle.rewards.shape == (1,)
