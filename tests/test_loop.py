@@ -27,7 +27,7 @@ import metrics
 import parallel
 import rollout
 import train
-from batch import Batch, micro_batches
+from batch import Batch, micro_batches, on_all_rows, to_batch
 from chat import Agent
 from client import EnvError, ServersGone
 from envs.parts import players
@@ -408,6 +408,17 @@ def test_micro_batches_give_each_rank_its_share(world, url, model):
     assert len(counts) == 1 and sorted(sum(shares, [])) == list(range(16))
     tokens = [int(lengths[share].sum()) for share in shares]
     assert min(tokens) > 0 and max(tokens) <= lengths.sum() / world + lengths.max()
+
+
+def test_a_rank_that_repeats_a_part_adds_nothing():
+    """One row for two ranks: the second one computes it, too, and its numbers do not count."""
+    alone = Trajectory(1)
+    alone.begin_context([1, 2])
+    alone.add_action([3, 4], [-1.0, -1.0])
+    for rank, total in ((0, 2), (1, 0)):
+        with as_rank(rank, 2):
+            found = on_all_rows(lambda ids, mask, places: mask[mask].float(), to_batch([alone]), 9)
+        assert found.sum() == total
 
 
 @pytest.mark.parametrize("surrogate", ["token", "sequence"])
