@@ -14,13 +14,13 @@ A layout has
 
     position (T,)              each token's place in its own sequence
     memory, slots (T * KH,)    where the tokens' keys and values are written; memory None: nowhere
-    prepare(window, groups)    what all layers of this window share, such as a mask
+    prepare(window)            what all layers of this window share, such as a mask
     attend(prepared, layer, query (T, H, D), key (T, KH, D), value (T, KH, D), scale)
                                -> (T, H, D), the attention of one layer
     prepared                   {window: what `prepare` gave}, filled as layers ask for it
 
 Letters: B sequences, T tokens packed in one row, Q new tokens of the longest sequence, H heads, KH
-key-value heads, G = H / KH (`groups`), D head size, S tokens in a page, P pages at hand, W readers
+key-value heads, G = H / KH, D head size, S tokens in a page, P pages at hand, W readers
 of a page.
 """
 import math
@@ -58,13 +58,13 @@ def choose_kernel(attention, device, dtype):
     else:
         kernel = "varlen"
         why = "installed"
-    if kernel == "varlen" and attention != "varlen":
-        try:
-            from flash_attn import flash_attn_varlen_func  # noqa: F401
-            kernel = "flash2"
-        except ImportError as missing:
-            # Absent, or built for another torch: its own words tell which.
-            why = f"flash2: {missing}"
+        if attention != "varlen":
+            try:
+                from flash_attn import flash_attn_varlen_func  # noqa: F401
+                kernel = "flash2"
+            except ImportError as missing:
+                # Absent, or built for another torch: its own words tell which.
+                why = f"flash2: {missing}"
     if attention not in ("auto", kernel):
         raise ValueError(f"attention={attention}, but {why}: use auto, or a GPU and 16 bit")
     return kernel, why
@@ -98,8 +98,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     if layout.memory is not None:
         layout.memory.write(layer, layout.slots, key, value)
     if sliding_window not in layout.prepared:
-        groups = query.shape[1] // key.shape[1]
-        layout.prepared[sliding_window] = layout.prepare(sliding_window, groups)
+        layout.prepared[sliding_window] = layout.prepare(sliding_window)
     out = layout.attend(layout.prepared[sliding_window], layer, query, key, value, scaling)
     return out[None], None
 
@@ -109,22 +108,21 @@ AttentionInterface.register(OURS, attend)
 
 # ---- what the layouts share ---------------------------------------------------------------------
 
-def layout_for(model, lengths, memory=None, table=None, starts=None):
+def layout_for(model, lengths, memory=None, table=None, starts=0):
     """The layout of a training forward or a prefill, by the model's kernel.
     lengths (B,): new tokens. With `memory` and `table` (B, width; see Pages) keys and values are
     written to pages; with `starts` (B,), tokens cached before, attention reads the pages too."""
+    past = np.any(starts)
     if model.kernel == "torch":
-        if starts is None:
-            return Packed(lengths, model.device, memory, table)
-        return Extend(lengths, memory, table, starts)
+        kind = Extend if past else Packed
+        return kind(lengths, model.device, memory, table, starts)
     # The kernels want int32 on the GPU, as the engine's numbers are, and no negative page.
     total = sum(lengths)
     longest = max(lengths)
     lengths = upload(np.int32(lengths), model.device)
     if table is not None:
         table = upload(table.clip(0), model.device)
-    if starts is not None:
-        starts = upload(starts, model.device)
+    starts = upload(starts, model.device) if past else None
     return Flash(model.kernel, total, longest, memory, lengths, table, starts)
 
 
@@ -137,135 +135,118 @@ def upload(numbers, device):
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
-def places(lengths):
-    """Which sequence each packed token is of, and which of its tokens it is: (T,), (T,).
-    lengths [2, 3] -> [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]."""
-    lengths = np.asarray(lengths)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    first = lengths.cumsum() - lengths
-    return row, np.arange(len(row)) - first[row]
-
-
 class Padding:
-    """Packed tokens of a few sequences, and the padded tensor that torch's attention wants."""
+    """Some of the packed sequences, and the padded tensor of them that torch's attention wants.
+    lengths: of all that are packed. rows: the numbers of those that are padded together."""
 
-    def __init__(self, lengths, device):
-        row, column = places(lengths)
-        self.row = upload(row, device)
-        self.column = upload(column, device)
-        self.rows = len(lengths)
-        self.longest = int(max(lengths))
+    def __init__(self, lengths, rows, device):
+        first = lengths.cumsum() - lengths
+        column = np.arange(lengths[rows].max())
+        place = first[rows, None] + column
+        real = column < lengths[rows, None]
+        self.index = upload(np.where(real, place, 0), device)
+        self.tokens = upload(place[real], device)
+        self.real = upload(np.flatnonzero(real), device)
 
     def pad(self, x):
-        """(T, heads, D) -> (rows, heads, longest, D), zeros after each sequence's end. Causal
-        attention never looks there from a real token, so no mask is needed."""
-        padded = x.new_zeros(self.rows, self.longest, *x.shape[1:])
-        return padded.index_put((self.row, self.column), x).transpose(1, 2)
+        """(T, heads, D) -> (rows, heads, longest, D). What stands behind a sequence's end does not
+        matter: causal attention never looks there from a real token."""
+        return x[self.index].transpose(1, 2)
 
     def unpad(self, padded):
-        """(rows, heads, longest, D) -> (T, heads, D)."""
-        return padded.transpose(1, 2)[self.row, self.column]
+        """(rows, heads, longest, D) -> (tokens, heads, D), of the real tokens."""
+        return padded.transpose(1, 2).flatten(0, 1)[self.real]
 
 
 # ---- the four layouts ---------------------------------------------------------------------------
 
 class Packed:
-    """Whole sequences of `lengths` tokens side by side, by torch alone; no page is read."""
+    """Whole sequences of `lengths` tokens side by side, by torch alone; no page is read. Arguments
+    as in `layout_for`."""
 
-    def __init__(self, lengths, device, memory=None, table=None):
-        lengths = np.asarray(lengths)
-        row, position = places(lengths)
-        self.position = upload(position, device)
+    def __init__(self, lengths, device, memory=None, table=None, starts=0):
+        self.lengths = np.asarray(lengths)
+        self.starts = starts
+        self.table = table
         self.memory = memory
         self.prepared = {}
+        first = self.lengths.cumsum() - self.lengths
+        position = np.arange(self.lengths.sum()) + np.repeat(starts - first, self.lengths)
+        self.position = upload(position, device)
         if memory is not None:
+            row = np.repeat(np.arange(len(lengths)), lengths)
             self.slots = memory.slots(upload(table, device), upload(row, device), self.position)
-        # Sequences of similar length are padded together, in a bucket: (its tokens, Padding).
-        self.buckets = []
-        order = np.argsort(-lengths, kind="stable")
+
+    def prepare(self, window):
+        """Sequences of similar length are padded together, in a bucket: -> its Padding and mask,
+        True: seen; None where a token sees all before it."""
+        device = self.position.device
+        buckets = []
+        order = np.argsort(-self.lengths, kind="stable")
         while len(order):
-            rows = np.sort(order[lengths[order] >= 0.7 * lengths[order[0]]])
+            longest = self.lengths[order[0]]
+            rows = np.sort(order[self.lengths[order] >= 0.7 * longest])
             order = order[len(rows):]
-            tokens = np.flatnonzero(np.isin(row, rows))
-            self.buckets.append((upload(tokens, device), Padding(lengths[rows], device)))
-
-    def prepare(self, window, groups):
-        """A mask for each bucket, True: seen; None where a token sees all before it."""
-        masks = []
-        for _, padding in self.buckets:
             mask = None
-            if window is not None and padding.longest > window:
-                size = padding.longest, padding.longest
-                seen = torch.ones(size, dtype=torch.bool, device=self.position.device)
+            if window is not None and longest > window:
+                seen = torch.ones(longest, longest, dtype=torch.bool, device=device)
                 mask = seen.tril().triu(1 - window)
-            masks.append(mask)
-        return masks
+            buckets.append((Padding(self.lengths, rows, device), mask))
+        return buckets
 
-    def attend(self, masks, layer, query, key, value, scale):
+    def attend(self, buckets, layer, query, key, value, scale):
         """(T, H, D): each bucket's sequences, padded, by torch's attention."""
         out = torch.empty_like(query)
-        for (tokens, padding), mask in zip(self.buckets, masks):
+        for padding, mask in buckets:
             part = F.scaled_dot_product_attention(
-                padding.pad(query[tokens]),
-                padding.pad(key[tokens]),
-                padding.pad(value[tokens]),
+                padding.pad(query),
+                padding.pad(key),
+                padding.pad(value),
                 mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-            out[tokens] = padding.unpad(part)
+            out[padding.tokens] = padding.unpad(part)
         return out
 
 
-class Extend:
+class Extend(Packed):
     """New tokens of sequences whose past is in pages, by torch alone: one gather of the past in
-    each layer, then attention under a mask. Arguments as in `layout_for`."""
+    each layer, then attention under a mask."""
 
-    def __init__(self, lengths, memory, table, starts):
-        device = memory.kv.device
-        row, column = places(lengths)
-        self.padding = Padding(lengths, device)
-        self.position = upload(starts[row] + column, device)
-        self.memory = memory
-        self.slots = memory.slots(upload(table, device), self.padding.row, self.position)
-        self.prepared = {}
-        self.table = table
-        self.starts = starts
-
-    def prepare(self, window, groups):
-        """Pages (B, P) and a bias (B, 1, G * Q, P * S): 0 at what is seen, else -inf. No row is
-        -inf throughout, as every token sees itself."""
+    def prepare(self, window):
+        """-> Padding, pages (B, P) and a mask (B, 1, Q, P * S), True: seen. Every token sees
+        itself."""
+        device = self.position.device
+        padding = Padding(self.lengths, np.arange(len(self.lengths)), device)
         # Behind a sequence's end, which is hidden, no page (-1) is read as page 0.
-        pages = upload(self.table.clip(0), self.position.device)
-        own = (self.starts[:, None] + np.arange(self.padding.longest))[:, :, None]      # (B, Q, 1)
+        pages = upload(self.table.clip(0), device)
+        own = (self.starts[:, None] + np.arange(self.lengths.max()))[:, :, None]        # (B, Q, 1)
         other = np.arange(pages.shape[1] * self.memory.page_size)
-        hidden = other > own
+        seen = other <= own
         if window:
-            hidden |= other <= own - window
-        bias = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None]
-        bias = upload(bias, pages.device).to(self.memory.kv.dtype)
-        return pages, bias.repeat(1, 1, groups, 1)
+            seen &= other > own - window
+        return padding, pages, upload(seen[:, None], device)
 
     def attend(self, prepared, layer, query, key, value, scale):
         """(T, H, D): the new tokens over the gathered pages, themselves among them."""
-        pages, bias = prepared
+        padding, pages, mask = prepared
         keys, values = self.memory.gather(layer, pages)
         B, KH, _, D = keys.shape
+        H = query.shape[1]
         # G query heads share keys and values, so they become more rows: (B, KH, G * Q, D)
-        rows = self.padding.pad(query).reshape(B, KH, -1, D)
-        out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scale)
-        return self.padding.unpad(out.reshape(B, query.shape[1], -1, D))
+        rows = padding.pad(query).reshape(B, KH, -1, D)
+        seen = mask.repeat(1, 1, H // KH, 1)
+        out = F.scaled_dot_product_attention(rows, keys, values, seen, scale=scale)
+        return padding.unpad(out.reshape(B, H, -1, D))
 
 
 class Decode(Extend):
     """An Extend of one token for each sequence, which reads a page where it lies, once for all
     sequences that share it. Layers with a window, which are rare, gather pages as Extend does."""
 
-    def __init__(self, memory, table, starts):
-        super().__init__(np.ones(len(starts), int), memory, table, starts)
-
-    def prepare(self, window, groups):
+    def prepare(self, window):
         """A list of runs as `walk_pages` wants them, but with page numbers in place of keys and
         values; in a window what Extend prepares, a tuple."""
         if window:
-            return super().prepare(window, groups)
+            return super().prepare(window)
         device = self.position.device
         KH, S = self.memory.kv.shape[3:5]
         head = np.arange(KH)[:, None]
@@ -320,7 +301,7 @@ class Flash:
             self.table = table
             self.longest_k = table.shape[1] * memory.page_size
 
-    def prepare(self, window, groups):
+    def prepare(self, window):
         """flash-attn's window_size: tokens seen before a token's own and after it; -1: all."""
         if window:
             return window - 1, 0
@@ -370,24 +351,20 @@ def page_runs(table, lengths, page_size):
     counts = np.bincount(pages)                           # readers of each page, (P,)
     readers = np.full((len(counts), counts.max()), nobody)
     # In the order of pages the readers of one page are adjacent: they fill its row from the left.
-    by_page = pages.argsort(kind="stable")
     filled = np.arange(counts.max()) < counts[:, None]
-    readers[filled] = rows[by_page]
+    readers[filled] = rows[pages.argsort(kind="stable")]
     written = np.zeros(len(counts), int)
     written[pages] = (lengths[rows] - columns * page_size).clip(0, page_size)
     alone = np.flatnonzero(counts == 1)
     shared = np.flatnonzero(counts > 1)
-    runs = []
+    several = shared, readers[shared], written[shared]
+    # Shared pages may lie between the others; they are read by the second run.
+    readers[shared] = nobody
+    chosen = alone
     if 2 * len(alone) > len(counts):
-        # Shared pages lie between the others; they are read by the second run.
-        reader = readers[:, :1].copy()
-        reader[shared] = nobody
-        runs.append((slice(0, len(counts)), reader, written))
-    elif len(alone):
-        runs.append((alone, readers[alone, :1], written[alone]))
-    if len(shared):
-        runs.append((shared, readers[shared], written[shared]))
-    return runs
+        chosen = slice(0, len(counts))
+    one = chosen, readers[chosen, :1], written[chosen]
+    return [run for run in (one, several) if len(run[1])]
 
 
 def walk_pages(query, runs, scale):

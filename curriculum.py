@@ -36,8 +36,8 @@ def choose_tasks(module, split, n, families=""):
     families take turns.
     """
     tasks = list(playable(module, split))
-    wanted = families.split(",")
     if families:
+        wanted = families.split(",")
         tasks = [task for task in tasks if module.family(task) in wanted]
     if not tasks:
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
@@ -49,14 +49,15 @@ def choose_tasks(module, split, n, families=""):
 def families_of(modules, families):
     """[the comma-separated families that each environment has]; "", all, for an environment of
     which none is named. ValueError: a family that none has."""
-    unknown = set(filter(None, families.split(",")))
-    each, known = [], []
+    wanted = families.split(",")
+    unknown = set(filter(None, wanted))
+    each = []
     for module in modules:
-        own = [name for name in families.split(",") if name in module.FAMILIES]
+        own = [name for name in wanted if name in module.FAMILIES]
         each.append(",".join(own))
-        known.append(f"{module.NAME}: {', '.join(module.FAMILIES)}")
         unknown -= set(own)
     if unknown:
+        known = [f"{module.NAME}: {', '.join(module.FAMILIES)}" for module in modules]
         raise ValueError(f"no families {sorted(unknown)}; known: {'; '.join(known)}")
     return each
 
@@ -66,8 +67,7 @@ def shares_of(count, worlds):
     [11, 11, 10]. ValueError: one of them gets none."""
     if count < worlds:
         raise ValueError(f"{count} tasks for {worlds} environments: some environment gets none")
-    each, left = divmod(count, worlds)
-    return [each + (world < left) for world in range(worlds)]
+    return [len(range(world, count, worlds)) for world in range(worlds)]
 
 
 def sample_tasks(task_ids, count, step, seed):
@@ -79,7 +79,8 @@ def sample_tasks(task_ids, count, step, seed):
     neither read nor changed.
     """
     tasks = []
-    for position in range(step * count, (step + 1) * count):
+    start = step * count
+    for position in range(start, start + count):
         epoch, place = divmod(position, len(task_ids))
         if not tasks or place == 0:
             shuffled = list(task_ids)

@@ -26,7 +26,6 @@ from attention import Decode, Flash, kv_shape, layout_for, upload
 SMALL_STEP = 4 * 10**6
 
 
-
 # ---- pages --------------------------------------------------------------------------------------
 
 class Pages:
@@ -42,7 +41,8 @@ class Pages:
     def __init__(self, count, page_size, rows, width):
         self.count = count
         self.page_size = page_size
-        self.free = list(range(count))               # ascending, hence already a heap
+        # Ascending, hence already a heap.
+        self.free = list(range(count))
         self.table = np.full((rows, width), -1, np.int32)
 
     @property
@@ -83,6 +83,7 @@ class Memory:
         layers, KH, D = kv_shape(config)
         shape = 2, layers, count, KH, page_size, D
         self.page_size = page_size
+        self.heads = torch.arange(KH, device=device)
         # Zeros, since 0 * NaN is NaN. numpy's cost nothing until they are used; torch writes them.
         if device.type == "cpu":
             self.kv = torch.from_numpy(np.zeros(shape, np.float32)).to(dtype)
@@ -93,9 +94,10 @@ class Memory:
         """Where a layer keeps tokens `position` (T,) of the sequences table[row] -> (T * KH,)
         indices of vectors of D numbers."""
         KH, S = self.kv.shape[3:5]
-        page = table[row, position // S].long()[:, None]
-        heads = page * KH + torch.arange(KH, device=row.device)            # (T, KH)
-        return (heads * S + (position % S)[:, None]).flatten()
+        page = table[row, position // S][:, None]
+        # The heads of a page follow each other: (T, KH)
+        head = page * KH + self.heads
+        return (head * S + (position % S)[:, None]).flatten()
 
     def write(self, layer, slots, key, value):
         """Put key, value (T, KH, D) into their slots."""
@@ -113,10 +115,10 @@ class Memory:
     def gather(self, layer, table):
         """The pages of table (B, P) side by side -> keys, values (B, KH, P * S, D)."""
         KH, S, D = self.kv.shape[3:]
-        heads = table[:, None] * KH + torch.arange(KH, device=table.device)[:, None]   # (B, KH, P)
+        head = table[:, None] * KH + self.heads[:, None]                # (B, KH, P)
         found = []
         for pool in self.kv[:, layer]:
-            vectors = pool.view(-1, S, D).index_select(0, heads.flatten())
+            vectors = pool.view(-1, S, D).index_select(0, head.flatten())
             found.append(vectors.view(len(table), KH, -1, D))
         return found
 
@@ -145,23 +147,22 @@ class Engine:
     # Tokens in one forward pass of a prefill, with their padding.
     prefill_tokens = 4096
 
+    # Whether steps of a flash-attn kernel are recorded.
+    use_graphs = True
+
     def __init__(self, model, rows, pages, page_size=256, width=None):
         self.model = model
         self.device = model.device
-        self.kernel = model.kernel
         self.rows = rows
         self.free_rows = list(range(rows))
         self.pages = Pages(pages, page_size, rows, width or pages)
         # One page more than Pages deals out: what padding rows write goes there, see `step_inputs`.
         self.memory = Memory(model.config, pages + 1, page_size, self.device, model.compute_dtype)
         self.tokens = Counter()
-        self.use_graphs = self.kernel != "torch"
         # Rows of a decode step -> its graph: see `record`.
         self.recorded = {}
-        # Threads of a decode step.
-        self.threads = torch.get_num_threads()
-        if rows * model.config.num_hidden_layers * model.config.hidden_size ** 2 < SMALL_STEP:
-            self.threads = 1
+        work = rows * model.config.num_hidden_layers * model.config.hidden_size ** 2
+        self.small = work < SMALL_STEP
 
     def start(self):
         """A sequence with nothing cached."""
@@ -189,15 +190,13 @@ class Engine:
     def keep_prefix(self, sequence, context):
         """Before `context`, a list of token ids, is read: keep only the full pages of what begins
         both it and what is cached. Its last token is read anew, because its logits are wanted."""
-        cached = sequence.token_ids
-        if len(cached) < len(context) and cached == context[:len(cached)]:
-            return
         same = 0
-        for token, wanted in zip(cached, context[:-1]):
+        for token, wanted in zip(sequence.token_ids, context[:-1]):
             if token != wanted:
                 break
             same += 1
-        self.forget(sequence, keep=same)
+        if same < sequence.length:
+            self.forget(sequence, keep=same)
 
     @torch.inference_mode()
     def prefill(self, sequences, contexts):
@@ -222,8 +221,6 @@ class Engine:
         """One forward pass over unread[i], ids that follow what sequences[i] has cached: either all
         of them have a past or none -> (B, V) logits of each last token."""
         table, starts = self.table_of(sequences)
-        if not starts.any():
-            starts = None
         lengths = [len(ids) for ids in unread]
         layout = layout_for(self.model, lengths, self.memory, table, starts)
         packed = []
@@ -258,16 +255,13 @@ class Engine:
         for sequence, token in zip(sequences, token_ids):
             sequence.token_ids.append(token)
         self.tokens["decode"] += len(sequences)
-        if self.kernel == "torch":
-            return self.decode_torch(token_ids, table, starts)
-        return self.decode_flash(token_ids, table, starts)
-
-    def decode_torch(self, token_ids, table, starts):
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        layout = Decode(self.memory, table, starts)
+        if self.model.kernel != "torch":
+            return self.decode_flash(token_ids, table, starts)
+        layout = Decode([1] * len(starts), self.device, self.memory, table, starts)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self.small else threads)
         logits = self.model.logits(upload(token_ids, self.device), layout)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
         return logits
 
     def decode_flash(self, token_ids, table, starts):
@@ -294,8 +288,8 @@ class Engine:
         token_ids = inputs[:, 0]
         starts = inputs[:, 1]
         table = inputs[:, 2:].contiguous()
-        layout = Flash(self.kernel, len(inputs), 1, self.memory, torch.ones_like(starts), table,
-                       starts)
+        layout = Flash(self.model.kernel, len(inputs), 1, self.memory, torch.ones_like(starts),
+                       table, starts)
         return self.model.logits(token_ids, layout)
 
 
@@ -345,14 +339,14 @@ def record(step, inputs, pool=None):
 
 def sample(logits, uniforms, temperature):
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
-    logits (B, V), uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,) float32, under the sampled
+    logits (B, V) float32, uniforms (B,) in [0, 1) -> ids (B,), logprobs (B,), under the sampled
     distribution. One uniform per token, from the trajectory's own random stream, makes its text
     independent of the rest of the batch. temperature 0: the most likely token, with its logprob at
     temperature 1."""
     scaled = logits
     if temperature not in (0, 1):
-        scaled = logits.float() / temperature
-    probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)
+        scaled = logits / temperature
+    probabilities = scaled.softmax(-1)
     # log softmax(x) = x - max(x) + log max(p): without another (B, V) tensor
     top_probability = probabilities.amax(-1, keepdim=True)
     top_logit = scaled.amax(-1, keepdim=True)
@@ -364,5 +358,5 @@ def sample(logits, uniforms, temperature):
         # A uniform that rounds to 1 must not pick past the end.
         target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
         ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
-    logprobs = scaled.gather(1, ids).float() - top_logit.float() + top_probability.log()
+    logprobs = scaled.gather(1, ids) - top_logit + top_probability.log()
     return ids[:, 0], logprobs[:, 0]

@@ -49,15 +49,19 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import data_of, known_envs, open_env
 from envs.parts.answers import MAX_ITEMS
 from envs.parts.wires import reset_shaped, shaped, wire_of
 
-MAX_BODY = 2**23            # bytes of a request
-MAX_SESSIONS = 4096         # of one environment in one process
-IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
+# Bytes of a request.
+MAX_BODY = 2**23
+
+# Sessions of one environment in one process; one without a request for so long is closed.
+MAX_SESSIONS = 4096
+IDLE_SECONDS = 1800.0
 
 
 class Refused(Exception):
@@ -79,15 +83,16 @@ class Session:
         self.env = None
         self.lock = threading.Lock()
         self.used = time.monotonic()
-        self.ready = False      # whether it can step: from a reset on, unless that fails
+        # Whether it can step: from a reset on, unless that fails.
+        self.ready = False
         self.keep("")
 
     def keep(self, observation, reward=0, done=False, info=None):
         """The session's last answer; with the observation alone, that of an episode's beginning."""
         if info is None:
-            info = {"success": False, "valid": True, "score": getattr(self.env, "score", 0)}
-        self.answer = {"id": self.id, "observation": observation, "reward": reward,
-                       "done": bool(done), "info": info}
+            info = dict(success=False, valid=True, score=getattr(self.env, "score", 0))
+        self.answer = dict(id=self.id, observation=observation, reward=reward, done=bool(done),
+                           info=info)
         return self.answer
 
     def check_ready(self):
@@ -96,7 +101,8 @@ class Session:
 
     def reset(self, env_class, task_id, stream=None):
         """Begin an episode of this task -> its first answer."""
-        self.ready = False              # even if this fails, the episode before it is over
+        # Even if this fails, the episode before it is over.
+        self.ready = False
         self.env = self.env or env_class()
         observation = self.env.reset(task_id, stream)
         self.ready = True
@@ -113,14 +119,15 @@ class Session:
         return self.keep(observation, reward, done, info)
 
     def close_env(self):
-        """Close the environment, if one was made; a failure of it is printed, not raised."""
-        env, self.env = self.env, None
+        """Close the environment, if one was made; a failure of it is printed, not raised, as the
+        other sessions must still be closed."""
         self.ready = False
         try:
-            if env is not None:
-                env.close()
-        except Exception as failure:    # the other sessions must still be closed
+            if self.env:
+                self.env.close()
+        except Exception as failure:
             print(f"env_server: closing id {self.id}: {failure!r}", file=sys.stderr)
+        self.env = None
 
 
 class Service:
@@ -130,11 +137,14 @@ class Service:
         self.name = name
         self.module = open_env(name, data)
         self.wire = wire_of(self.module)
-        self.env_class = getattr(self.module, "Served", self.module.Env)    # Served: original.py
+        # Served: see envs/parts/original.py.
+        self.env_class = getattr(self.module, "Served", self.module.Env)
         self.ids = itertools.count()
-        self.sessions = {}              # id -> Session
+        # id -> Session
+        self.sessions = {}
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
-        self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
+        self.parallel = getattr(self.module, "PARALLEL", False)
+        self.pool = ThreadPoolExecutor(32)
 
     def find(self, session_id):
         """The session of this id. Refused, with the reason: there is none."""
@@ -150,7 +160,8 @@ class Service:
         other exception breaks the session, and no other session."""
         session = self.find(session_id)
         with session.lock:
-            self.find(session_id)       # it may have been closed while we waited
+            # It may have been closed while we waited.
+            self.find(session_id)
             try:
                 yield session
             except Refused:
@@ -193,20 +204,17 @@ class Service:
 
 def field_of(body, key, kind, required=True):
     """body[key] of exactly this type, or a 422 in the form of the original's FastAPI."""
+    value = body
     if isinstance(body, dict):
         value = body.get(key)
         if type(value) is kind or (value is None and not required):
             return value
-    else:
-        value = body
-    if value is None:
-        problem = "missing"
-        words = "Field required"
-    else:
+    problem = "missing"
+    words = "Field required"
+    if value is not None:
         problem = f"{kind.__name__}_type"
         words = f"Input should be {kind.__name__}"
-    raise Refused(422, f"body.{key}: {words}",
-                  [{"type": problem, "loc": ["body", key], "msg": words}])
+    raise Refused(422, f"body.{key}: {words}", [dict(type=problem, loc=["body", key], msg=words)])
 
 
 def create(service, body):
@@ -221,7 +229,8 @@ def reset(service, body):
     wire = service.wire
     module = service.module
     with service.hold(field_of(body, wire.id_key, int)) as session:
-        session.ready = False           # their clients pass over an error, and must not play on
+        # Their clients pass over an error, and must not play on.
+        session.ready = False
         task_id = field_of(body, wire.task_key, int, wire.task_required)
         if task_id is None:
             task_id = module.TRAIN[0]
@@ -243,7 +252,7 @@ def close(service, body):
     return service.wire.closed if closed else False
 
 
-LOOK = {"observation": "observation", "detail": "{id observation reward done deleted}"}
+LOOK = dict(observation="observation", detail="{id observation reward done deleted}")
 
 
 def look(service, path, query):
@@ -262,7 +271,8 @@ def look(service, path, query):
     number = re.search(rf"\b{key}=([0-9]{{1,18}})(&|$)", query)
     asked = {key: int(number[1])} if number else {}
     with service.hold(field_of(asked, key, int)) as session:
-        if shape != "filtered_vocab":       # wordle's client asks for the words before it resets
+        # wordle's client asks for the words before it resets.
+        if shape != "filtered_vocab":
             session.check_ready()
         session.env = session.env or service.env_class()
         return shaped(shape, session)
@@ -270,44 +280,37 @@ def look(service, path, query):
 
 # Ours: many episodes in a request, in the same words in every environment.
 
-def resets(service, body):
-    def reset_one(item):
-        number = field_of(item, "id", int, required=False)
-        with service.hold_new() if number is None else service.hold(number) as session:
-            task_id = field_of(item, "task", int)
-            return session.reset(service.env_class, task_id, item.get("stream"))
-
-    return for_each_item(service, body, reset_one)
+def reset_one(service, item):
+    number = field_of(item, "id", int, required=False)
+    with service.hold_new() if number is None else service.hold(number) as session:
+        task_id = field_of(item, "task", int)
+        return session.reset(service.env_class, task_id, item.get("stream"))
 
 
-def steps(service, body):
-    def step_one(item):
-        action = field_of(item, "action", str)
-        with service.hold(field_of(item, "id", int)) as session:
-            return session.step(action)
-
-    return for_each_item(service, body, step_one)
+def step_one(service, item):
+    action = field_of(item, "action", str)
+    with service.hold(field_of(item, "id", int)) as session:
+        return session.step(action)
 
 
-def for_each_item(service, body, act):
-    """act's answers in the order of the items. They are executed in that order, too, or side by
-    side in threads where the engine frees Python's lock and no two are of one session."""
+def for_each_item(act, service, body):
+    """The answers of act(service, item) in the order of the items. They are executed in that order,
+    too, or side by side in threads where the engine frees Python's lock and no two are of one
+    session."""
     items = field_of(body, "items", list)
     if len(items) > MAX_ITEMS:
         raise Refused(422, f"{len(items)} items; {MAX_ITEMS} are the most", "too many items")
 
     def answer_one(item):
         try:
-            return act(item)
+            return act(service, item)
         except Refused as refusal:
-            return {"error": str(refusal), "status": refusal.status}
+            return dict(error=str(refusal), status=refusal.status)
 
     ids = [str(item["id"]) for item in items if isinstance(item, dict) and "id" in item]
-    if service.pool and len(ids) == len(set(ids)):
-        answers = service.pool.map(answer_one, items)
-    else:
-        answers = map(answer_one, items)
-    return {"items": list(answers)}
+    side_by_side = service.parallel and len(ids) == len(set(ids))
+    run = service.pool.map if side_by_side else map
+    return {"items": list(run(answer_one, items))}
 
 
 def closes(service, body):
@@ -317,32 +320,30 @@ def closes(service, body):
     return {"items": closed}
 
 
-VERBS = dict(create=create, reset=reset, step=step, close=close,
-             resets=resets, steps=steps, closes=closes)
+VERBS = dict(create=create, reset=reset, step=step, close=close, closes=closes,
+             resets=partial(for_each_item, reset_one), steps=partial(for_each_item, step_one))
 
 
 # ---- HTTP ----
 
-def plain_number(numpy_number):
-    """What json writes for a number of numpy, which it does not know."""
-    return numpy_number.item()
-
-
-encode = json.JSONEncoder(default=plain_number).encode
+# A number of numpy, which json does not know, is written as Python's.
+encode = json.JSONEncoder(default=lambda number: number.item()).encode
 
 
 def respond(services, method, target, body):
     """One request -> (HTTP status, reply as JSON text). Whatever happens, there is a reply."""
     path, _, query = target.partition("?")
     name, _, verb = path.strip("/").partition("/")
-    # A server of one environment answers at its root, too.
-    if name not in services and len(services) == 1:
-        verb = path.strip("/")
-        (name,) = services
     service = services.get(name)
+    # A server of one environment answers at its root, too.
+    if service is None and len(services) == 1:
+        verb = path.strip("/")
+        (service,) = services.values()
     try:
         if method == "GET" and "health" in (name, verb):
-            answer = health(services)
+            sessions = sum(len(service.sessions) for service in services.values())
+            answer = dict(server="nanoAgentGym", environments=list(services), pid=os.getpid(),
+                          sessions=sessions)
         elif service is None or (method == "POST" and verb not in VERBS):
             raise Refused(404, f"there is no {method} {path}; the environments here: "
                                f"{', '.join(services)}", "Not Found")
@@ -352,19 +353,16 @@ def respond(services, method, target, body):
             answer = VERBS[verb](service, parsed(body))
         return 200, encode(answer)
     except Refused as refusal:
-        if refusal.detail:      # what FastAPI itself answers has its status in both dialects
-            return refusal.status, encode({"detail": refusal.detail, "error": str(refusal)})
-        status = 200 if service.wire.id_key == "id" else refusal.status
-        return status, encode({"error": str(refusal)})
+        answer = {"error": str(refusal)}
+        # What FastAPI itself answers has its status in both dialects.
+        if refusal.detail:
+            answer["detail"] = refusal.detail
+        elif service.wire.id_key == "id":
+            return 200, encode(answer)
+        return refusal.status, encode(answer)
     except Exception as bug:
         traceback.print_exc()
         return 500, encode({"error": f"the server failed: {type(bug).__name__}: {bug}"})
-
-
-def health(services):
-    sessions = sum(len(service.sessions) for service in services.values())
-    return {"server": "nanoAgentGym", "environments": list(services), "pid": os.getpid(),
-            "sessions": sessions}
 
 
 def parsed(body):
@@ -372,14 +370,17 @@ def parsed(body):
     try:
         return json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as problem:
-        detail = [{"type": "json_invalid", "loc": ["body"], "msg": "JSON decode error"}]
+        detail = [dict(type="json_invalid", loc=["body"], msg="JSON decode error")]
         raise Refused(422, f"the body is not JSON: {problem}", detail) from problem
 
 
 class HttpRequest(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"       # keep-alive
-    disable_nagle_algorithm = True      # otherwise a reply may wait 40 ms for the client's ACK
-    timeout = 30.0                      # seconds to wait for a client that asks, or takes, no more
+    # Keep-alive. Without the second a reply may wait 40 ms for the client's ACK.
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    # Seconds to wait for a client that asks, or takes, no more.
+    timeout = 30.0
 
     def do_POST(self):
         """Read the body, if it is one we want to read, and reply."""
@@ -389,7 +390,8 @@ class HttpRequest(BaseHTTPRequestHandler):
             self.refuse(*refusal, size)
             return
         body = self.rfile.read(int(size))
-        if len(body) == int(size):      # else the client hung up
+        # Otherwise the client hung up.
+        if len(body) == int(size):
             self.reply(*respond(self.server.services, self.command, self.path, body))
 
     do_GET = do_POST
@@ -402,24 +404,22 @@ class HttpRequest(BaseHTTPRequestHandler):
         # Closing over unread bytes could reset the connection before the reply is read.
         self.connection.settimeout(1.0)
         left = 0 if status == 411 else min(int(size), 64 * MAX_BODY)
-        while left > 0:
-            piece = self.rfile.read1(2**16)
-            if not piece:
-                break
+        while left > 0 and (piece := self.rfile.read1(2**16)):
             left -= len(piece)
 
     def reply(self, status, text):
-        """Send this JSON text, in one packet with its head."""
+        """Send this JSON text, which is ASCII, in one packet with its head."""
         closing = "Connection: close\r\n" if self.close_connection else ""
         self.wfile.write(f"HTTP/1.1 {status} {self.responses[status][0]}\r\n{closing}"
-                         "Content-Type: application/json\r\n"     # the encoder writes ASCII
+                         "Content-Type: application/json\r\n"
                          f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
     def refusal(self, size):
         """(status, sentence) if this is not to be answered. A web page may not act here: it sends
         no JSON unasked, says its Origin, and has its own name in Host (DNS rebinding)."""
         host = ",".join(self.headers.get_all("Host", ["localhost"])).lower()
-        unclear = "Transfer-Encoding" in self.headers or self.headers.defects   # as `Name : value`
+        # A defect is a line such as `Name : value`.
+        unclear = "Transfer-Encoding" in self.headers or self.headers.defects
         if unclear or not re.fullmatch("[0-9]{1,18}", size):
             return 411, "send one Content-Length, the body's size in bytes, in well-formed headers"
         if int(size) > MAX_BODY:
@@ -430,7 +430,6 @@ class HttpRequest(BaseHTTPRequestHandler):
         asks = int(size) or "Origin" in self.headers
         if asks and self.headers.get_content_type() != "application/json":
             return 415, "send the body with the header Content-Type: application/json"
-        return None
 
     def log_message(self, *_):
         pass
@@ -439,13 +438,15 @@ class HttpRequest(BaseHTTPRequestHandler):
 class HttpServer(ThreadingHTTPServer):
     """Listens once it is made; `with` it, serve_forever() answers."""
     request_queue_size = 256
-    server_bind = socketserver.TCPServer.server_bind    # HTTPServer's asks DNS for its own name
+    # HTTPServer's own asks DNS for its name.
+    server_bind = socketserver.TCPServer.server_bind
 
     def __init__(self, names, host="127.0.0.1", port=0, data=""):
         self.services = {name: Service(name, own) for name, own in data_of(names, data).items()}
         # What a request may name as its Host: a regular expression. No page has a name like "gpu7".
-        everywhere = host in ("", "0.0.0.0")
-        own_name = "[^.:]+" if everywhere else re.escape(host.lower())
+        own_name = re.escape(host.lower())
+        if host in ("", "0.0.0.0"):
+            own_name = "[^.:]+"
         self.hosts = r"localhost|[0-9.]+|\[[0-9a-f:.]+\]|" + own_name
         super().__init__((host, port), HttpRequest)
 
@@ -454,7 +455,8 @@ class HttpServer(ThreadingHTTPServer):
         for service in self.services.values():
             for session in list(service.sessions.values()):
                 idle = time.monotonic() - session.used > IDLE_SECONDS
-                if idle and not session.lock.locked():      # at work is not idle
+                # One at work is not idle.
+                if idle and not session.lock.locked():
                     service.close(session.id)
 
     def server_close(self):
@@ -464,7 +466,8 @@ class HttpServer(ThreadingHTTPServer):
                 service.close(session_id)
 
     def handle_error(self, *client):
-        if not isinstance(sys.exception(), OSError):    # a client that hung up is no error
+        # A client that hung up is no error.
+        if not isinstance(sys.exception(), OSError):
             super().handle_error(*client)
 
 
@@ -474,12 +477,12 @@ class HttpServer(ThreadingHTTPServer):
 def local_server(*names, data=""):
     """Start a server process on a free port, wait until it is ready, give its base URL (an
     environment is at url + "/" + name) and end it, whatever happens here: it ends when its pipe
-    from this process closes. data: as --data. ValueError: it did not start."""
+    from this process closes. Ctrl-C is for this process alone. data: as --data. ValueError: it did
+    not start."""
     with subprocess.Popen(
             [sys.executable, __file__, *names, f"--data={data}", "--child", "--port=0"], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True) as process:     # Ctrl-C is for this process, which then ends it
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True) as process:
         line = process.stdout.readline()
         if not line:
             raise ValueError(f"the server of {', '.join(names)} ended at once, with code "
@@ -490,7 +493,8 @@ def local_server(*names, data=""):
 def end_with_parent():
     """In a child: wait until the pipe from its parent closes, then end, the hard way if need be."""
     os.read(0, 1)
-    signal.alarm(5)             # SIGALRM ends it if SIGTERM did not
+    # SIGALRM ends it if SIGTERM did not.
+    signal.alarm(5)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -507,7 +511,8 @@ def main():
         signal.signal(number, lambda *_: sys.exit(0))
     if args.child:
         threading.Thread(target=end_with_parent, daemon=True).start()
-    stdout = open(os.dup(1), "w")       # gets our one line; engines that print do so on stderr
+    # stdout gets our one line; engines that print do so on stderr.
+    stdout = open(os.dup(1), "w")
     os.dup2(2, 1)
     try:
         server = HttpServer(args.names, args.host, args.port, args.data)

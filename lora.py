@@ -28,11 +28,12 @@ PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=Fa
 
 @dataclass
 class Lora:
-    """The settings of a policy's adapters: policy.lora."""
+    """The settings of a policy's adapters: policy.lora. base: the path of the model to which they
+    belong. While they are not `on`, the policy computes as its base does."""
     rank: int
     alpha: float
-    base: str           # the path of the model to which they belong
-    on: bool = True     # off: the policy computes as its base does
+    base: str
+    on: bool = True
 
 
 def adapt(policy, rank, alpha, base, seed=0):
@@ -84,50 +85,50 @@ class Base:
 def save_adapters(policy, folder):
     """Write `folder` as PEFT does."""
     lora = policy.lora
-    layers = {name.split(".")[-3] for name in adapters(policy)}
+    tensors = {name: p.detach().cpu() for name, p in adapters(policy).items()}
+    layers = {name.split(".")[-3] for name in tensors}
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=lora.base,
                   r=lora.rank, lora_alpha=lora.alpha, target_modules=sorted(layers))
     Path(folder).mkdir(exist_ok=True)
-    save_file({name: p.detach().cpu() for name, p in adapters(policy).items()},
-              Path(folder, WEIGHTS), metadata={"format": "pt"})
+    save_file(tensors, Path(folder, WEIGHTS), metadata={"format": "pt"})
     Path(folder, CONFIG).write_text(json.dumps(config, indent=1))
 
 
 def load_adapted(path, *more):
     """`load_policy` (policy.py), for which a folder of adapters is a model, too: their base with
-    them. more: as there."""
+    them. more: as there. ValueError: adapters that are broken, not of this model, or of settings
+    other than PLAIN, which mean another sum than ours."""
     base = base_of(path)
     policy = load_policy(base, *more)
-    if base != path:
-        load_adapters(policy, path)
-    return policy.to(policy.device)               # the adapters were made on the CPU
-
-
-def load_adapters(policy, folder):
-    """Give the base the adapters in `folder`. ValueError: broken, not of this model, or of settings
-    other than PLAIN, which mean another sum than ours."""
+    if base == path:
+        return policy
     try:
-        found = load_file(Path(folder, WEIGHTS))
+        found = load_file(Path(path, WEIGHTS))
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}: no whole {WEIGHTS}: {error}") from None
-    config = PLAIN | config_of(folder)
-    base = base_of(folder)
+        raise ValueError(f"{path}: no whole {WEIGHTS}: {error}") from None
+    config = PLAIN | config_of(path)
     adapt(policy, config.get("r", 1), config.get("lora_alpha", 1), base)
     own = adapters(policy)
     odd = [name for name in PLAIN if config[name] != PLAIN[name]]
-    odd += [name for name, x in found.items() if name not in own or x.shape != own[name].shape]
-    if odd:
-        raise ValueError(f"{folder}: {min(odd)} does not fit; expected plain LoRA of linear layers "
-                         f"in the decoder of {base}; others can be merged by PEFT")
     # B of layers that are not in the folder stays 0.
     for name, x in found.items():
-        own[name].data.copy_(x)
+        if name in own and x.shape == own[name].shape:
+            own[name].data.copy_(x)
+        else:
+            odd.append(name)
+    if odd:
+        raise ValueError(f"{path}: {min(odd)} does not fit; expected plain LoRA of linear layers "
+                         f"in the decoder of {base}; others can be merged by PEFT")
+    # The adapters were made on the CPU.
+    return policy.to(policy.device)
 
 
 def config_of(path):
     """PEFT's settings of the adapters in folder `path`; {} of another path."""
     file = Path(path, CONFIG)
-    return json.loads(file.read_text()) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    return json.loads(file.read_text())
 
 
 def base_of(path):
@@ -137,4 +138,6 @@ def base_of(path):
 
 def tokenizer_path(path):
     """Where the tokenizer of a model lies: PEFT leaves it with the base, we with the adapters."""
-    return path if Path(path, "tokenizer_config.json").is_file() else base_of(path)
+    if Path(path, "tokenizer_config.json").is_file():
+        return path
+    return base_of(path)

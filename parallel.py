@@ -58,7 +58,8 @@ def device_of(name):
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         return torch.empty(0, device=name).device
-    except Exception as error:              # as torch was built, it has several kinds
+    # Of several kinds, as torch was built.
+    except Exception as error:
         raise ValueError(f"device={name}: {error}".splitlines()[0]) from None
 
 
@@ -69,15 +70,18 @@ def start(device="auto", compute="auto"):
     """
     device = device_of(device)
     cuda = device.type == "cuda"
+    options = dict(backend="gloo")
     if cuda:
         torch.cuda.set_device(device)
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves alone
+        options = dict(backend="nccl", device_id=device)
+    if "RANK" not in os.environ:
+        options |= dict(store=dist.HashStore(), rank=0, world_size=1)
+    # One process saves alone.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
     if cuda or "RANK" in os.environ or compute == "bfloat16":
-        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         # Ranks play at their own pace, and all wait while one writes a checkpoint: NCCL's own 10
         # minutes are too few. If a rank dies, torchrun ends the others at once.
-        dist.init_process_group(backend="nccl" if cuda else "gloo", timeout=timedelta(hours=2),
-                                device_id=device if cuda else None, **alone)
+        dist.init_process_group(timeout=timedelta(hours=2), **options)
     return device
 
 
@@ -109,7 +113,10 @@ def summed(x):
 
 def by_first(make, *arguments):
     """make(*arguments), called by rank 0 alone -> what it gave, on every rank."""
-    return gathered(make(*arguments) if rank() == 0 else None)[0]
+    made = None
+    if rank() == 0:
+        made = make(*arguments)
+    return gathered(made)[0]
 
 
 def gathered(thing):
@@ -128,7 +135,8 @@ def load(path, device, cfg, value_head=False, frozen=False):
     if not cfg.lora and base_of(path) != path:
         raise ValueError(f"{path} holds adapters: --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")
-    gc.collect()                        # models that were dropped before are cycles
+    # Models that were dropped before are cycles.
+    gc.collect()
     # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
     dtype = "auto" if dist.is_initialized() else torch.float32
     policy = load_adapted(path, "cpu", dtype, "torch")
@@ -146,13 +154,13 @@ def as_trained(policy, device, cfg, value_head=False, frozen=False):
         with adapters, frozen     the compute dtype      by several ranks; one would hold them twice
         the adapters themselves   float32                never: see `average_gradients`
     """
+    compute = torch.float32
     if cfg.compute != "auto":
         compute = getattr(torch, cfg.compute)
     elif device.type == "cuda":
         compute = torch.bfloat16
-    else:
-        compute = torch.float32
-    still = frozen or policy.lora is not None       # the large weights do not change
+    # Whether the large weights do not change.
+    still = frozen or policy.lora is not None
     sharded = dist.is_initialized() and (world_size() > 1 or not still)
     if value_head:
         policy.add_value_head()
@@ -178,12 +186,11 @@ def place(policy, device, dtype, compute, sharded, mesh=None):
     averaged in float32. mesh: None cuts the weights over all ranks, `replicas` gives each all.
     What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    whole = set()
-    if policy.lora is not None:
-        whole = {p for p in policy.parameters() if p.requires_grad}
+    whole = {p for p in policy.parameters() if policy.lora and p.requires_grad}
     for unit in (*policy.model.model.layers, policy):
         for weights in unit.parameters():
-            if not isinstance(weights, DTensor):            # not cut as part of a layer
+            # Otherwise it was cut as part of a layer.
+            if not isinstance(weights, DTensor):
                 weights.data = weights.data.to(device, None if weights in whole else dtype)
         if sharded:
             fully_shard(unit, mesh=mesh, mp_policy=precision, ignored_params=whole)
@@ -191,9 +198,9 @@ def place(policy, device, dtype, compute, sharded, mesh=None):
         buffer.data = buffer.data.to(device)
 
 
-@functools.cache        # a mesh is made of groups, which take memory
+@functools.cache
 def replicas(group, device_type):
-    """The mesh whose ranks hold all weights each."""
+    """The mesh whose ranks hold all weights each. It is made once: its groups take memory."""
     return dist.init_device_mesh(device_type, (group.size(), 1),
                                  mesh_dim_names=("replicate", "shard"))
 
@@ -231,5 +238,6 @@ def gathered_weights(policy):
 
 def progress(items, what, **options):
     """The items, with a bar: on a terminal, of one rank, for what takes more than two seconds."""
-    silent = os.environ.get("RANK", "0") != "0" or None            # None: if it is no terminal
-    return tqdm(items, **dict(desc=what, leave=False, delay=2, disable=silent) | options)
+    # None: where there is no terminal.
+    silent = os.environ.get("RANK", "0") != "0" or None
+    return tqdm(items, desc=what, leave=False, delay=2, disable=silent, **options)

@@ -26,8 +26,11 @@ from transformers.utils import logging as transformers_logging
 
 from attention import NEVER, OURS, choose_kernel, kv_shape, layout_for
 
-HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
-transformers_logging.disable_progress_bar()            # they would break our log's lines
+# Tokens whose (tokens, V) logits exist at a time.
+HEAD_CHUNK = 2048
+
+# They would break our log's lines.
+transformers_logging.disable_progress_bar()
 
 
 # ---- the policy ---------------------------------------------------------------------------------
@@ -88,9 +91,9 @@ class Policy(torch.nn.Module):
     def logits(self, token_ids, layout, logits_to_keep=0):
         """token_ids (T,), packed as `layout` says -> (T, V); of the places `logits_to_keep` alone
         if that is a tensor, of the last ones if it is a number above 0."""
-        found = self.model(token_ids[None], position_ids=layout.position[None], use_cache=False,
-                           layout=layout, logits_to_keep=logits_to_keep).logits[0]
-        return self.without_padding(found)
+        out = self.model(token_ids[None], position_ids=layout.position[None], use_cache=False,
+                         layout=layout, logits_to_keep=logits_to_keep)
+        return self.without_padding(out.logits[0])
 
     def without_padding(self, logits):
         """(T, V) logits, in place: ids that stand for no text get the probability 0."""
@@ -117,8 +120,9 @@ class Policy(torch.nn.Module):
     def action_values(self, token_ids, response_mask, position_ids):
         """V(text before the token) of the A sampled tokens, row by row: (A,) float32."""
         hidden, _ = self.hidden_before(token_ids, response_mask, position_ids)
-        hidden = hidden.to(self.value_head.weight.dtype)     # float32 beside a frozen 16-bit base
-        return self.value_head(hidden)[:, 0].float().clone()     # FSDP warns of a view
+        # The head is float32 beside a frozen 16-bit base. FSDP warns of a view, hence the clone.
+        hidden = hidden.to(self.value_head.weight.dtype)
+        return self.value_head(hidden)[:, 0].float().clone()
 
     def hidden_before(self, token_ids, response_mask, position_ids):
         """-> (the last hidden state before each sampled token (A, width), these tokens (A,))."""
@@ -133,9 +137,9 @@ class Policy(torch.nn.Module):
         recomputed = self.model.is_activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             layer.training = recomputed
-        hidden = self.model.model(ids[None], position_ids=positions[None], use_cache=False,
-                                  layout=layout_for(self, lengths)).last_hidden_state[0]
-        return hidden[sampled - 1], ids[sampled]
+        out = self.model.model(ids[None], position_ids=positions[None], use_cache=False,
+                               layout=layout_for(self, lengths))
+        return out.last_hidden_state[0, sampled - 1], ids[sampled]
 
     def by_chunks(self, hidden, targets, temperature, entropy):
         """`of_targets`, a chunk at a time: a chunk's (A, V) logits are computed again in the
@@ -149,11 +153,12 @@ class Policy(torch.nn.Module):
     def of_targets(self, hidden, targets, temperature, entropy):
         """Hidden states (A, width) -> log-probability of each target (A,). entropy: None, or (2, A)
         with the entropies behind them; True: differentiable."""
-        logits = self.without_padding(logits_of(self.model, hidden).float())
+        logits = self.without_padding(logits_of(self.model, hidden))
         if temperature != 1:
             logits = logits / temperature
-        logprobs = torch.log_softmax(logits, -1)
-        del logits                        # each is a GB or more of a chunk: see recipes/plan.py
+        logprobs = logits.log_softmax(-1)
+        # Each is a GB or more of a chunk: see recipes/plan.py.
+        del logits
         chosen = logprobs.gather(1, targets[:, None])[:, 0]
         if entropy is None:
             return chosen
@@ -176,10 +181,8 @@ def logits_of(model, hidden):
 def same_code(one, other):
     """Whether two methods do the same, word for word: most models have a copy of Llama's norm."""
     one = getattr(one, "__code__", None)
-    other = getattr(other, "__code__", None)
-    if one is None or other is None:
-        return False
-    return one.co_code == other.co_code and one.co_names == other.co_names
+    other = other.__code__
+    return one and (one.co_code, one.co_names) == (other.co_code, other.co_names)
 
 
 def rms_norm(norm, x):
@@ -203,12 +206,14 @@ class Float32Linear(torch.autograd.Function):
         if x.device.type == "cuda":
             out = torch.mm(x, weight.T, out_dtype=torch.float32)
         else:
-            out = x.float() @ weight.float().T         # torch.mm has out_dtype on CUDA alone
+            # torch.mm has out_dtype on CUDA alone.
+            out = x.float() @ weight.float().T
         return out if bias is None else out + bias
 
     @staticmethod
     def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors              # under `checkpoint` it may be read only once
+        # Under `checkpoint` it may be read only once.
+        x, weight = ctx.saved_tensors
         gradient = gradient.to(x.dtype)
         _, trained, biased = ctx.needs_input_grad
         of_weight = gradient.T @ x if trained else None
@@ -225,11 +230,11 @@ def make_policy(vocabulary, width, layers, heads, seed):
     if width % (2 * heads):
         raise ValueError(f"width={width}, heads={heads}: expected an even width for each head")
     torch.manual_seed(seed)
+    sharing = 1 if heads % 2 else 2
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-        num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads if heads % 2 else heads // 2, max_position_embeddings=4096,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // sharing,
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
     return Policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
@@ -257,7 +262,8 @@ def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
-    except Exception as e:                 # a missing, broken or unknown file; a package it needs
+    # A missing, broken or unknown file; a package it needs.
+    except Exception as e:
         raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
                          .splitlines()[0]) from e
 
@@ -265,14 +271,15 @@ def from_pretrained(auto, path, **more):
 def longest_text(config):
     """The most tokens of a text for which a model was made, or inf. Beyond its first range,
     longrope's positions depend on the longest text that is computed at the same time."""
-    name = "max_position_embeddings"
-    if rope_of(config).get("rope_type") == "longrope":
-        name = "original_" + name if getattr(config, "original_" + name, None) else name
-    return getattr(config, name, None) or math.inf
+    most = getattr(config, "max_position_embeddings", None)
+    if rope_type(config) == "longrope":
+        most = getattr(config, "original_max_position_embeddings", None) or most
+    return most or math.inf
 
 
-def rope_of(config):
-    return getattr(config, "rope_parameters", None) or {}
+def rope_type(config):
+    """How its rotary positions are made, or None."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type")
 
 
 def check_model(path):
@@ -280,7 +287,8 @@ def check_model(path):
     config = from_pretrained(AutoConfig, path)
     try:
         check_config(config)
-    except Exception as e:                 # other people's code: whatever it raises, it cannot run
+    # Other people's code: whatever it raises, it cannot run.
+    except Exception as e:
         raise ValueError(f"{config.model_type} cannot run: {(str(e) or repr(e)).splitlines()[0]}; "
                          "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
 
@@ -295,19 +303,18 @@ def parameters_of(path):
 def check_config(config):
     """Refuse what attention.py does not compute. The model is tried without weights, on torch's
     meta device, under a layout that notes what each layer asks for."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    others = kinds - {"full_attention", "sliding_attention"}
+    kinds = getattr(config, "layer_types", None) or []
+    others = set(kinds) - {"full_attention", "sliding_attention"}
     if others:
         raise ValueError(f"layers of {', '.join(sorted(others))}")
-    if rope_of(config).get("rope_type") == "dynamic":
+    if rope_type(config) == "dynamic":
         raise ValueError("rotary positions that depend on the length of the text")
     with torch.device("meta"), torch.no_grad():
         # Experts need bfloat16 there.
         model = AutoModelForCausalLM.from_config(config, attn_implementation=OURS).bfloat16()
         watch = Watch(kv_shape(config)[1:])
-        watch.position = torch.arange(2)
-        Policy(model).logits(torch.arange(2), watch)
-    if watch.layers != list(range(len(model.model.layers))):
+        Policy(model).logits(watch.position, watch)
+    if watch.layers != [*range(len(model.model.layers))]:
         raise ValueError("not every layer has attention, once")
     if getattr(config, "sliding_window", None) and not kinds and not any(watch.prepared):
         raise ValueError("attention that is not told of its window")
@@ -319,12 +326,13 @@ class Watch:
     memory = None
 
     def __init__(self, shape):
-        self.shape = tuple(shape)
+        self.shape = shape
+        self.position = torch.arange(2)
         self.layers = []
         self.prepared = {}
 
-    def prepare(self, window, groups):
-        return None
+    def prepare(self, window):
+        pass
 
     def attend(self, prepared, layer, query, key, value, scale):
         self.layers.append(layer)

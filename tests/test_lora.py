@@ -116,7 +116,7 @@ def test_save_adapters_loads_in_peft_to_the_same_logits(kind, tied):
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])
-def test_load_adapters_reads_what_peft_wrote(targets):
+def test_load_adapted_reads_what_peft_wrote(targets):
     twins("qwen2", tied=False)[1].save_pretrained("base")
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained("base"), peft.LoraConfig(
         r=3, lora_alpha=7, lora_dropout=0.1, target_modules=targets, task_type="CAUSAL_LM"))
@@ -131,7 +131,7 @@ def test_load_adapters_reads_what_peft_wrote(targets):
                                rtol=0)
 
 
-def test_load_adapters_refuses_what_it_would_compute_wrongly():
+def test_load_adapted_refuses_what_it_would_compute_wrongly():
     ours, _ = adapted()
     save_adapters(ours, "own")
     twins(layers=1)[1].save_pretrained("small")

@@ -256,7 +256,7 @@ def test_flash_tells_of_no_bound_where_one_query_sees_all():
     """flash-attn 2 reads the keys once for all query heads that share them if a sequence has one
     query and there is no bound on either side, (-1, -1); of several queries (-1, 0) is causal."""
     bounds = [Flash("varlen", sum(lengths), max(lengths), None, torch.tensor(lengths), None, None)
-              .prepare(window, 2) for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
+              .prepare(window) for lengths in ([1, 1], [2, 1]) for window in (None, 3)]
     assert bounds == [(-1, -1), (2, 0), (-1, 0), (2, 0)]
 
 
