@@ -59,6 +59,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from flags import did_you_mean
+
 
 class Base:
     """`reset` and `step` around an environment's own `start` and `act`."""
@@ -160,7 +162,9 @@ def load_env(name, data=""):
     except ModuleNotFoundError as missing:
         if not missing.name.startswith("envs."):
             raise       # a library that the environment needs
-    raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
+    known = known_envs()
+    raise ValueError(f"unknown environment {name!r}{did_you_mean([name], known)}; there are: "
+                     + ", ".join(known))
 
 
 @functools.cache
