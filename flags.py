@@ -115,7 +115,7 @@ def did_you_mean(words, known):
     if none is."""
     likely = []
     for word in words:
-        likely += difflib.get_close_matches(word, known, n=1)
+        likely += difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f" (did you mean {' '.join(likely)}?)" if likely else ""
 
 
