@@ -27,6 +27,7 @@ from chat import Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
 from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
+from envs.parts.players import lacks_player
 from episode import Episode
 from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
@@ -75,10 +76,9 @@ def demonstrations_for(cfg):
         parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
 
+    refuse_without_players(modules, cfg)
     demos = []
     for module, own_families in zip(modules, families):
-        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
-            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
         # AgentGym's sets are an expert's, and each has its own size in each environment.
         skill = 1.0 if cfg.set else cfg.skill
         wanted = getattr(module, "SET_SIZES", {}).get(cfg.set, cfg.n)
@@ -93,6 +93,23 @@ def demonstrations_for(cfg):
                      f"{skill:g}, {won} succeed")
         demos += games
     return demos
+
+
+def refuse_without_players(modules, cfg):
+    """ValueError: one of these environments has nobody who plays the games that `cfg` asks for."""
+    if cfg.demos or not cfg.n:
+        return
+    skill = 1.0 if cfg.set else cfg.skill
+    for module in modules:
+        if cfg.goal == "other" and not hasattr(module.Env, "other_goal"):
+            raise ValueError(f"goal=other: {module.NAME} has no player for it; leave it out")
+        if cfg.goal == "task" and skill and lacks_player(module, "expert"):
+            raise ValueError(f"{lacks_player(module, 'expert')}, so nobody shows how it is played: "
+                             "begin with a model that acts, train.py --model FOLDER_OR_HUB_ID, or "
+                             "clone games of a file, agentevol.py clone --demos FILE, or those of "
+                             "its random player, --skill 0")
+        if skill < 1 and lacks_player(module, "random"):
+            raise ValueError(f"skill={skill:g}: {lacks_player(module, 'random')}; give --skill 1")
 
 
 def make_agents(modules, speaks, tokenizer=None):
@@ -266,6 +283,11 @@ def config_for_run(cfg):
     layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
     config, _ = settle(Clone, layers)
     return config
+
+
+def check_cloning(cfg):
+    """Refuse settings by which a run of train.py cannot clone a policy of its own. ValueError."""
+    refuse_without_players(load_envs(cfg.env, cfg.data), config_for_run(cfg))
 
 
 def clone_longer(run):

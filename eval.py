@@ -29,7 +29,7 @@ from chat import Speaks
 from client import EnvError
 from curriculum import choose_tasks, families_of
 from envs import open_envs
-from envs.parts.players import builtin_rate, mean_and_error, play_builtin
+from envs.parts.players import builtin_rate, lacks_player, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
 from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
 from lora import load_adapted
@@ -201,6 +201,8 @@ def rows_of_one(module, groups, turns, seed):
     for player in ("random", "expert"):
         tasks = progress([group[0]["task_id"] for group in groups], f"{player} player, {env}")
         success, stderr = builtin_rate(module, player, tasks, turns, (seed, 0))
+        if math.isnan(success):         # nobody plays so here
+            continue
         rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
                          n=len(groups), success=success, stderr=stderr))
     return rows
@@ -251,6 +253,10 @@ def evaluate(cfg, origins=None, elsewhere=None):
     else:
         modules = open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
+    for module in modules:
+        lacking = lacks_player(module, cfg.policy) if cfg.policy else ""
+        if lacking:
+            raise ValueError(f"{lacking}; give a policy, --model FOLDER_OR_HUB_ID")
     families = families_of(modules, cfg.families)
     policy = None
     servers = connected(cfg.env_url, modules)

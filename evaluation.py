@@ -52,7 +52,7 @@ def means(played, name, parts):
 
 
 def players_of(tasks, horizon):
-    """{"random", "expert": the rates of each on these tasks [(World, id)]}."""
+    """{"random", "expert": the rates of each on these tasks [(World, id)]}; NaN: there is none."""
     ids = defaultdict(list)
     for world, task in tasks:
         ids[world].append(task)

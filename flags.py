@@ -11,6 +11,7 @@ Not all that differs from a default was given as a flag: a model and an environm
 of their own. `parse_flags` puts such layers over each other and keeps where each value came from.
 """
 import argparse
+import difflib
 import textwrap
 from dataclasses import dataclass, field, fields
 from typing import Annotated, get_args, get_type_hints
@@ -99,9 +100,23 @@ def parse_flags(kind, argv=None, description="", layers=None):
         if setting.metadata.get("heading"):
             group = parser.add_argument_group(setting.metadata["heading"])
         add_flag(group, setting, types[setting.name])
-    given = vars(parser.parse_args(argv))
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = ["--" + setting.name.replace("_", "-") for setting in fields(kind)]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}"
+                     + did_you_mean([word.partition("=")[0] for word in unknown], known))
+    given = vars(given)
     asked = layers(kind, given) if layers else []
     return settle(kind, [*asked, ("flags", given)])
+
+
+def did_you_mean(words, known):
+    """A question that is put behind a complaint: the known names that are most like these words. ""
+    if none is."""
+    likely = []
+    for word in words:
+        likely += difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f" (did you mean {' '.join(likely)}?)" if likely else ""
 
 
 def add_flag(group, setting, kind):

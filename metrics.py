@@ -3,6 +3,7 @@
 train.py calls `record` after each step, agentevol.py `record_iteration`; nothing here changes what
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
+import math
 import os
 import sys
 import time
@@ -215,8 +216,10 @@ def distinct_ngrams(token_lists, n=3):
 
 def log_line(m):
     """The line of metrics `m` for a person: what is rare stands in a second line."""
+    # Not every environment has a random player.
+    beside = "" if math.isnan(m["random"]) else f" (random {m['random']:.0%})"
     line = (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) "
+            f"{m['reward']:5.2f} | success {m['success']:4.0%}{beside} "
             f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s")
     rare = []
     for name in ("dropped", "skipped", "preempted"):
@@ -306,6 +309,8 @@ def final_table(run):
     if run.control:
         lines += rows_of_policy("control: more cloning instead", run.control)
     for who, rate in run.players.items():
+        if math.isnan(rate["success"]):         # nobody plays so here
+            continue
         title = f"{who} player"
         if hasattr(run.worlds[0].module, "Served"):
             title += ", our local game"

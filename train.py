@@ -36,7 +36,7 @@ import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import FORMATS, Speaks
-from cloning import clone_longer, clone_policy, config_for_run
+from cloning import check_cloning, clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
@@ -511,7 +511,7 @@ def check(cfg):
     if cfg.model:
         check_model(base_of(cfg.model))
     else:
-        config_for_run(cfg)
+        check_cloning(cfg)
     horizon_at(0, cfg.horizons, cfg.switch_every)       # refuses what is no schedule
     alone = cfg.filter == "none" and cfg.advantage in ("gae", "turn_gae", "reinforce_pp")
     if cfg.group_size < 2 and not alone:

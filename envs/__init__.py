@@ -14,14 +14,15 @@ A file says, as constants and functions (tests/envs/test_envs.py checks all of i
       start(task_id)      the first observation of a task: the same text whenever it is asked for
       act(action)         one turn: (observation, reward, done, info). Any text may come;
                           nonsense is answered, changes nothing and costs the turn
-      expert()            (thought, action) of a player that succeeds from here
-      random_action(rng)  an action that looks legal, drawn with rng
 
 info is {"success": bool, "valid": bool, "score": float}: the task is solved, which is the same as
 score >= SUCCESS; the action was understood; the score of the episode so far.
 
 What more may be there:
 
+    Env.expert()          (thought, action) of a player that succeeds from here
+    Env.random_action(rng)  an action that looks legal, drawn with rng. Without these two a run needs
+                          a --model that acts already, and its table has no such rows
     Env.other_goal(rng)   (thought, action) of a player who knows the rules and plays for something
                           that the task does not ask for
     Env.close()           gives back what is held: a process, a file
@@ -58,6 +59,8 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from tqdm import tqdm
+
+from flags import did_you_mean
 
 
 class Base:
@@ -160,7 +163,9 @@ def load_env(name, data=""):
     except ModuleNotFoundError as missing:
         if not missing.name.startswith("envs."):
             raise       # a library that the environment needs
-    raise ValueError(f"unknown environment {name!r}; there are: {', '.join(known_envs())}")
+    known = known_envs()
+    raise ValueError(f"unknown environment {name!r}{did_you_mean([name], known)}; there are: "
+                     + ", ".join(known))
 
 
 @functools.cache
@@ -263,8 +268,10 @@ def record(name, skill, seed, task_id, horizon=0, goal="task", data=""):
     rng = random.Random(f"{seed} {task_id}")
 
     def choose():
-        thought, action = env.expert() if goal == "task" else env.other_goal(rng)
-        if rng.random() > skill:
+        # Of skill 0 it is the random player: an environment may have no expert.
+        if skill or goal == "other":
+            thought, action = env.expert() if goal == "task" else env.other_goal(rng)
+        if rng.random() > skill or not skill:
             return "I try something.", env.random_action(rng)
         return thought, action
 

@@ -18,7 +18,6 @@ the server. It must allow as many sessions as --max-concurrent says. There is no
 clone, so a run needs --model.
 """
 import json
-import math
 from contextlib import ExitStack, suppress
 from urllib.parse import parse_qsl, urlsplit
 
@@ -77,11 +76,6 @@ def text_field(action, named, url):
 
 def family(task_id):
     return "seeds"
-
-
-def exact_success(task_id, player, horizon=HORIZON):
-    """Not known: there are no built-in players."""
-    return math.nan
 
 
 def read(answer, kind, url, name):
@@ -159,12 +153,6 @@ class Env(envs.Base):
         except (OSError, WebSocketException, ValueError, RecursionError) as error:
             raise EnvError(f"{self.url}: {type(error).__name__}: {brief(str(error))}") from None
         return read(answer, kind, self.url, self.module.FIELD)
-
-    def expert(self, rng=None):
-        raise ValueError("openenv: there is no built-in player of a server's tasks; give a policy, "
-                         "--model FOLDER_OR_HUB_ID")
-
-    random_action = expert
 
     def close(self):
         """End the session, and wait until the server has ended it: then its place is free."""

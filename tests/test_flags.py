@@ -45,7 +45,10 @@ def test_parse_flags_takes_layers_between_defaults_and_flags():
 
 
 @pytest.mark.parametrize("flag, sentence", [
-    ("--step=3", "unrecognized arguments: --step=3"),       # an abbreviation is a typo as well
+    # An abbreviation is a typo as well.
+    ("--step=3", "unrecognized arguments: --step=3 (did you mean --steps?)\n"),
+    ("--nonnegativ=3", "--nonnegativ=3 (did you mean --non-negative?)\n"),
+    ("--zzz", "unrecognized arguments: --zzz\n"),
     ("--turns=3,x", "argument --turns: invalid integers value: '3,x'"),
     ("--count=x", "argument --count: invalid int value: 'x'"),
     ("--way=left", "argument --way: invalid choice: 'left' (choose from 'up', 'down')"),
@@ -57,6 +60,13 @@ def test_parse_flags_refuses(flag, sentence, capsys):
     with pytest.raises(SystemExit) as error:
         parse_flags(Flags, [flag])
     assert error.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_parse_flags_names_the_flags_that_were_meant(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(Flags, ["--stpes", "5", "--raet", "2", "--way=up"])
+    assert "unrecognized arguments: --stpes 5 --raet 2 (did you mean --steps --rate?)\n" \
+        in capsys.readouterr().err
 
 
 def helped(kind, capsys):

@@ -1,4 +1,4 @@
-"""The two built-in players of every environment, and how often they succeed.
+"""The two built-in players of an environment, and how often they succeed. It may have one or none.
 
     play_builtin(maze, "expert", 7, 15)                -> one episode: success, score, turns, ...
     builtin_rate(maze, "random", maze.TEST[:200], 15)  -> (success rate, standard error)
@@ -8,6 +8,16 @@ import random
 from contextlib import suppress
 
 from envs import play
+
+METHODS = {"random": "random_action", "expert": "expert"}       # of Env, by which they play
+
+
+def lacks_player(module, player):
+    """A sentence, if this environment has no such player; "" if it has."""
+    method = METHODS[player]
+    if hasattr(module.Env, method):
+        return ""
+    return f"{module.NAME} has no {player} player: its Env has no {method}()"
 
 
 def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
@@ -48,11 +58,13 @@ def mean_and_error(values):
 
 
 def builtin_rate(module, player, tasks, horizon, seed=0):
-    """-> (success rate, standard error): exact where the environment can be solved, else played. A
-    task that the environment's engine refuses (RuntimeError) is left out."""
+    """-> (success rate, standard error): exact where the environment can be solved, else played; NaN
+    where it has no such player. A task that the engine refuses (RuntimeError) is left out."""
     if hasattr(module, "exact_success"):
         rates = [module.exact_success(task, player, horizon) for task in tasks]
         return sum(rates) / len(rates), 0.0
+    if lacks_player(module, player):
+        return math.nan, math.nan
     successes = []
     for task in tasks:
         with suppress(RuntimeError):
@@ -62,7 +74,7 @@ def builtin_rate(module, player, tasks, horizon, seed=0):
 
 def player_rate(player, worlds):
     """`builtin_rate` on tasks of several environments, [(module, task ids, most turns)] ->
-    {"success", "stderr", "n"}."""
+    {"success", "stderr", "n"}; NaN if one of them has no such player."""
     n = sum(len(tasks) for _, tasks, _ in worlds)
     success = 0
     errors = []
