@@ -284,9 +284,15 @@ class Flash:
     def __init__(self, kernel, total, longest, memory, lengths, table, starts):
         self.kernel = kernel
         self.longest = longest
+        # Without a past no page is read. The longest past is a bound that is constant for graphs.
         seq_lens = lengths
+        self.seq_lens = None
+        self.table = None
+        self.longest_k = longest
         if starts is not None:
-            seq_lens = starts + lengths
+            seq_lens = self.seq_lens = starts + lengths
+            self.table = table
+            self.longest_k = table.shape[1] * memory.page_size
         self.cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         self.cu_seqlens_k = F.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
         # Of each token its sequence and its number in the row.
@@ -297,14 +303,6 @@ class Flash:
         self.prepared = {}
         if memory is not None:
             self.slots = memory.slots(table, row, self.position)
-        # Without a past no page is read. The longest past is a bound that is constant for graphs.
-        self.seq_lens = None
-        self.table = None
-        self.longest_k = longest
-        if starts is not None:
-            self.seq_lens = seq_lens
-            self.table = table
-            self.longest_k = table.shape[1] * memory.page_size
 
     def prepare(self, window):
         """flash-attn's window_size: tokens seen before a token's own and after it; -1: all."""

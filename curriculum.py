@@ -58,7 +58,8 @@ def families_of(modules, families):
         own = [name for name in wanted if name in module.FAMILIES]
         each.append(",".join(own))
         known.append(f"{module.NAME}: {', '.join(module.FAMILIES)}")
-    unknown = set(wanted) - {"", *",".join(each).split(",")}
+    found = ",".join(each).split(",")
+    unknown = set(wanted) - set(found) - {""}
     if unknown:
         raise ValueError(f"no families {sorted(unknown)}; known: {'; '.join(known)}")
     return each
@@ -69,7 +70,10 @@ def shares_of(count, worlds):
     [11, 11, 10]. ValueError: one of them gets none."""
     if count < worlds:
         raise ValueError(f"{count} tasks for {worlds} environments: some environment gets none")
-    return [len(range(world, count, worlds)) for world in range(worlds)]
+    shares = []
+    for world in range(worlds):
+        shares.append(len(range(world, count, worlds)))
+    return shares
 
 
 def sample_tasks(task_ids, count, step, seed):

@@ -111,11 +111,11 @@ def summed(x):
     return x
 
 
-def by_first(make, *arguments):
-    """make(*arguments), called by rank 0 alone -> what it gave, on every rank."""
+def by_first(make, argument):
+    """make(argument), called by rank 0 alone -> what it gave, on every rank."""
     made = None
     if rank() == 0:
-        made = make(*arguments)
+        made = make(argument)
     return gathered(made)[0]
 
 
