@@ -188,7 +188,7 @@ class Packed:
             rows = np.sort(order[self.lengths[order] >= 0.7 * longest])
             order = order[len(rows):]
             mask = None
-            if window is not None and longest > window:
+            if window and longest > window:
                 seen = torch.ones(longest, longest, dtype=torch.bool, device=device)
                 mask = seen.tril().triu(1 - window)
             buckets.append((Padding(self.lengths, rows, device), mask))
@@ -218,7 +218,9 @@ class Extend(Packed):
         padding = Padding(self.lengths, np.arange(len(self.lengths)), device)
         # Behind a sequence's end, which is hidden, no page (-1) is read as page 0.
         pages = upload(self.table.clip(0), device)
-        own = (self.starts[:, None] + np.arange(self.lengths.max()))[:, :, None]        # (B, Q, 1)
+        new = np.arange(self.lengths.max())
+        # The new tokens' places (B, Q, 1), those of all tokens (P * S,)
+        own = self.starts[:, None, None] + new[:, None]
         other = np.arange(pages.shape[1] * self.memory.page_size)
         seen = other <= own
         if window:
@@ -252,12 +254,13 @@ class Decode(Extend):
         head = np.arange(KH)[:, None]
         runs = []
         for pages, rows, written in page_runs(self.table, self.starts + 1, S):
-            readers = rows[:, None] * KH + head                          # (P, KH, W)
-            empty = np.arange(S) >= written.repeat(KH)[:, None, None]    # (P * KH, 1, S)
+            # Shapes (P, KH, W) and (P * KH, 1, S)
+            readers = rows[:, None] * KH + head
+            empty = np.arange(S) >= written.repeat(KH)[:, None, None]
+            readers = upload(readers.ravel(), device)
             bias = upload(np.float32(NEVER) * empty, device)
             if not isinstance(pages, slice):
                 pages = upload(pages, device)
-            readers = upload(readers.ravel(), device)
             runs.append((pages, readers, bias.to(self.memory.kv.dtype)))
         return runs
 
@@ -269,7 +272,8 @@ class Decode(Extend):
         for pages, readers, bias in prepared:
             keys, values = self.memory.choose(layer, pages)
             runs.append((keys, values, readers, bias))
-        grouped = query.view(len(query), key.shape[1], -1, key.shape[2])
+        T, KH, D = key.shape
+        grouped = query.view(T, KH, -1, D)
         return walk_pages(grouped, runs, scale).view(query.shape)
 
 
@@ -280,26 +284,25 @@ class Flash:
     def __init__(self, kernel, total, longest, memory, lengths, table, starts):
         self.kernel = kernel
         self.longest = longest
+        # Without a past no page is read. The longest past is a bound that is constant for graphs.
         seq_lens = lengths
+        self.seq_lens = None
+        self.table = None
+        self.longest_k = longest
         if starts is not None:
-            seq_lens = starts + lengths
+            seq_lens = self.seq_lens = starts + lengths
+            self.table = table
+            self.longest_k = table.shape[1] * memory.page_size
         self.cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         self.cu_seqlens_k = F.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
-        row = torch.repeat_interleave(lengths, output_size=total)           # of each token
+        # Of each token its sequence and its number in the row.
+        row = torch.repeat_interleave(lengths, output_size=total)
         token = torch.arange(total, device=lengths.device)
         self.position = token + (seq_lens - self.cu_seqlens[1:])[row]
         self.memory = memory
         self.prepared = {}
         if memory is not None:
             self.slots = memory.slots(table, row, self.position)
-        # Without a past no page is read. The longest past is a bound that is constant for graphs.
-        self.seq_lens = None
-        self.table = None
-        self.longest_k = longest
-        if starts is not None:
-            self.seq_lens = seq_lens
-            self.table = table
-            self.longest_k = table.shape[1] * memory.page_size
 
     def prepare(self, window):
         """flash-attn's window_size: tokens seen before a token's own and after it; -1: all."""
@@ -348,10 +351,12 @@ def page_runs(table, lengths, page_size):
     nobody = len(table)
     rows, columns = np.nonzero(table >= 0)
     pages = table[rows, columns]
-    counts = np.bincount(pages)                           # readers of each page, (P,)
-    readers = np.full((len(counts), counts.max()), nobody)
+    # Readers of each page, (P,), and who they are, (P, W).
+    counts = np.bincount(pages)
+    most = counts.max()
+    readers = np.full((len(counts), most), nobody)
     # In the order of pages the readers of one page are adjacent: they fill its row from the left.
-    filled = np.arange(counts.max()) < counts[:, None]
+    filled = np.arange(most) < counts[:, None]
     readers[filled] = rows[pages.argsort(kind="stable")]
     written = np.zeros(len(counts), int)
     written[pages] = (lengths[rows] - columns * page_size).clip(0, page_size)
@@ -379,15 +384,16 @@ def walk_pages(query, runs, scale):
     CPU, a tenth where scores are NEVER."""
     B, KH, G, D = query.shape
     queries = query.reshape(B * KH, G * D)
-    # 1. scores (N * G, S) of all N readers' queries on their pages
+    # 1. scores (N * G, S) of all N readers' queries on their pages: of each run a product of
+    #    (P * KH, W * G, D) and (P * KH, D, S)
     scores = []
     for keys, _, readers, bias in runs:
         asking = queries.index_select(0, readers.clamp(max=B * KH - 1))
         asking = asking.view(len(bias), -1, D)
         found = torch.baddbmm(
             bias,
-            asking,                                        # (P * KH, W * G, D)
-            keys.flatten(0, 1).transpose(1, 2),            # (P * KH, D, S)
+            asking,
+            keys.flatten(0, 1).transpose(1, 2),
             alpha=scale * math.log2(math.e))
         scores.append(found.flatten(0, 1))
     scores = torch.cat(scores).float()
@@ -397,14 +403,16 @@ def walk_pages(query, runs, scale):
     top = peak.new_full(((B + 1) * KH, G), NEVER)
     top.scatter_reduce_(0, everyone[:, None].expand_as(peak), peak, "amax")
     weights = scores.sub_(top.index_select(0, everyone).view(-1, 1)).exp2_()
-    total = torch.zeros_like(top).index_add_(0, everyone, weights.sum(-1).view(-1, G))
+    sums = weights.sum(-1).view(-1, G)
+    total = torch.zeros_like(top).index_add_(0, everyone, sums)
     # 3. partial outputs, page by page, summed for each reader
     weights = weights.to(query.dtype)
     summed = queries.new_zeros((B + 1) * KH, G * D)
     for _, values, readers, bias in runs:
         own = weights[:len(readers) * G].view(len(bias), -1, bias.shape[2])
         weights = weights[len(readers) * G:]
-        summed.index_add_(0, readers, torch.bmm(own, values.flatten(0, 1)).view(-1, G * D))
+        partial = torch.bmm(own, values.flatten(0, 1))
+        summed.index_add_(0, readers, partial.view(-1, G * D))
     # A row without pages gets 0, not NaN.
     total = total.clamp(min=1e-30).to(query.dtype)
     out = summed.view(-1, G, D) / total[..., None]

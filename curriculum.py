@@ -24,7 +24,8 @@ def horizon_at(step, horizons, switch_every):
     if not horizons or min(horizons) < 1 or list(horizons) != sorted(horizons):
         raise ValueError(f"horizons {horizons}: expected one number of turns or several such as "
                          "6,13,20, each 1 or more and none below the one before it")
-    return horizons[min(step // switch_every, len(horizons) - 1)]
+    stage = step // switch_every
+    return horizons[min(stage, len(horizons) - 1)]
 
 
 def choose_tasks(module, split, n, families=""):
@@ -43,21 +44,23 @@ def choose_tasks(module, split, n, families=""):
         raise ValueError(f"{module.NAME}: the {split} split has no task of {families}")
     if not 0 < n < len(tasks):
         return tasks
-    return sorted(random.Random(f"{module.NAME} {split}").sample(tasks, n))
+    rng = random.Random(f"{module.NAME} {split}")
+    return sorted(rng.sample(tasks, n))
 
 
 def families_of(modules, families):
     """[the comma-separated families that each environment has]; "", all, for an environment of
     which none is named. ValueError: a family that none has."""
     wanted = families.split(",")
-    unknown = set(filter(None, wanted))
     each = []
+    known = []
     for module in modules:
         own = [name for name in wanted if name in module.FAMILIES]
         each.append(",".join(own))
-        unknown -= set(own)
+        known.append(f"{module.NAME}: {', '.join(module.FAMILIES)}")
+    found = ",".join(each).split(",")
+    unknown = set(wanted) - set(found) - {""}
     if unknown:
-        known = [f"{module.NAME}: {', '.join(module.FAMILIES)}" for module in modules]
         raise ValueError(f"no families {sorted(unknown)}; known: {'; '.join(known)}")
     return each
 
@@ -67,7 +70,10 @@ def shares_of(count, worlds):
     [11, 11, 10]. ValueError: one of them gets none."""
     if count < worlds:
         raise ValueError(f"{count} tasks for {worlds} environments: some environment gets none")
-    return [len(range(world, count, worlds)) for world in range(worlds)]
+    shares = []
+    for world in range(worlds):
+        shares.append(len(range(world, count, worlds)))
+    return shares
 
 
 def sample_tasks(task_ids, count, step, seed):

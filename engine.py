@@ -212,7 +212,8 @@ class Engine:
         lengths = [len(ids) for ids in unread]
         logits = [None] * len(sequences)
         for part in prefill_parts(cached, lengths, self.prefill_tokens):
-            rows = self.read([sequences[i] for i in part], [unread[i] for i in part])
+            readers = [sequences[i] for i in part]
+            rows = self.read(readers, [unread[i] for i in part])
             for i, row in zip(part, rows):
                 logits[i] = row
         return torch.stack(logits)
@@ -228,14 +229,16 @@ class Engine:
             packed += ids
             sequence.token_ids += ids
         self.tokens["prefill"] += len(packed)
+        ids = upload(packed, self.device)
         last = upload(np.cumsum(lengths) - 1, self.device)
-        return self.model.logits(upload(packed, self.device), layout, last)
+        return self.model.logits(ids, layout, last)
 
     def table_of(self, sequences):
         """-> their rows of the page table (B, width), no wider than needed; tokens cached (B,)."""
         table = self.pages.table[[s.row for s in sequences]]
         width = (table >= 0).sum(1).max()
-        return table[:, :width], np.array([s.length for s in sequences], np.int32)
+        cached = [s.length for s in sequences]
+        return table[:, :width], np.array(cached, np.int32)
 
     def at_page_end(self, sequences):
         """Those whose next token begins a page."""
@@ -257,22 +260,23 @@ class Engine:
         self.tokens["decode"] += len(sequences)
         if self.model.kernel != "torch":
             return self.decode_flash(token_ids, table, starts)
-        layout = Decode([1] * len(starts), self.device, self.memory, table, starts)
+        ids = upload(token_ids, self.device)
+        layout = Decode([1] * len(ids), self.device, self.memory, table, starts)
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if self.small else threads)
-        logits = self.model.logits(upload(token_ids, self.device), layout)
+        logits = self.model.logits(ids, layout)
         torch.set_num_threads(threads)
         return logits
 
     def decode_flash(self, token_ids, table, starts):
         """By a CUDA graph, as an eager step is bound by Python, not by the GPU. A graph holds the
         weights' addresses, so it lives no longer than this engine: one rollout."""
-        B = len(token_ids)
-        rows = B
+        B = rows = len(token_ids)
         # The first graph has the most rows, so that the others fit into its memory.
         if self.use_graphs and not self.recorded:
             rows = self.rows
-        inputs = upload(step_inputs(token_ids, table, starts, rows, self.pages), self.device)
+        inputs = step_inputs(token_ids, table, starts, rows, self.pages)
+        inputs = upload(inputs, self.device)
         if not self.use_graphs:
             return self.step(inputs)[:B]
         if len(inputs) not in self.recorded:
@@ -314,8 +318,9 @@ def step_inputs(token_ids, table, starts, rows, pages):
     its pages. Rows are padded to the next power of two of `rows`, from 8 on: few graphs serve all
     steps. A padding row has one token, in the memory's last page, which Pages does not deal out."""
     spare = pages.count
+    most = pages.table.shape[1]
     padded = max(8, 1 << (rows - 1).bit_length())
-    inputs = np.full((padded, 2 + pages.table.shape[1]), spare, np.int32)
+    inputs = np.full((padded, 2 + most), spare, np.int32)
     inputs[:, :2] = 0
     B, width = table.shape
     inputs[:B, 0] = token_ids
@@ -355,8 +360,10 @@ def sample(logits, uniforms, temperature):
     else:
         cumulative = torch.cumsum(probabilities, dim=-1, out=probabilities)
         total = cumulative[:, -1:]
+        target = uniforms.to(total)[:, None] * total
         # A uniform that rounds to 1 must not pick past the end.
-        target = torch.minimum(uniforms.to(total)[:, None] * total, total.nextafter(0 * total))
-        ids = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
+        target = target.minimum(total.nextafter(0 * total))
+        ids = torch.searchsorted(cumulative, target, right=True)
+        ids = ids.clamp(max=logits.shape[-1] - 1)
     logprobs = scaled.gather(1, ids) - top_logit + top_probability.log()
     return ids[:, 0], logprobs[:, 0]

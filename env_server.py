@@ -193,11 +193,10 @@ class Service:
     def close(self, session_id):
         """Whether there was one to close. A request it is just serving is finished first."""
         session = self.sessions.pop(session_id, None)
-        if session is None:
-            return False
-        with session.lock:
-            session.close_env()
-        return True
+        if session:
+            with session.lock:
+                session.close_env()
+        return session is not None
 
 
 # ---- The verbs: (Service, body) -> JSON value ----

@@ -52,7 +52,7 @@ def adapt(policy, rank, alpha, base, seed=0):
             low = F.linear(inputs[0], A).flatten(0, -2)
             output.flatten(0, -2).addmm_(low, B.T, alpha=alpha / rank)
 
-    for linear in list(policy.model.model.layers.modules()):
+    for linear in list(policy.layers.modules()):
         if isinstance(linear, torch.nn.Linear):
             linear.lora_A = torch.nn.Linear(linear.in_features, rank, bias=False)
             linear.lora_B = torch.nn.Linear(rank, linear.out_features, bias=False)

@@ -111,11 +111,11 @@ def summed(x):
     return x
 
 
-def by_first(make, *arguments):
-    """make(*arguments), called by rank 0 alone -> what it gave, on every rank."""
+def by_first(make, argument):
+    """make(argument), called by rank 0 alone -> what it gave, on every rank."""
     made = None
     if rank() == 0:
-        made = make(*arguments)
+        made = make(argument)
     return gathered(made)[0]
 
 
@@ -140,7 +140,7 @@ def load(path, device, cfg, value_head=False, frozen=False):
     # In the file's own dtype the weights stay in the file, mapped, until `place` takes its share.
     dtype = "auto" if dist.is_initialized() else torch.float32
     policy = load_adapted(path, "cpu", dtype, "torch")
-    if cfg.lora and policy.lora is None:
+    if cfg.lora and not policy.lora:
         adapt(policy, cfg.lora, cfg.lora_alpha, path, cfg.seed)
     return as_trained(policy, device, cfg, value_head, frozen)
 
@@ -160,7 +160,7 @@ def as_trained(policy, device, cfg, value_head=False, frozen=False):
     elif device.type == "cuda":
         compute = torch.bfloat16
     # Whether the large weights do not change.
-    still = frozen or policy.lora is not None
+    still = frozen or policy.lora
     sharded = dist.is_initialized() and (world_size() > 1 or not still)
     if value_head:
         policy.add_value_head()
@@ -187,7 +187,7 @@ def place(policy, device, dtype, compute, sharded, mesh=None):
     What is trained beside a frozen base is small: it stays whole, see `average_gradients`."""
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     whole = {p for p in policy.parameters() if policy.lora and p.requires_grad}
-    for unit in (*policy.model.model.layers, policy):
+    for unit in (*policy.layers, policy):
         for weights in unit.parameters():
             # Otherwise it was cut as part of a layer.
             if not isinstance(weights, DTensor):
@@ -208,10 +208,8 @@ def replicas(group, device_type):
 def average_gradients(policy):
     """The mean over the ranks of the gradients that FSDP leaves alone: of adapters, and of a value
     head beside them."""
-    if policy.lora is None:
-        return
     for p in policy.parameters():
-        if p.requires_grad:
+        if policy.lora and p.requires_grad:
             p.grad = summed(p.grad) / world_size()
 
 

@@ -13,8 +13,8 @@ Letters: B trajectories, T tokens (padded in arguments of the training forward; 
 elsewhere), A sampled tokens, V vocabulary.
 """
 import math
-import os
 import types
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -71,9 +71,10 @@ class Policy(torch.nn.Module):
 
     def add_value_head(self):
         """Add a critic's head V(text so far), at first 0 everywhere."""
-        self.value_head = torch.nn.Linear(self.config.hidden_size, 1).to(self.device)
-        torch.nn.init.zeros_(self.value_head.weight)
-        torch.nn.init.zeros_(self.value_head.bias)
+        head = torch.nn.Linear(self.config.hidden_size, 1)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        self.value_head = head.to(self.device)
 
     @property
     def config(self):
@@ -130,8 +131,9 @@ class Policy(torch.nn.Module):
         ids = token_ids[real]
         positions = position_ids[real]
         starts = torch.nonzero(positions == 0)[:, 0]
-        lengths = torch.diff(starts, append=starts.new_tensor([len(ids)])).tolist()
-        sampled = torch.nonzero(response_mask[real].bool())[:, 0]
+        end = starts.new_tensor([len(ids)])
+        lengths = starts.diff(append=end).tolist()
+        sampled = torch.nonzero(response_mask[real])[:, 0]
         # transformers recomputes a layer's activations if the layer is in train mode. The modules
         # within it stay in eval mode, so nothing is dropped.
         recomputed = self.model.is_activation_checkpointing and torch.is_grad_enabled()
@@ -144,11 +146,11 @@ class Policy(torch.nn.Module):
     def by_chunks(self, hidden, targets, temperature, entropy):
         """`of_targets`, a chunk at a time: a chunk's (A, V) logits are computed again in the
         backward pass and not kept."""
-        parts = []
-        for part, ids in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):
-            parts.append(checkpoint(self.of_targets, part, ids, temperature, entropy,
+        found = []
+        for part in zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK)):
+            found.append(checkpoint(self.of_targets, *part, temperature, entropy,
                                     use_reentrant=False))
-        return torch.cat(parts, -1)
+        return torch.cat(found, -1)
 
     def of_targets(self, hidden, targets, temperature, entropy):
         """Hidden states (A, width) -> log-probability of each target (A,). entropy: None, or (2, A)
@@ -164,7 +166,8 @@ class Policy(torch.nn.Module):
             return chosen
         if not entropy:
             logprobs = logprobs.detach()
-        return torch.stack([chosen, -(logprobs.exp() * logprobs).sum(-1)])
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        return torch.stack([chosen, entropies])
 
 
 def logits_of(model, hidden):
@@ -249,7 +252,8 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
     known_ids = None
-    if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
+    folder = Path(path)
+    if not folder.is_dir() or any(folder.glob("tokenizer*")):
         last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
         if last >= len(model.get_input_embeddings().weight):
             raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
@@ -337,5 +341,7 @@ class Watch:
     def attend(self, prepared, layer, query, key, value, scale):
         self.layers.append(layer)
         if not key.shape[1:] == value.shape[1:] == self.shape:
-            raise ValueError(f"keys {*key.shape[1:],} and values {*value.shape[1:],} (heads, size)")
+            keys = tuple(key.shape[1:])
+            values = tuple(value.shape[1:])
+            raise ValueError(f"keys {keys} and values {values} (heads, size)")
         return torch.empty_like(query)

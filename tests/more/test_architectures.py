@@ -13,14 +13,8 @@ import pytest
 import torch
 import transformers
 from fakes import token_logprobs
-from test_engine import (
-    CONTEXTS,
-    assert_same_gradients,
-    check_sampling,
-    gradients,
-    one_by_one,
-    training_rows,
-)
+from test_engine import check_sampling
+from test_policy import CONTEXTS, assert_same_gradients, gradients, one_by_one, training_rows
 from transformers import AutoModelForCausalLM
 
 import train
