@@ -321,6 +321,9 @@ def final_table(run):
             title += ", our local game"
         lines.append(table_row(title, rate))
     lines.append(f"{run.folder}: report.html, step_{run.step}/")
+    if getattr(cfg, "quick", False):
+        lines.append(f"This was a taste (--quick): {cfg.steps} steps, judged by {cfg.eval_tasks} "
+                     "tasks. For a result leave --quick out.")
     parallel.say("\n".join(lines))
 
 
