@@ -33,7 +33,15 @@ from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, fl
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import full_weights, model_settings, tiny_settings, write_json, write_policy, written_whole
+from run import (
+    QUICK,
+    full_weights,
+    model_settings,
+    tiny_settings,
+    write_json,
+    write_policy,
+    written_whole,
+)
 
 
 @dataclass
@@ -281,6 +289,8 @@ def config_for_run(cfg):
     own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
     asked = tiny_settings(cfg.env).get("clone", {})
     layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
+    if cfg.quick:
+        layers.append(("--quick", QUICK["clone"]))
     config, _ = settle(Clone, layers)
     return config
 

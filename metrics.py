@@ -15,7 +15,7 @@ import algos
 import parallel
 import report
 from batch import Batch, on_all_rows, to_batch
-from envs.parts.players import mean_and_error
+from envs.parts.players import lacks_player, mean_and_error
 from evaluation import greedy_and_sampled, means
 from panel import collapse_warnings
 from rollout import Stats
@@ -50,20 +50,25 @@ def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the page."""
     rates, sampled = greedy_and_sampled(run, run.policy)
     run.evaluations.append((run.step, rates))
-    hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model)
+    shown = not any(lacks_player(module, "expert") for module in run.modules.values())
+    hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model, shown)
     if hopeless:
         parallel.say(hopeless)
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_results(run)
 
 
-def nothing_to_learn(sampled, env, model):
-    """A sentence for a policy that always fails and always earns the same; "" for all others."""
+def nothing_to_learn(sampled, env, model, shown=True):
+    """A sentence for a policy that always fails and always earns the same; "" for all others.
+    shown: an expert can show how it is played."""
     if any(t.success for t in sampled) or len({t.reward for t in sampled}) > 1:
         return ""
+    way_out = "Begin with easier tasks, or with a model that succeeds now and then"
+    if shown:
+        way_out = ("Show games of the expert (--shots 2), or clone first: python agentevol.py "
+                   f"clone --env {env} --model {model}")
     return (f"0 of {len(sampled)} tries succeed and all earn the same: RL learns nothing from such "
-            "groups. Show games of the expert (--shots 2), or clone first: python agentevol.py "
-            f"clone --env {env} --model {model}")
+            f"groups. {way_out}")
 
 
 def record(run, outcome):
@@ -316,6 +321,9 @@ def final_table(run):
             title += ", our local game"
         lines.append(table_row(title, rate))
     lines.append(f"{run.folder}: report.html, step_{run.step}/")
+    if getattr(cfg, "quick", False):
+        lines.append(f"This was a taste (--quick): {cfg.steps} steps, judged by {cfg.eval_tasks} "
+                     "tasks. For a result leave --quick out.")
     parallel.say("\n".join(lines))
 
 

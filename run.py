@@ -363,17 +363,23 @@ CHAT_MODELS = [
                     learn_lr=1e-5))),
 ]
 
+# train.py --quick: a taste of a minute on two cores, whatever model and environment ask for.
+QUICK = dict(steps=20, switch_every=10, eval_every=5, eval_tasks=64, save_every=20,
+             clone=dict(n=1500, steps=250))
 
-def settings_for(model, env):
+
+def settings_for(model, env, quick=False):
     """[(where, {flag of train.py: value}, {flag of agentevol.py: value})], the weakest first: what
-    the environments ask for, of a tiny policy much, of others the turns, and what the model
-    brings."""
+    the environments ask for, of a tiny policy much, of others the turns, what the model brings, and
+    QUICK."""
     brought = model_settings(model)
     if "tiny" in brought[1]:
         asked = [(f"environment (TINY of {env})", tiny_settings(env)), brought]
     else:
         turns = max(load_env(name).HORIZON for name in env.split(","))
         asked = [(f"environment (HORIZON of {env})", dict(horizons=(turns,))), brought]
+    if quick:
+        asked.append(("--quick", QUICK))
     found = []
     for where, settings in asked:
         settings = dict(settings)

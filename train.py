@@ -1,6 +1,7 @@
 """Train a language-model agent by multi-turn reinforcement learning.
 
     python train.py                            a tiny policy from nothing: minutes on two CPU cores
+    python train.py --quick                    a taste of it: one minute
     python train.py --env babyai --algo ppo    another world, another learning rule
     torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-3B-Instruct --env textcraft
 
@@ -440,6 +441,7 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
     name: str = flag("", "the run's folder is runs/<name>; empty: <env>-<algo>-<seed>")
     seed: Natural = flag(0, "of everything random in the run")
     resume: bool = flag(False, "go on from the last checkpoint of runs/<name>")
+    quick: bool = flag(False, "a taste of one minute: few steps of cloning and of RL, few tasks")
 
     steps: Count = flag(80, "steps of RL: play, then learn; textcraft_small: 150",
                         heading="one step")
@@ -481,8 +483,8 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
 
     @property
     def path(self):
-        return os.path.join("runs", self.name or
-                            f"{self.env.replace(',', '+')}-{self.algo}-{self.seed}")
+        kind = "quick" if self.quick else self.algo
+        return os.path.join("runs", self.name or f"{self.env.replace(',', '+')}-{kind}-{self.seed}")
 
 
 # What --resume may change: how far the run goes, what is kept of it, by which machines.
@@ -496,7 +498,7 @@ def layers(kind, given):
     was = begun(cfg.path, given, kind, MAY_CHANGE) if cfg.resume else {}
     if was:
         return [("resumed", was)]           # these are all settings of a run
-    found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env)]
+    found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env, cfg.quick)]
     settings = model_settings(cfg.model)[1]
     if cfg.lora and "tiny" not in settings:         # "LoRA Without Regret" (2025)
         found.append(("--lora", dict(lr=10 * settings.get("lr", 1e-6))))

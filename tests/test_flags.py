@@ -1,11 +1,12 @@
 """pytest tests/test_flags.py: flags from the fields of a dataclass, and layers of settings."""
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 
 import pytest
-from fakes import toy
+from fakes import command, toy
 
 import agentevol
 import eval as evaluation
@@ -201,6 +202,29 @@ def test_defaults_follow_the_model(model, tmp_path, monkeypatch):
     own, asked = flags_chosen(f"--model {tmp_path}"), flags_chosen("--max-turn-tokens 99")
     assert own == replace(asked, model=str(tmp_path)) and own.families == "even"
     assert own.horizons == (5,) != chat.horizons
+
+
+def test_quick_is_a_layer_above_the_environment_and_below_the_flags(model, monkeypatch):
+    play_toy(monkeypatch, dict(steps=70, lr=0.5, clone=dict(n=9000, steps=900, width=32)))
+    cfg, origins = parse_flags(train.Config, ["--env=toy", "--quick", "--eval-every=7"], "",
+                               train.layers)
+    assert cfg.steps < 50 and cfg.eval_tasks < 100 and cfg.eval_every == 7 and cfg.lr == 0.5
+    assert (origins["steps"], origins["eval_every"], origins["quick"]) == (
+        "--quick", "flags", "flags")
+    cloning = config_for_run(cfg)
+    assert cloning.steps < 450 and cloning.n < 4500 and cloning.width == 32
+    assert cfg.path == os.path.join("runs", "toy-quick-0")
+    assert flags_chosen(f"--quick --model {model}").steps == cfg.steps
+    whole = flags_chosen("")
+    assert (whole.steps, config_for_run(whole).steps, whole.path) == (
+        70, 900, os.path.join("runs", "toy-grpo-0"))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_quick_run_says_that_it_is_a_taste(quick, url, model, here, capsys):
+    train.main([*command(model=model, env_url=url, steps=1), "--quick" if quick else "--no-quick"])
+    text = capsys.readouterr().out
+    assert ("This was a taste (--quick): 1 steps" in text) == quick and "after grpo" in text
 
 
 def test_what_a_rule_says_of_itself_wins_over_its_environment(monkeypatch):

@@ -120,6 +120,8 @@ def test_where_every_try_fails_alike_the_way_out_is_said():
     said = metrics.nothing_to_learn([failed, failed], "maze", "smollm2")
     assert said.startswith("0 of 2 tries succeed")
     assert said.endswith("python agentevol.py clone --env maze --model smollm2")
+    alone = metrics.nothing_to_learn([failed, failed], "maze", "smollm2", shown=False)
+    assert alone.startswith("0 of 2 tries succeed") and "expert" not in alone
     for others in ([failed, paid], [failed, won], [won, won]):
         assert metrics.nothing_to_learn(others, "maze", "smollm2") == ""
 

@@ -55,6 +55,7 @@ def test_train_has_the_rows_of_the_players_that_are_there(env, rows, bare, model
     train.main(command(env=env, env_url=bare, model=model, name="run"))
     text = capsys.readouterr().out
     assert "nan" not in text and "after grpo" in text
+    assert ("expert" in text) == (env == "toy")         # nor is it said to show its games
     assert [who for who in ("random", "expert") if f"\n{who} player " in text] == rows
     assert ("(random " in text) == ("random" in rows)
     players = result_of("runs/run")["players"]

@@ -17,8 +17,26 @@ import train
 from recipes import icepop, trackers, unexplored
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = re.search("```python\n(.*?)```", (ROOT / "docs" / "own_environment.md").read_text(),
-                        re.DOTALL)[1]
+ENVIRONMENT, WRAPPED = re.findall("```python\n(.*?)```",
+                                  (ROOT / "docs" / "own_environment.md").read_text(), re.DOTALL)
+# A class as docs/own_environment.md has it: ten steps at most, 0.1 for reading a ticket.
+HELPDESK = """
+class Desk:
+    def reset(self, seed):
+        self.number, self.steps = seed, 0
+        return f"Ticket {seed} waits.", {}
+
+    def step(self, action):
+        self.steps += 1
+        truncated = self.steps == 10
+        if action == "open":
+            return f"Ticket: what is 1 + {self.number}?", 0.1, False, truncated, dict(
+                solved=False, known=True)
+        if action.startswith("answer ") and action[7:].isdecimal():
+            right = int(action[7:]) == 1 + self.number
+            return "Closed.", float(right), True, False, dict(solved=right, known=True)
+        return "Type open, or answer TEXT.", 0.0, False, truncated, dict(solved=False, known=False)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +45,8 @@ def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkouts") / "checkout"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "shared"))
     (folder / "envs" / "corridor.py").write_text(ENVIRONMENT)
+    (folder / "envs" / "desk.py").write_text(WRAPPED)
+    (folder / "helpdesk.py").write_text(HELPDESK)
     return folder
 
 
@@ -53,6 +73,41 @@ def test_own_environment_is_trained_on(checkout):
     result = json.loads((checkout / "runs/corridor-grpo-0/result.json").read_text())
     rate = {who: player["success"] for who, player in result["players"].items()}
     assert rate["random"] < 0.2 and rate["expert"] == 1
+
+
+def test_a_wrapped_class_is_short_and_passes_the_contract(checkout):
+    lines = WRAPPED.splitlines()
+    assert len(lines) <= 32 and max(map(len, lines)) <= 95
+    report = run(checkout, "-m", "pytest", "tests/envs/test_envs.py", "-k", "desk", "-rs")
+    skipped = re.findall(r"SKIPPED \[(\d+)\] .*: (.*)", report)
+    assert " passed" in report and {why for _, why in skipped} == {
+        "desk has no expert()", "desk has no random_action()"}, report
+
+
+def test_a_wrapped_class_is_played_as_it_plays_itself(checkout):
+    """Dense rewards, an end by its own limit, which is no success, and one that is."""
+    program = """if True:
+        from envs import desk
+        env = desk.Env()
+        print(env.reset(7), env.step("open"), env.step("answer 8"))
+        env.reset(7)
+        turns = [env.step("open") for _ in range(10)]
+        print([turn[2] for turn in turns], turns[-1][3])
+    """
+    won, lost = run(checkout, "-c", program).splitlines()
+    assert won == ("Ticket 7 waits. ('Ticket: what is 1 + 7?', 0.1, False, {'success': False, "
+                   "'valid': True, 'score': 0.0}) ('Closed.', 1.0, True, {'success': True, 'valid': "
+                   "True, 'score': 1.0})")
+    assert lost == f"{[False] * 9 + [True]} {{'success': False, 'valid': True, 'score': 0.0}}"
+
+
+def test_a_wrapped_class_is_trained_on_by_a_model_that_is_there(checkout, model):
+    """Without a player of any kind."""
+    log = run(checkout, "train.py", "--env", "desk", "--model", model, "--format", "act",
+              "--steps", "2", "--tasks-per-step", "4", "--group-size", "2", "--eval-tasks", "8",
+              "--max-turn-tokens", "6", "--max-context", "900", "--device", "cpu")
+    assert "held-out tasks of desk, horizon 20" in log and "after grpo" in log
+    assert "player" not in log and "nan%" not in log
 
 
 def test_ci_runs_the_test_command_of_readme():

@@ -1,17 +1,21 @@
 """pytest tests/more/test_recipes.py: two tiny steps of each script in recipes/, and its rules."""
+import importlib.util
 import json
 import math
+import random
 import runpy
 import sys
+import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy
 import pytest
 import torch
-from fakes import command, config, flags_of, started
+from fakes import command, config, flags_of, serving, started
 from safetensors.torch import load_file
 from test_train import GROUPS, fakes, same
 
@@ -22,6 +26,7 @@ import metrics
 import rollout
 import train
 from chat import Agent
+from env_server import HttpServer
 from episode import World
 from recipes import echo, icepop, overlong, refill, unexplored
 from recipes.adaptive import stage_after, stopped_rising
@@ -31,6 +36,7 @@ from rollout import Stats
 from run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+FETCH = "envs.fetch"            # where its head says that recipes/gymnasium_env.py is put
 
 
 @pytest.fixture
@@ -254,3 +260,71 @@ def test_stage_after_replays_the_stages():
     assert stages == [stage_after(successes[:i + 1], 3) for i in range(len(successes))]
     assert stages[28:30] == [0, 1] and stages[69] == 1 and stages[-1] == 2      # the last for good
     assert stage_after([], 3) == 0
+
+
+# ---- gymnasium_env.py ---------------------------------------------------------------------------
+
+@pytest.fixture
+def fetch(monkeypatch):
+    """recipes/gymnasium_env.py as a file of envs/."""
+    pytest.importorskip("minigrid")
+    spec = importlib.util.spec_from_file_location(FETCH, RECIPES / "gymnasium_env.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, FETCH, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gymnasium_env_plays_as_minigrid_does(fetch):
+    """Beside a game of minigrid's own with the world that the task has: text by text, reward by
+    reward, to an end of either kind."""
+    import gymnasium
+    other = gymnasium.make(fetch.GAME)
+    env, ends = fetch.Env(), Counter()
+    for task in range(40):
+        env.reset(task)
+        seed = next(seed for seed in range(1000 * task, 1000 * task + 1000) if (
+            other.reset(seed=seed) and fetch.world(other) == fetch.fingerprint(task)))
+        seen, _ = other.reset(seed=seed)
+        env.game.unwrapped.max_steps = other.unwrapped.max_steps = 30
+        rng, score, done = random.Random(task), 0.0, False
+        while not done:
+            action = env.random_action(rng)
+            text, reward, done, info = env.step(action)
+            seen, wanted, terminated, truncated, _ = other.step(
+                ["left", "right", "forward", "pickup"].index(action))
+            score += wanted
+            assert (text, reward, done) == (fetch.words(seen), wanted, terminated or truncated)
+            assert info == dict(success=score > 0, valid=True, score=score)
+        ends["won" if score else "truncated" if truncated else "lost"] += 1
+    assert min(ends["won"], ends["truncated"], ends["lost"]) > 2, ends
+
+
+def test_gymnasium_env_shares_no_world_between_the_splits(fetch):
+    """Although seeds of minigrid's may do: a checksum of the world has another rest by 5."""
+    train, test = ([fetch.fingerprint(task) for task in tasks]
+                   for tasks in (range(200), fetch.TEST[:100]))
+    assert {zlib.crc32(text.encode()) % 5 for text in train} == {1, 2, 3, 4}
+    assert {zlib.crc32(text.encode()) % 5 for text in test} == {0}
+    assert len({*train, *test}) > 290
+
+
+def test_gymnasium_env_words_by_hand(fetch):
+    """The agent is at (3, 6) and looks to smaller rows; kinds: 1 empty, 2 wall, 5 key, 6 ball;
+    colours: 0 red, 2 blue."""
+    image = numpy.ones((7, 7, 3), int)
+    image[3, 5] = (2, 5, 0)
+    assert fetch.words(dict(mission="rest", image=image)) == \
+        "Task: rest. You see: wall 1 ahead."
+    image[3, 5] = (6, 2, 0)
+    image[1, 4] = (5, 0, 0)
+    image[5, 6] = (6, 0, 0)
+    assert fetch.words(dict(mission="rest", image=image)) == (
+        "Task: rest. You see: red key 2 ahead, 2 left; blue ball 1 ahead; red ball 2 right.")
+
+
+def test_gymnasium_env_is_trained_on_by_a_model(fetch, model, here, capsys):
+    with serving(HttpServer(["fetch"])) as url:
+        train.main(command(env="fetch", env_url=url, model=model, max_context=900, name="f"))
+    text = capsys.readouterr().out
+    assert "held-out tasks of fetch" in text and "after grpo" in text and "nan%" not in text
