@@ -11,7 +11,7 @@ are folders for train.py and eval.py: `--model runs/clone`
 import os
 import sys
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import before_torch  # noqa: F401  its name says why
 import metrics
@@ -32,6 +32,7 @@ from flags import (
     Share,
     Worlds,
     flag,
+    names_of,
     parse_flags,
     part_of,
     settle,
@@ -43,7 +44,6 @@ from run import (
     begun,
     both_splits,
     connected,
-    keep_settings,
     last_checkpoint,
     new_folder,
     one_sentence,
@@ -93,7 +93,7 @@ def evolve(run, base_set):
             run.policy = None                               # freed before the next is loaded
             run.policy = parallel.load(run.start_model, device, cfg)
         if data:                                            # max of the sum of r(tau) log pi(tau)
-            weights = [example_weight(t, run.modules[t.env]) for t in data]
+            weights = [example_weight(t, run.agents[t.env].module) for t in data]
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
@@ -136,41 +136,35 @@ def successes(explored, dedupe):
 
 # ---- a whole run --------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients, began, origins):
-    """Everything before the first iteration -> (Run, base set). A resumed run plays its
-    demonstrations again."""
-    device = parallel.start(cfg.device, cfg.compute)
-    # Before there is a folder: what cfg asks for may be refused.
-    demos = parallel.by_first(demonstrations_for, cfg)
-    folder = open_folder(cfg.out, cfg.resume)
-    keep_settings(folder, cfg, origins)
+def setup(cfg, device, demos, modules, clients, began, origins):
+    """Everything before the first iteration -> (Run, base set)."""
+    folder = open_folder(cfg.out, cfg, origins)
     base = clone_policy(cfg, os.path.join(folder, "clone"), device, demos)
     last = last_checkpoint(folder)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
-    base_set = replay(demos, {world.module.NAME: world.agent for world in worlds})
-    demonstrated = {(t.env, t.task_id) for t in base_set}
-    tasks, eval_tasks = both_splits(worlds, cfg.families, cfg.eval_tasks, seen=demonstrated)
-    run = Run(cfg, folder, worlds, tasks, eval_tasks, base, policy, began=began)
+    seen = {(demo["env"], demo["task_id"]) for demo in demos}
+    splits = both_splits(worlds, cfg.families, cfg.eval_tasks, seen)
+    run = Run(cfg, folder, worlds, *splits, base, policy, began=began)
     if last:
-        restore(run, last)
+        vars(run).update(restore(last, run.trained, run.optimizer))
     metrics.describe(run.policy, run.step)
-    return run, base_set
+    return run, replay(demos, run.agents)
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "iterations", "resume"} | {
-    f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
+# What --resume may change.
+MAY_CHANGE = {"out", "iterations", "resume"} | names_of(Plays, Machine)
 
 
 def layers(kind, given):
     """What is asked for beside the flags `given`, as `parse_flags` wants it. Of what environments
     and models ask for: how a model speaks, and what concerns cloning. ValueError."""
     cfg = kind(**given)
-    was = begun(cfg.out, given, kind, MAY_CHANGE) if given.get("resume") else {}
-    if was:
-        return [("resumed", was)]           # these are all settings of a run
+    resumed = begun(cfg.out, given, kind, MAY_CHANGE)
+    if resumed:
+        return resumed
     found = []
     for where, settings, cloning in settings_for(cfg.model, cfg.env):
         asked = part_of(settings, Worlds, Speaks)
@@ -196,21 +190,24 @@ def main(argv=None, evolving=Evolve):
         cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
         if cfg.model:
             check_model(base_of(cfg.model))
+        modules = open_envs(cfg.env, cfg.data)
+        if kind is not Clone and not cfg.horizon:
+            cfg.horizon = max(module.HORIZON for module in modules)
+        device = parallel.start(cfg.device, cfg.compute)
+        # What cfg asks for may be refused: then no folder is made. A resumed run plays its
+        # demonstrations again.
+        demos = parallel.by_first(demonstrations_for, cfg)
         if kind is Clone:
-            device = parallel.start(cfg.device, cfg.compute)
-            # Before there is a folder: what cfg asks for may be refused.
-            demos = parallel.by_first(demonstrations_for, cfg)
             out = parallel.by_first(new_folder, cfg.out)
             clone_policy(cfg, out, device, demos)
             return parallel.say(f"policy in {out}")
-        modules = open_envs(cfg.env, cfg.data)
-        cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
         with connected(cfg.env_url, modules) as clients:
-            run, base_set = setup(cfg, modules, clients, began, origins)
+            run, base_set = setup(cfg, device, demos, modules, clients, began, origins)
             if not run.evaluations:         # else the run is resumed
                 metrics.evaluate(run)
             evolve(run, base_set)
-            metrics.final_table(run)
+            metrics.final_table(run.folder, run.result, cfg.horizon,
+                                hasattr(modules[0], "Served"))
 
 
 if __name__ == "__main__":

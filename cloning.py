@@ -32,7 +32,7 @@ from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_o
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import full_weights, model_settings, tiny_settings, write_json, written_whole
+from run import model_settings, tiny_settings, write_policy, written_whole
 
 
 @dataclass
@@ -123,24 +123,23 @@ def train_tokenizer(demos, agents, vocabulary):
 def replay(demos, agents):
     """Demonstrations as Trajectories. ValueError: half of them do not fit into the agents' limits,
     so that a policy which imitates them would be cut when it plays."""
-    trajectories, replies, contexts = [], [], []
+    trajectories = []
+    replies = []            # their lengths in tokens
+    contexts = []
     for demo in demos:
         t = replay_one(demo, agents[demo["env"]])
         trajectories.append(t)
         replies += [turn.end - turn.start for turn in t.turns if t.response_mask[turn.start]]
         ends = t.contexts[1:] + [len(t.token_ids)]
         contexts += [end - start for start, end in zip(t.contexts, ends)]
-    for agent in agents.values():
-        refuse_long("max_turn_tokens", agent.max_turn_tokens, replies)
-        refuse_long("max_context", agent.max_context, contexts)
+    # All agents of a run have the same limits.
+    agent, *_ = agents.values()
+    for name, lengths in (("max_turn_tokens", replies), ("max_context", contexts)):
+        limit = getattr(agent, name)
+        if lengths and statistics.median(lengths) > limit:
+            raise ValueError(f"{name}={limit}: half of the demonstrations need more, up to "
+                             f"{max(lengths)}; give --{name.replace('_', '-')}")
     return trajectories
-
-
-def refuse_long(flag, limit, lengths):
-    """ValueError: half of these lengths, in tokens, are above the limit that a flag sets."""
-    if lengths and statistics.median(lengths) > limit:
-        raise ValueError(f"{flag}={limit}: half of the demonstrations need more, up to "
-                         f"{max(lengths)}; give --{flag.replace('_', '-')}")
 
 
 def replay_one(demo, agent):
@@ -233,7 +232,7 @@ def learn_step(policy, optimizer, batch, micro_tokens):
 def clone_policy(cfg, out, device, demos=None):
     """Behavioural cloning -> `out`, the policy's folder, made by all ranks together; one that is
     there already stays. demos: None lets `demonstrations_for` find them. ValueError."""
-    if any(parallel.gathered(os.path.exists(os.path.join(out, "config.json")))):
+    if parallel.by_first(os.path.exists, os.path.join(out, "config.json")):
         return out
     if demos is None:
         demos = parallel.by_first(demonstrations_for, cfg)
@@ -242,25 +241,20 @@ def clone_policy(cfg, out, device, demos=None):
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
-        _, settings = model_settings(cfg.model)
     else:
         tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
                      f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
-        settings = dict(tiny=True)
     if demos:
         trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
               cfg.micro_tokens, cfg.seed)
-    weights = full_weights(policy)
-    settings = settings | speaks | dict(cloned=part_of(vars(cfg), Clone))
+    _, settings = model_settings(cfg.model)
+    settings |= speaks | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
-        if parallel.rank() == 0:
-            policy.model.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
-            write_json(aside / "defaults.json", settings)
+        write_policy(aside, policy, tokenizer, settings)
     return out
 
 
@@ -270,20 +264,18 @@ def config_for_run(cfg):
     own = part_of(vars(cfg), Worlds, Speaks, Machine)
     own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
     asked = tiny_settings(cfg.env).get("clone", {})
-    layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
-    config, _ = settle(Clone, layers)
-    return config
+    clone, _ = settle(
+        Clone, [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)])
+    return clone
 
 
-def clone_longer(run):
-    """The control: the policy that RL began with, cloned on from the same demonstrations for as
-    many seconds as RL took -> policy. At a quarter of the rate, whose peak would undo what was
-    learned, and in another order."""
-    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg = config_for_run(run.cfg)
-    policy = parallel.load(run.start_model, run.policy.device, run.cfg)
-    agents = {world.module.NAME: world.agent for world in run.worlds}
-    trajectories = replay(demonstrations_for(cfg), agents)
-    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg.batch,
-          cfg.micro_tokens, cfg.seed + 1, run.rl_seconds)
+def clone_longer(path, clone, agents, device, seconds):
+    """The control: the policy at `path`, as it was cloned by these settings, cloned on from the
+    same demonstrations for so many seconds -> policy. At a quarter of the rate, whose peak would
+    undo what was learned, and in another order."""
+    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
+    policy = parallel.load(path, device, clone)
+    trajectories = replay(demonstrations_for(clone), agents)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, clone.lr / 4, clone.batch,
+          clone.micro_tokens, clone.seed + 1, seconds)
     return policy.eval()

@@ -14,11 +14,9 @@ import json
 import math
 import os
 import random
-import re
 import time
-from collections import defaultdict
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import before_torch  # noqa: F401  its name says why
@@ -31,14 +29,14 @@ from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
-from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
+from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, names_of, parse_flags
+from flags import part_of
 from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
     begun,
     connected,
-    keep_settings,
     model_settings,
     one_sentence,
     open_folder,
@@ -116,10 +114,10 @@ def play_of(episode):
         conversation = report.sample_of(t, tokenizer)
     # An original server may not say whether it has understood an action.
     valid = [turn.valid for turn in t.turns if turn.valid is not None]
-    told = valid or not t.turns
+    unknown = t.turns and not valid
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=sum(valid) if told else None, tokens=sum(t.response_mask),
+        turns=len(t.turns), valid=None if unknown else sum(valid), tokens=sum(t.response_mask),
         conversation=conversation))
 
 
@@ -142,28 +140,24 @@ def task_of(group):
 def figures_of(groups):
     """A row's figures, of the k plays of each task; nan where one is undefined or not known.
     Standard errors are over tasks: samples of one task are not independent."""
-    successes = []
-    scores = []
-    passed = 0
-    plays = []
-    for group in groups:
-        won = [play["success"] for play in group]
-        successes.append(sum(won) / len(group))
-        scores.append(sum(play["score"] for play in group) / len(group))
-        passed += any(won)
-        plays += group
-    totals = {}
-    for name in ("turns", "tokens", "valid"):
-        known = [play[name] for play in plays if play[name] is not None]
-        totals[name] = sum(known) if len(known) == len(plays) else math.nan
-    success, stderr = mean_and_error(successes)
-    score, score_stderr = mean_and_error(scores)
-    turns = totals["turns"]
+    plays = [play for group in groups for play in group]
+    success, stderr = mean_and_error([total(group, "success") / len(group) for group in groups])
+    score, score_stderr = mean_and_error([total(group, "score") / len(group) for group in groups])
+    passed = [any(play["success"] for play in group) for group in groups]
+    turns = total(plays, "turns")
+    valid = math.nan
+    if turns:
+        valid = total(plays, "valid") / turns
     return dict(
-        n=len(groups), success=success, stderr=stderr, passed=passed / len(groups),
+        n=len(groups), success=success, stderr=stderr, passed=sum(passed) / len(groups),
         score=score, score_stderr=score_stderr, turns=turns / len(plays),
-        tokens=totals["tokens"] / len(plays),
-        valid=totals["valid"] / turns if turns else math.nan)
+        tokens=total(plays, "tokens") / len(plays), valid=valid)
+
+
+def total(plays, name):
+    """The sum of a figure of these plays; nan if it is not known of each."""
+    figures = [play[name] for play in plays]
+    return math.nan if None in figures else sum(figures)
 
 
 def rows_of(worlds, groups, seed):
@@ -213,14 +207,22 @@ COLUMNS = ("success: the final score reaches the environment's threshold; score:
 def table(rows, k):
     """The rows as text; "-" where a figure is not defined."""
     width = max(len(row["title"]) for row in rows)
-    lines = [f"{'':{width}} {'n':>5} {'success':>8} {'± se':>6} {f'Pass@{k}':>7} {'score':>8} "
-             f"{'± se':>7} {'turns':>5} {'tokens':>6} {'valid':>5}"]
+    # Of each column the figure, the heading, which is as wide as the column, and the format.
+    columns = [
+        ("n", "    n", "d"), ("success", " success", ".1%"), ("stderr", "  ± se", ".1%"),
+        ("passed", f"Pass@{k}".rjust(7), ".1%"), ("score", "   score", ".3f"),
+        ("score_stderr", "   ± se", ".3f"), ("turns", "turns", ".1f"),
+        ("tokens", "tokens", ".0f"), ("valid", "valid", ".0%")]
+    headings = [heading for _, heading, _ in columns]
+    lines = [" ".join([" " * width, *headings])]
     for row in rows:
-        f = defaultdict(lambda: math.nan, row)
-        lines.append(f"{f['title']:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
-                     f"{f['passed']:7.1%} {f['score']:8.3f} {f['score_stderr']:7.3f} "
-                     f"{f['turns']:5.1f} {f['tokens']:6.0f} {f['valid']:5.0%}")
-    return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
+        cells = [row["title"].ljust(width)]
+        for name, heading, form in columns:
+            figure = row.get(name, math.nan)
+            text = "-" if math.isnan(figure) else format(figure, form)
+            cells.append(text.rjust(len(heading)))
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
 
 
 def notes_on(groups, wanted, max_turn_tokens, max_context):
@@ -274,11 +276,12 @@ def evaluate(cfg, origins=None, elsewhere=None):
                 world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
                 ids = choose_tasks(world.module, cfg.split, cfg.n, own)
             tasks += [(world, task) for task in sorted(ids)]
-        folder = open_folder(cfg.path, cfg.resume)
-        keep_settings(folder, cfg, origins or {})
-        groups = play_missing(play, tasks, os.path.join(folder, "trajectories.jsonl"), cfg.seed)
+        folder = open_folder(cfg.path, cfg, origins or {})
+        path = os.path.join(folder, "trajectories.jsonl")
+        groups, failures = play_missing(play, tasks, path, cfg.seed)
     if not groups:
-        raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
+        why = [cfg.suite or cfg.env, "no task could be played", *failures[-1:]]
+        raise EnvError(": ".join(why))
     rows = rows_of(worlds, groups, cfg.seed)
     notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
     print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
@@ -292,7 +295,8 @@ def evaluate(cfg, origins=None, elsewhere=None):
 
 def play_missing(play, tasks, path, seed):
     """Play the tasks that the file at `path` lacks; each is added to it as a line as soon as it is
-    played -> the k plays of all that could be played, by environment and id. EnvError: none."""
+    played -> (the k plays of all that could be played, by environment and id; why others could not,
+    as far as it is known)."""
     groups = read_groups(path)
     done = set(map(task_of, groups))
     places = [place for place, (world, task) in enumerate(tasks)
@@ -305,14 +309,12 @@ def play_missing(play, tasks, path, seed):
             file.write(json.dumps(group) + "\n")
 
     failures = play([tasks[place] for place in places], places, keep)
-    if failures and not groups:
-        raise EnvError(f"no task could be played: {failures[-1]}")
-    return sorted(groups, key=task_of)
+    return sorted(groups, key=task_of), failures
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "resume"} | {f.name for f in fields(Plays)}
+MAY_CHANGE = {"out", "resume"} | names_of(Plays)
 
 
 def layers(kind, given):
@@ -322,9 +324,7 @@ def layers(kind, given):
     if given.get("model"):
         where, settings = model_settings(given["model"])
         found.append((where, part_of(settings, Speaks)))
-    if given.get("resume"):
-        found.append(("resumed", begun(kind(**given).path, given, kind, MAY_CHANGE)))
-    return found
+    return found + begun(kind(**given).path, given, kind, MAY_CHANGE)
 
 
 def main(kind=Config, description=__doc__, elsewhere=None):

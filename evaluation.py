@@ -13,16 +13,15 @@ from envs.parts.players import mean_and_error, player_rate
 EVALUATION = 987_654_321
 
 
-def greedy_and_sampled(run, policy):
-    """Play the held-out tasks at the last horizon, at T=0 and at T=1
-    -> ({"greedy": rates, "sampled": rates}, the trajectories at T=1); rates: see `rates_of`. Every
-    evaluation of a run draws the same random numbers."""
-    key = (run.cfg.seed, EVALUATION)
+def greedy_and_sampled(policy, tasks, horizon, seed, max_concurrent):
+    """Play held-out tasks, [(World, id)], at T=0 and at T=1 -> ({"greedy": rates, "sampled":
+    rates}, the trajectories at T=1); rates: see `rates_of`. Every evaluation of a run draws the
+    same random numbers."""
     rates = {}
     for how, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        played, _ = rollout.play_tasks(policy, run.eval_tasks, 1, run.cfg.horizons[-1], key,
-                                       temperature, run.cfg.max_concurrent)
-        rates[how] = rates_of(played, run.worlds)
+        played, _ = rollout.play_tasks(policy, tasks, 1, horizon, (seed, EVALUATION), temperature,
+                                       max_concurrent)
+        rates[how] = rates_of(played, {world for world, _ in tasks})
     parallel.say(f"held out: {rates['greedy']['success']:.1%} greedy, "
                  f"{rates['sampled']['success']:.1%} at T=1")
     return rates, played
@@ -34,7 +33,8 @@ def rates_of(played, worlds):
     success, error = mean_and_error([t.success for t in played])
     parts = [t.env for t in played]
     if len(worlds) == 1:
-        parts = [worlds[0].module.family(t.task_id) for t in played]
+        (world,) = worlds
+        parts = [world.module.family(t.task_id) for t in played]
     return dict(success=success, stderr=error, n=len(played),
                 parts=means(played, "success", parts))
 

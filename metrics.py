@@ -4,8 +4,6 @@ train.py calls `record` after each step, agentevol.py `record_iteration`; nothin
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import os
-import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +45,12 @@ def describe(policy, step):
 
 def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the page."""
-    rates, sampled = greedy_and_sampled(run, run.policy)
+    cfg = run.cfg
+    rates, sampled = greedy_and_sampled(run.policy, run.eval_tasks, cfg.horizons[-1], cfg.seed,
+                                        cfg.max_concurrent)
     run.evaluations.append((run.step, rates))
     write_samples(run, run.step, "test", sampled, 1, 1.0)
-    write_results(run)
+    write_result(run.folder, run.result)
 
 
 def record(run, outcome):
@@ -67,20 +67,18 @@ def record(run, outcome):
         write_samples(run, run.step, "train", shown, cfg.group_size, cfg.temperature,
                       outcome.batch)
     if run.step == 0:
-        so_far = time.perf_counter() - run.began
         # Evaluations take a tenth more.
-        total = so_far + 1.1 * (cfg.steps - 1) * outcome.seconds
+        total = run.seconds + 1.1 * (cfg.steps - 1) * outcome.seconds
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
 
-    named = {signal for _, signal, _ in run.warnings}
     for signal, sentence in collapse_warnings(run.history):
+        named = [signal for _, signal, _ in run.warnings]
         if signal in named:
             continue
-        named.add(signal)
         last = last_checkpoint(run.folder) or run.start_model
-        advice = f"Go on at a third of the rate: --lr {cfg.lr / 3:.2g} --model {last}"
-        run.warnings.append((run.step, signal, f"{sentence} {advice}"))
-        parallel.say(f"WARNING at step {run.step}: {sentence} {advice}")
+        sentence += f" Go on at a third of the rate: --lr {cfg.lr / 3:.2g} --model {last}"
+        run.warnings.append((run.step, signal, sentence))
+        parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -108,19 +106,16 @@ def measure(run, outcome):
     """A step's figures, {name: number}: docs/metrics.md has a row for each."""
     played = outcome.played
     stats = outcome.stats
-    trained_tokens = 0
-    trained = dict(trained=0)
-    if outcome.batch:
-        trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
-        trained = of_batch(outcome.batch)
     line = dict(
         step=run.step, horizon=outcome.horizon,
-        random=run.players["random"]["success"],
-        **of_trajectories(played, run.cfg.group_size),
-        **outcome.figures,
-        **trained,
-        dropped=stats.dropped, pages=stats.pages, preempted=stats.preempted,
-        **speeds(played, stats, outcome.seconds, trained_tokens))
+        random=run.players["random"]["success"], trained=0,
+        dropped=stats.dropped, pages=stats.pages, preempted=stats.preempted)
+    line |= of_trajectories(played, run.cfg.group_size) | outcome.figures
+    trained_tokens = 0
+    if outcome.batch:
+        trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
+        line |= of_batch(outcome.batch)
+    line |= speeds(played, stats, outcome.seconds, trained_tokens)
     if len(run.worlds) > 1:
         for name in ("success", "reward"):
             for env, mean in means(played, name, [t.env for t in played]).items():
@@ -178,9 +173,7 @@ def speeds(played, stats, seconds, trained_tokens):
     update = seconds - rollout
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     figures = dict(
-        seconds=seconds,
-        seconds_rollout=rollout,
-        seconds_update=update,
+        seconds=seconds, seconds_rollout=rollout, seconds_update=update,
         rollout_tokens=forwarded,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens_per_second=forwarded / rollout,
@@ -206,16 +199,14 @@ def log_line(m):
     line = (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
             f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) "
             f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s")
-    rare = []
-    for name in ("dropped", "skipped", "preempted"):
-        if m[name] > 0:
-            rare.append(f"{name} {m[name]}")
-    if m["cut_thoughts"] > 0:
-        rare.append(f"cut_thoughts {m['cut_thoughts']:.0%}")
-    if m["valid"] < 0.5:
-        rare.append(f"valid {m['valid']:.0%}")
-    if m["kl"] > 0.05:
-        rare.append(f"kl {m['kl']:.2f}")
+    signs = [
+        ("dropped", "", m["dropped"] > 0),
+        ("skipped", "", m["skipped"] > 0),
+        ("preempted", "", m["preempted"] > 0),
+        ("cut_thoughts", ".0%", m["cut_thoughts"] > 0),
+        ("valid", ".0%", m["valid"] < 0.5),
+        ("kl", ".2f", m["kl"] > 0.05)]
+    rare = [f"{name} {m[name]:{form}}" for name, form, seen in signs if seen]
     if rare:
         line += f"\n          {', '.join(rare)}"
     return line
@@ -234,6 +225,7 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     rows = rows_to_show(trajectories, group_size)
     if not rows:
         return
+    agents = run.agents
     shown = [trajectories[row] for row in rows]
     batch = batch.rows(rows) if batch else to_batch(shown, run.policy.device)
     logprobs, entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
@@ -244,8 +236,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
     columns |= dict(ratios=(logprobs - batch.old_logprobs).exp(), entropies=entropies)
     lines = []
     for row, t in enumerate(shown):
-        line = dict(step=step, split=split, family=run.modules[t.env].family(t.task_id))
-        line |= report.sample_of(t, run.worlds[0].agent.tokenizer)
+        line = dict(step=step, split=split, family=agents[t.env].module.family(t.task_id))
+        line |= report.sample_of(t, agents[t.env].tokenizer)
         for name, column in columns.items():
             if column is not None:
                 figures = column[row, :len(t.token_ids)].double()
@@ -268,48 +260,38 @@ def rows_to_show(trajectories, group_size):
 
 # ---- the end ------------------------------------------------------------------------------------
 
-def write_results(run):
-    """result.json, as far as the run has come, and its page -> what result.json holds."""
-    seconds = time.perf_counter() - run.began
-    result = with_nulls(dict(
-        env=run.cfg.env, algo=run.cfg.algo, seed=run.cfg.seed, steps=run.step,
-        seconds=round(seconds, 1), rl_seconds=round(run.rl_seconds, 1), command=sys.argv,
-        warnings=run.warnings, players=run.players, evaluations=run.evaluations,
-        control=run.control))
+def write_result(folder, result):
+    """result.json and the run's page. result: see Run.result."""
     if parallel.rank() == 0:
-        write_json(os.path.join(run.folder, "result.json"), result)
-        report.write(run.folder)
-    return result
+        write_json(os.path.join(folder, "result.json"), with_nulls(result))
+        report.write(folder)
 
 
-def final_table(run):
-    """The table at the end, result.json and the page."""
-    cfg = run.cfg
-    result = write_results(run)
-    lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
-             f"{run.step} steps of {cfg.algo}, {result['seconds']:.0f} s in all",
+def final_table(folder, result, horizon, local_game):
+    """The table at the end, result.json and the page. local_game: the built-in players played
+    another game than the policy did."""
+    write_result(folder, result)
+    algo, steps = result["algo"], result["steps"]
+    lines = [f"held-out tasks of {result['env']}, horizon {horizon}, seed {result['seed']}, "
+             f"{steps} steps of {algo}, {result['seconds']:.0f} s in all",
              f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    lines += rows_of_policy("before", run.evaluations[0][1])
-    lines += rows_of_policy(f"after {cfg.algo}", run.evaluations[-1][1])
-    if run.control:
-        lines += rows_of_policy("control: more cloning instead", run.control)
-    for who, rate in run.players.items():
+    evaluations = result["evaluations"]
+    policies = {"before": evaluations[0][1], f"after {algo}": evaluations[-1][1]}
+    if result["control"]:
+        policies["control: more cloning instead"] = result["control"]
+    for title, rates in policies.items():
+        lines.append(table_row(title, rates["greedy"], rates["sampled"]))
+        parts = rates["greedy"]["parts"]
+        if 1 < len(parts) <= 6:
+            shares = [f"{part} {share:.0%}" for part, share in parts.items()]
+            lines.append("    greedy: " + ", ".join(shares))
+    for who, rate in result["players"].items():
         title = f"{who} player"
-        if hasattr(run.worlds[0].module, "Served"):
+        if local_game:
             title += ", our local game"
         lines.append(table_row(title, rate))
-    lines.append(f"{run.folder}: report.html, step_{run.step}/")
+    lines.append(f"{folder}: report.html, step_{steps}/")
     parallel.say("\n".join(lines))
-
-
-def rows_of_policy(title, rates):
-    """A row of the table, and if they are few a line with the success in each part."""
-    lines = [table_row(title, rates["greedy"], rates["sampled"])]
-    parts = rates["greedy"]["parts"]
-    if 1 < len(parts) <= 6:
-        shares = [f"{part} {share:.0%}" for part, share in parts.items()]
-        lines.append("    greedy: " + ", ".join(shares))
-    return lines
 
 
 def table_row(title, *rates):
