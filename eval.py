@@ -14,7 +14,9 @@ import json
 import math
 import os
 import random
+import re
 import time
+from collections import defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -202,27 +204,19 @@ def rows_of_one(module, groups, turns, seed):
 
 COLUMNS = ("success: the final score reaches the environment's threshold; score: the "
            "environment's own, at the end")
+HEAD = "     n  success   ± se {passed:>7}    score    ± se turns tokens valid"
+ROW = ("{title:{width}} {n:5d} {success:8.1%} {stderr:6.1%} {passed:7.1%} {score:8.3f} "
+       "{score_stderr:7.3f} {turns:5.1f} {tokens:6.0f} {valid:5.0%}")
 
 
 def table(rows, k):
     """The rows as text; "-" where a figure is not defined."""
     width = max(len(row["title"]) for row in rows)
-    # Of each column the figure, the heading, which is as wide as the column, and the format.
-    columns = [
-        ("n", "    n", "d"), ("success", " success", ".1%"), ("stderr", "  ± se", ".1%"),
-        ("passed", f"Pass@{k}".rjust(7), ".1%"), ("score", "   score", ".3f"),
-        ("score_stderr", "   ± se", ".3f"), ("turns", "turns", ".1f"),
-        ("tokens", "tokens", ".0f"), ("valid", "valid", ".0%")]
-    headings = [heading for _, heading, _ in columns]
-    lines = [" ".join([" " * width, *headings])]
+    lines = [" " * width + HEAD.format(passed=f"Pass@{k}")]
     for row in rows:
-        cells = [row["title"].ljust(width)]
-        for name, heading, form in columns:
-            figure = row.get(name, math.nan)
-            text = "-" if math.isnan(figure) else format(figure, form)
-            cells.append(text.rjust(len(heading)))
-        lines.append(" ".join(cells))
-    return "\n".join(lines)
+        figures = defaultdict(lambda: math.nan, row, width=width)
+        lines.append(ROW.format_map(figures))
+    return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
 def notes_on(groups, wanted, max_turn_tokens, max_context):

@@ -4,6 +4,7 @@ train.py calls `record` after each step, agentevol.py `record_iteration`; nothin
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -93,11 +94,10 @@ def record_iteration(run, explored, kept, stats, seconds):
     run.history.append(line)
     run.append("metrics.jsonl", [line])
     write_samples(run, step, "train", explored, 1, run.cfg.temperature)
-    text = (f"iteration {run.step} | explored {len(explored)} | success {success:.1%} "
-            f"| kept {len(kept)} | {seconds:.0f} s")
+    text = "explored {explored} | success {success:.1%} | kept {kept} | {seconds:.0f} s"
     if stats.dropped:
-        text += f" | dropped {stats.dropped}"
-    parallel.say(text)
+        text += " | dropped {dropped}"
+    parallel.say(f"iteration {run.step} | {text.format_map(line)}")
 
 
 # ---- a step's figures ---------------------------------------------------------------------------
@@ -128,25 +128,31 @@ def of_trajectories(played, group_size):
     n = len(played)
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, group_size)
-    turns = []
+    counts = Counter()
+    valid = []              # of the turns of which somebody says it
     sampled = []            # the token ids of each reply
     for t in played:
-        turns += t.turns
-        sampled += [t.token_ids[turn.start:turn.end] for turn in t.turns]
-    told = [turn.valid for turn in turns if turn.valid is not None]
+        counts["success"] += t.success
+        counts[t.truncated] += 1
+        for turn in t.turns:
+            sampled.append(t.token_ids[turn.start:turn.end])
+            counts["cut"] += turn.cut
+            if turn.valid is not None:
+                valid.append(turn.valid)
+    turns = len(sampled)
     return dict(
         trajectories=n,
         reward=rewards.mean().item(),
-        success=sum(t.success for t in played) / n,
+        success=counts["success"] / n,
         reward_std=spread.mean().item(),
         constant_groups=(spread <= 1e-6).float().mean().item(),
-        valid=mean_and_error(told)[0],          # NaN if nobody says
-        turns=len(turns) / n,
-        cut_thoughts=sum(turn.cut for turn in turns) / max(len(turns), 1),
-        response_length=sum(map(len, sampled)) / max(len(turns), 1),
+        valid=mean_and_error(valid)[0],
+        turns=turns / n,
+        cut_thoughts=counts["cut"] / max(turns, 1),
+        response_length=sum(map(len, sampled)) / max(turns, 1),
         distinct_3gram=distinct_ngrams(sampled),
-        truncated=sum(t.truncated != "" for t in played) / n,
-        out_of_context=sum(t.truncated == "context" for t in played) / n)
+        truncated=(n - counts[""]) / n,
+        out_of_context=counts["context"] / n)
 
 
 def of_batch(batch):
@@ -196,51 +202,57 @@ def distinct_ngrams(token_lists, n=3):
 
 def log_line(m):
     """The line of metrics `m` for a person: what is rare stands in a second line."""
-    line = (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%} (random {m['random']:.0%}) "
-            f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s")
-    signs = [
-        ("dropped", "", m["dropped"] > 0),
-        ("skipped", "", m["skipped"] > 0),
-        ("preempted", "", m["preempted"] > 0),
-        ("cut_thoughts", ".0%", m["cut_thoughts"] > 0),
-        ("valid", ".0%", m["valid"] < 0.5),
-        ("kl", ".2f", m["kl"] > 0.05)]
-    rare = [f"{name} {m[name]:{form}}" for name, form, seen in signs if seen]
+    line = ("step {step:4d} | turns {turns:4.1f} of {horizon} | reward {reward:5.2f} | success "
+            "{success:4.0%} (random {random:.0%}) | entropy {entropy:.2f} | "
+            "{tokens_per_second:.0f} tok/s").format_map(m)
+    rare = []
+    for name in ("dropped", "skipped", "preempted"):
+        if m[name] > 0:
+            rare.append(f"{name} {m[name]}")
+    if m["cut_thoughts"] > 0:
+        rare.append("cut_thoughts {cut_thoughts:.0%}")
+    if m["valid"] < 0.5:
+        rare.append("valid {valid:.0%}")
+    if m["kl"] > 0.05:
+        rare.append("kl {kl:.2f}")
     if rare:
-        line += f"\n          {', '.join(rare)}"
+        line += "\n          " + ", ".join(rare).format_map(m)
     return line
 
 
 # ---- sampled episodes ---------------------------------------------------------------------------
 
-# What a sample tells of each token as the update had it, where the learning rule has it.
-OF_THE_UPDATE = ("response_mask", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-                 "token_rewards", "values", "returns", "advantages", "weights")
+# What a sample tells of each token: as the update had it, where the learning rule has it; the ratio
+# pi / pi_old and the entropy of pi, the policy as it now is.
+SHOWN = ("response_mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "token_rewards",
+         "values", "returns", "advantages", "weights", "ratios", "entropies")
 
 
 def write_samples(run, step, split, trajectories, group_size, temperature, batch=None):
-    """Add 16 episodes to samples.jsonl, or two whole groups, with what is known of each token: as
-    their batch has it; the ratio pi / pi_old and the entropy of pi, the policy as it now is."""
+    """Add 16 episodes to samples.jsonl, or two whole groups, with what is known of each token:
+    SHOWN. batch: of all trajectories, if they were trained on."""
     rows = rows_to_show(trajectories, group_size)
     if not rows:
         return
     agents = run.agents
     shown = [trajectories[row] for row in rows]
-    batch = batch.rows(rows) if batch else to_batch(shown, run.policy.device)
+    if batch:
+        batch = batch.rows(rows)
+    else:
+        batch = to_batch(shown, run.policy.device)
     logprobs, entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
                                       run.cfg.micro_tokens, temperature or 1)
-    columns = {name: getattr(batch, name) for name in OF_THE_UPDATE}
+    ratios = (logprobs - batch.old_logprobs).exp()
+    columns = vars(batch) | dict(ratios=ratios, entropies=entropies)
     if batch.paid is not None:
         columns["token_rewards"] = batch.paid
-    columns |= dict(ratios=(logprobs - batch.old_logprobs).exp(), entropies=entropies)
     lines = []
     for row, t in enumerate(shown):
         line = dict(step=step, split=split, family=agents[t.env].module.family(t.task_id))
         line |= report.sample_of(t, agents[t.env].tokenizer)
-        for name, column in columns.items():
-            if column is not None:
-                figures = column[row, :len(t.token_ids)].double()
+        for name in SHOWN:
+            if columns[name] is not None:
+                figures = columns[name][row, :len(t.token_ids)].double()
                 line[name] = figures.round(decimals=3).tolist()
         lines.append(line)
     run.append("samples.jsonl", lines)
@@ -271,17 +283,18 @@ def final_table(folder, result, horizon, local_game):
     """The table at the end, result.json and the page. local_game: the built-in players played
     another game than the policy did."""
     write_result(folder, result)
-    algo, steps = result["algo"], result["steps"]
-    lines = [f"held-out tasks of {result['env']}, horizon {horizon}, seed {result['seed']}, "
-             f"{steps} steps of {algo}, {result['seconds']:.0f} s in all",
-             f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
+    about = ("held-out tasks of {env}, horizon {horizon}, seed {seed}, {steps} steps of {algo}, "
+             "{seconds:.0f} s in all")
+    lines = [about.format_map(result | dict(horizon=horizon)),
+             "success                           greedy   ± se     T=1   ± se    n"]
     evaluations = result["evaluations"]
-    policies = {"before": evaluations[0][1], f"after {algo}": evaluations[-1][1]}
+    policies = {"before": evaluations[0][1], f"after {result['algo']}": evaluations[-1][1]}
     if result["control"]:
         policies["control: more cloning instead"] = result["control"]
     for title, rates in policies.items():
-        lines.append(table_row(title, rates["greedy"], rates["sampled"]))
-        parts = rates["greedy"]["parts"]
+        greedy, sampled = rates["greedy"], rates["sampled"]
+        lines.append(f"{title:32} {share_of(greedy)} {share_of(sampled)} {greedy['n']:4d}")
+        parts = greedy["parts"]
         if 1 < len(parts) <= 6:
             shares = [f"{part} {share:.0%}" for part, share in parts.items()]
             lines.append("    greedy: " + ", ".join(shares))
@@ -289,12 +302,11 @@ def final_table(folder, result, horizon, local_game):
         title = f"{who} player"
         if local_game:
             title += ", our local game"
-        lines.append(table_row(title, rate))
-    lines.append(f"{folder}: report.html, step_{steps}/")
+        lines.append(f"{title:32} {share_of(rate):29} {rate['n']:4d}")
+    lines.append(f"{folder}: report.html, step_{result['steps']}/")
     parallel.say("\n".join(lines))
 
 
-def table_row(title, *rates):
-    """A row of the table: of a policy greedy and sampled, of a player one rate."""
-    shares = " ".join(f"{rate['success']:7.1%} {rate['stderr']:6.1%}" for rate in rates)
-    return f"{title:32} {shares:29} {rates[0]['n']:4d}"
+def share_of(rate):
+    """Success and its standard error."""
+    return "{success:7.1%} {stderr:6.1%}".format_map(rate)
