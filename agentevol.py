@@ -8,7 +8,6 @@ The loop is `evolve`, below. A base policy imitates experts or a file, plays tas
 learns from what succeeded, too. Without --model it is a small Llama with random weights. Policies
 are folders for train.py and eval.py: `--model runs/clone`
 """
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ def successes(explored, dedupe):
 def setup(cfg, device, demos, modules, clients, began, origins):
     """Everything before the first iteration -> (Run, base set)."""
     folder = open_folder(cfg.out, cfg, origins)
-    base = clone_policy(cfg, os.path.join(folder, "clone"), device, demos)
+    base = clone_policy(cfg, f"{folder}/clone", device, demos)
     last = last_checkpoint(folder)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
@@ -167,13 +166,14 @@ def layers(kind, given):
         return resumed
     found = []
     for where, settings, cloning in settings_for(cfg.model, cfg.env):
+        # It refuses unknown names.
+        settle(Evolve, [(f"{where}, clone,", cloning)])
         asked = part_of(settings, Worlds, Speaks)
         if "horizons" in settings:
             asked["horizon"] = settings["horizons"][-1]
-        settle(Evolve, [(f"{where}, clone,", cloning)])     # refuses unknown names
         asked |= part_of(cloning, kind)
-        if issubclass(kind, Evolve):
-            # AgentEvol has demonstrations of its own: few, of the expert.
+        # AgentEvol has demonstrations of its own: few, of the expert.
+        if kind is not Clone:
             for name in ("n", "skill", "goal"):
                 asked.pop(name, None)
         found.append((where, asked))
@@ -182,12 +182,13 @@ def layers(kind, given):
 
 def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
-    began, words = time.perf_counter(), argv or sys.argv[1:]
-    kind = {"evolve": evolving, "clone": Clone}.get(words[0] if words else "")
+    began = time.perf_counter()
+    command, *words = argv or sys.argv[1:] or [""]
+    kind = {"evolve": evolving, "clone": Clone}.get(command)
     with parallel.ranks(), one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
+        cfg, origins = parse_flags(kind, words, __doc__, layers)
         if cfg.model:
             check_model(base_of(cfg.model))
         modules = open_envs(cfg.env, cfg.data)

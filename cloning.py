@@ -232,7 +232,7 @@ def learn_step(policy, optimizer, batch, micro_tokens):
 def clone_policy(cfg, out, device, demos=None):
     """Behavioural cloning -> `out`, the policy's folder, made by all ranks together; one that is
     there already stays. demos: None lets `demonstrations_for` find them. ValueError."""
-    if parallel.by_first(os.path.exists, os.path.join(out, "config.json")):
+    if parallel.by_first(os.path.exists, f"{out}/config.json"):
         return out
     if demos is None:
         demos = parallel.by_first(demonstrations_for, cfg)

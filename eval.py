@@ -67,7 +67,7 @@ class Config(Plays, Device, Speaks, Worlds):
     @property
     def path(self):
         name = "-".join(os.path.normpath(self.policy or self.model).split(os.sep)[-2:])
-        return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
+        return self.out or f"runs/{self.suite or self.env}-{name}"
 
 
 # ---- playing ------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
                 ids = choose_tasks(world.module, cfg.split, cfg.n, own)
             tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg, origins or {})
-        path = os.path.join(folder, "trajectories.jsonl")
+        path = f"{folder}/trajectories.jsonl"
         groups, failures = play_missing(play, tasks, path, cfg.seed)
     if not groups:
         why = [cfg.suite or cfg.env, "no task could be played", *failures[-1:]]
@@ -282,7 +282,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
           f"temperature {cfg.temperature:g}, seed {cfg.seed}")
     print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)]))
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
-    write_json(os.path.join(folder, "results.json"), results)
+    write_json(f"{folder}/results.json", results)
     report.write(folder)
     return results
 

@@ -3,7 +3,6 @@
 train.py calls `record` after each step, agentevol.py `record_iteration`; nothing here changes what
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
-import os
 from collections import Counter
 from dataclasses import dataclass
 
@@ -275,7 +274,7 @@ def rows_to_show(trajectories, group_size):
 def write_result(folder, result):
     """result.json and the run's page. result: see Run.result."""
     if parallel.rank() == 0:
-        write_json(os.path.join(folder, "result.json"), with_nulls(result))
+        write_json(f"{folder}/result.json", with_nulls(result))
         report.write(folder)
 
 

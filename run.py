@@ -118,7 +118,7 @@ class Run:
         killed run wrote after its last checkpoint is played again, so it is cut off."""
         if parallel.rank() != 0:
             return
-        with open(os.path.join(self.folder, name), "a") as file:
+        with Path(self.folder, name).open("a") as file:
             file.truncate(min(file.tell(), self.written.get(name, 0)))
             for line in lines:
                 file.write(json.dumps(with_nulls(line)) + "\n")
@@ -226,7 +226,7 @@ def open_folder(path, settings, origins):
         parallel.say(f"--resume: {folder} is not there, so it begins")
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
-        write_json(os.path.join(folder, "config.json"), vars(settings))
+        write_json(f"{folder}/config.json", vars(settings))
     parallel.say(f"{folder}\n{told(settings, origins)}")
     return folder
 
@@ -321,7 +321,7 @@ def save(run):
     _, settings = model_settings(run.start_model)
     settings |= part_of(vars(run.cfg), Speaks)
     memory = {name: getattr(run, name) for name in REMEMBERED}
-    with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
+    with written_whole(f"{run.folder}/step_{run.step}") as aside:
         write_policy(aside, run.policy, run.worlds[0].agent.tokenizer, settings)
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
         dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
@@ -346,7 +346,7 @@ def restore(folder, models, optimizer):
     ValueError: a file cannot be read."""
     try:
         memory = dict(json.loads(Path(folder, "trainer.json").read_text()))
-        reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
+        reader = dcp.HuggingFaceStorageReader(f"{folder}/trainer")
         dcp.load(trainer_state(models, optimizer), storage_reader=reader)
         return memory
     except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
@@ -382,8 +382,8 @@ def model_settings(model):
     and "tiny" says that it was from nothing, as a policy without --model is."""
     if not model:
         return "", dict(tiny=True)
-    path = os.path.join(model, "defaults.json")
-    if os.path.exists(path):
+    path = Path(model, "defaults.json")
+    if path.exists():
         return f"model ({path})", read_settings(path)
     return "model (CHAT_MODEL)", dict(CHAT_MODEL)
 
@@ -403,8 +403,8 @@ def begun(folder, given, kind, may_change):
     """[("resumed", {field: value})] with which a run to be resumed was begun, if it has begun in
     `folder`: a layer of all its settings. ValueError: a flag that may not change, or one of a
     recipe that `kind` lacks: another run."""
-    path = os.path.join(folder, "config.json")
-    if not given.get("resume") or not os.path.exists(path):
+    path = Path(folder, "config.json")
+    if not given.get("resume") or not path.exists():
         return []
     was = read_settings(path)
     of_a_recipe = was.keys() - names_of(kind)
@@ -417,11 +417,10 @@ def begun(folder, given, kind, may_change):
 
 def read_settings(path):
     """{flag: value} of a JSON file, whose lists were tuples. ValueError: it is something else."""
-    with open(path) as file:
-        try:
-            settings = dict(json.load(file))
-        except (ValueError, TypeError):
-            raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
+    try:
+        settings = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
     for name, value in settings.items():
         if type(value) is list:
             settings[name] = tuple(value)

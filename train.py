@@ -310,8 +310,7 @@ def setup(cfg, modules, clients, began, origins):
     last = last_checkpoint(folder)
     start_model = cfg.model
     if not start_model:
-        clone = os.path.join(folder, "clone")
-        start_model = clone_policy(config_for_run(cfg), clone, device)
+        start_model = clone_policy(config_for_run(cfg), f"{folder}/clone", device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared", lora=cfg.lora)
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
