@@ -32,7 +32,7 @@ from flags import Count, Machine, Natural, Positive, Share, Worlds, flag, part_o
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import model_settings, tiny_settings, write_policy, written_whole
+from run import model_settings, settings_for, write_policy, written_whole
 
 
 @dataclass
@@ -112,11 +112,15 @@ def train_tokenizer(demos, agents, vocabulary):
             if message["role"] != "system":
                 texts.append(message["content"])
         for i, move in enumerate(demo["turns"]):
-            observation = move.observation if i else agent.first(move.observation)
-            reply = FORMATS[agent.format].compose(move.thought, move.action, i)
-            texts += [observation, reply]
-    modules = [agent.module for agent in agents.values()]
-    one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
+            observation = move.observation
+            if i == 0:
+                observation = agent.first(observation)
+            texts.append(observation)
+            texts.append(FORMATS[agent.format].compose(move.thought, move.action, i))
+    one_word = []
+    for agent in agents.values():
+        if hasattr(agent.module, "ONE_WORD"):
+            one_word.append(agent.module.ONE_WORD)
     return make_tokenizer(texts, vocabulary, *one_word)
 
 
@@ -146,16 +150,20 @@ def replay_one(demo, agent):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
     because the same Episode writes it. Of a file's replies the mask keeps those that it marks."""
     agent = copy.copy(opening(agent, demo))
-    agent.max_context = math.inf            # nothing is cut here: `replay` measures it
-    moves = demo["turns"]
-    answers = [move.observation for move in moves[1:]] + [demo["last"]]
-    episode = Episode(agent, demo["task_id"], (0,), len(moves))
-    episode.observe(moves[0].observation)
-    for i, (move, answer) in enumerate(zip(moves, answers)):
+    # Nothing is cut here: `replay` measures it.
+    agent.max_context = math.inf
+    first, *later = demo["turns"]
+    answers = [move.observation for move in later]
+    answers.append(demo["last"])
+    episode = Episode(agent, demo["task_id"], (0,), len(answers))
+    episode.observe(first.observation)
+    done = []               # the earlier actions
+    for move, answer in zip(demo["turns"], answers):
         note = None
         if agent.context == "memory":
-            note = "; ".join(earlier.action for earlier in moves[:i])
-        reply = FORMATS[agent.format].compose(move.thought, move.action, i, note)
+            note = "; ".join(done)
+        reply = FORMATS[agent.format].compose(move.thought, move.action, len(done), note)
+        done.append(move.action)
         token_ids = agent.chat.encode(reply) + [agent.chat.stop_id]
         episode.reply(token_ids, [0.0] * len(token_ids))
         # What the environment said is shown as it came, whatever our own reader of replies thinks.
@@ -263,9 +271,8 @@ def config_for_run(cfg):
     environment's TINY has a name in `clone` that is no flag."""
     own = part_of(vars(cfg), Worlds, Speaks, Machine)
     own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
-    asked = tiny_settings(cfg.env).get("clone", {})
-    clone, _ = settle(
-        Clone, [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)])
+    where, _, asked = settings_for("", cfg.env)[0]
+    clone, _ = settle(Clone, [("flags", own), (f"{where}, clone,", asked)])
     return clone
 
 

@@ -117,7 +117,7 @@ def measure(run, outcome):
     line |= speeds(played, stats, outcome.seconds, trained_tokens)
     if len(run.worlds) > 1:
         for name in ("success", "reward"):
-            for env, mean in means(played, name, [t.env for t in played]).items():
+            for env, mean in means(played, name).items():
                 line[f"{name}_{env}"] = mean
     return line
 

@@ -253,8 +253,8 @@ FAULTS = {
          "1",
          "test_the_curve_and_the_table_hold_what_was_measured"),
         ("means",
-         "figures[part].append",
-         "figures[parts[0]].append",
+         "family(t.task_id) if family else t.env",
+         "played[0].env",
          "test_metrics_of_each_environment_are_what_its_episodes_say"),
     ],
     "metrics.py": [
