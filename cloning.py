@@ -128,14 +128,18 @@ def replay(demos, agents):
     """Demonstrations as Trajectories. ValueError: half of them do not fit into the agents' limits,
     so that a policy which imitates them would be cut when it plays."""
     trajectories = []
-    replies = []            # their lengths in tokens
+    # Lengths in tokens.
+    replies = []
     contexts = []
     for demo in demos:
         t = replay_one(demo, agents[demo["env"]])
         trajectories.append(t)
-        replies += [turn.end - turn.start for turn in t.turns if t.response_mask[turn.start]]
+        for turn in t.turns:
+            if t.response_mask[turn.start]:
+                replies.append(turn.end - turn.start)
         ends = t.contexts[1:] + [len(t.token_ids)]
-        contexts += [end - start for start, end in zip(t.contexts, ends)]
+        for start, end in zip(t.contexts, ends):
+            contexts.append(end - start)
     # All agents of a run have the same limits.
     agent, *_ = agents.values()
     for name, lengths in (("max_turn_tokens", replies), ("max_context", contexts)):
@@ -157,7 +161,7 @@ def replay_one(demo, agent):
     answers.append(demo["last"])
     episode = Episode(agent, demo["task_id"], (0,), len(answers))
     episode.observe(first.observation)
-    done = []               # the earlier actions
+    done = []
     for move, answer in zip(demo["turns"], answers):
         note = None
         if agent.context == "memory":

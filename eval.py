@@ -111,16 +111,18 @@ def play_of(episode):
     """An episode as it is kept."""
     t = episode.trajectory
     tokenizer = episode.agent.tokenizer
-    conversation = episode.messages         # of an API, which has no tokens
+    # Those of an API, which has no tokens.
+    conversation = episode.messages
     if tokenizer:
         conversation = report.sample_of(t, tokenizer)
     # An original server may not say whether it has understood an action.
-    valid = [turn.valid for turn in t.turns if turn.valid is not None]
-    unknown = t.turns and not valid
+    told = [turn.valid for turn in t.turns if turn.valid is not None]
+    valid = None
+    if told or not t.turns:
+        valid = sum(told)
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=None if unknown else sum(valid), tokens=sum(t.response_mask),
-        conversation=conversation))
+        turns=len(t.turns), valid=valid, tokens=sum(t.response_mask), conversation=conversation))
 
 
 def read_groups(path):
@@ -142,24 +144,34 @@ def task_of(group):
 def figures_of(groups):
     """A row's figures, of the k plays of each task; nan where one is undefined or not known.
     Standard errors are over tasks: samples of one task are not independent."""
-    plays = [play for group in groups for play in group]
-    success, stderr = mean_and_error([total(group, "success") / len(group) for group in groups])
-    score, score_stderr = mean_and_error([total(group, "score") / len(group) for group in groups])
-    passed = [any(play["success"] for play in group) for group in groups]
+    n = len(groups)
+    successes = []
+    scores = []
+    passed = 0
+    plays = []
+    for group in groups:
+        successes.append(total(group, "success") / len(group))
+        scores.append(total(group, "score") / len(group))
+        passed += any(play["success"] for play in group)
+        plays += group
+    success, stderr = mean_and_error(successes)
+    score, score_stderr = mean_and_error(scores)
     turns = total(plays, "turns")
     valid = math.nan
     if turns:
         valid = total(plays, "valid") / turns
     return dict(
-        n=len(groups), success=success, stderr=stderr, passed=sum(passed) / len(groups),
-        score=score, score_stderr=score_stderr, turns=turns / len(plays),
+        n=n, success=success, stderr=stderr, passed=passed / n, score=score,
+        score_stderr=score_stderr, turns=turns / len(plays),
         tokens=total(plays, "tokens") / len(plays), valid=valid)
 
 
 def total(plays, name):
     """The sum of a figure of these plays; nan if it is not known of each."""
     figures = [play[name] for play in plays]
-    return math.nan if None in figures else sum(figures)
+    if None in figures:
+        return math.nan
+    return sum(figures)
 
 
 def rows_of(worlds, groups, seed):
@@ -173,7 +185,7 @@ def rows_of(worlds, groups, seed):
     every = [row for row in rows if row["row"] == "all"]
     if len(every) > 1:
         n = len(every)
-        success = sum(row["success"] for row in every) / n
+        success = total(every, "success") / n
         stderr = math.hypot(*(row["stderr"] for row in every)) / n
         rows.append(dict(env="mean", row="all", title="mean over environments", n=n,
                          success=success, stderr=stderr))
@@ -252,7 +264,8 @@ def evaluate(cfg, origins=None, elsewhere=None):
     servers = connected(cfg.env_url, modules)
     if cfg.policy:
         play = partial(play_by_itself, player=cfg.policy, k=cfg.k, seed=cfg.seed)
-        servers = nullcontext([None] * len(modules))        # it asks nobody
+        # It asks nobody.
+        servers = nullcontext([None] * len(modules))
     elif elsewhere:
         play = elsewhere(cfg)
     else:
@@ -274,7 +287,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
         path = f"{folder}/trajectories.jsonl"
         groups, failures = play_missing(play, tasks, path, cfg.seed)
     if not groups:
-        why = [cfg.suite or cfg.env, "no task could be played", *failures[-1:]]
+        why = [cfg.suite or cfg.env, "no task could be played"] + failures[-1:]
         raise EnvError(": ".join(why))
     rows = rows_of(worlds, groups, cfg.seed)
     notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
@@ -295,7 +308,8 @@ def play_missing(play, tasks, path, seed):
     done = set(map(task_of, groups))
     places = [place for place, (world, task) in enumerate(tasks)
               if (world.module.NAME, task) not in done]
-    random.Random(seed).shuffle(places)         # all environments are played at once
+    # So that all environments are played at once.
+    random.Random(seed).shuffle(places)
 
     def keep(group):
         groups.append(group)

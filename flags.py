@@ -24,7 +24,8 @@ def bounded(number, words, fits):
         if not fits(value):
             raise argparse.ArgumentTypeError(f"{text}: expected {words}")
         return value
-    read.__name__ = number.__name__         # argparse tells it
+    # argparse tells it, if the text is no number.
+    read.__name__ = number.__name__
     return Annotated[number, read, words]
 
 
@@ -127,7 +128,8 @@ def integers(text):
 def settle(kind, layers):
     """Layers of settings, [(where, {name: value})], the weakest first -> (a `kind`, {name: the last
     `where`}). ValueError: one has a name that is no setting of `kind`."""
-    values, origins = {}, {}
+    values = {}
+    origins = {}
     for where, settings in layers:
         for name in settings.keys() - names_of(kind):
             raise ValueError(f"{where} has {name!r}, which is no setting: misspelt?")
@@ -145,9 +147,10 @@ def told(settings, origins):
             where = origins.get(name, "set")
             groups.setdefault(where, f"    {where}:")
             groups[where] += f" {name}={value}"
-    wrapped = [textwrap.fill(text, 100, break_on_hyphens=False, subsequent_indent=" " * 8)
-               for text in groups.values()]
-    return "\n".join(wrapped)
+    lines = []
+    for text in groups.values():
+        lines += textwrap.wrap(text, 100, break_on_hyphens=False, subsequent_indent=" " * 8)
+    return "\n".join(lines)
 
 
 def names_of(*kinds):
