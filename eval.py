@@ -284,8 +284,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
                 ids = choose_tasks(world.module, cfg.split, cfg.n, own)
             tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg, origins or {})
-        path = f"{folder}/trajectories.jsonl"
-        groups, failures = play_missing(play, tasks, path, cfg.seed)
+        groups, failures = play_missing(play, tasks, f"{folder}/trajectories.jsonl", cfg.seed)
     if not groups:
         why = [cfg.suite or cfg.env, "no task could be played"] + failures[-1:]
         raise EnvError(": ".join(why))

@@ -193,15 +193,6 @@ def test_learning_rate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth():
     assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
 
 
-def test_learn_ends_when_its_seconds_are_over():
-    """The rate falls as over so many steps, so the policy has moved and then hardly moves."""
-    policy, began = toy_policy(), time.perf_counter()
-    before = {name: w.clone() for name, w in policy.state_dict().items()}
-    learn(policy, [t for t, _ in WEIGHED], [1.0] * 3, 10**9, 1e-3, 1, 8192, 0, seconds=0.3)
-    assert 0.3 <= time.perf_counter() - began < 5
-    assert not same(before, policy.state_dict())
-
-
 def test_clone_longer_learns_gently_and_in_another_order_for_its_seconds(model, demos):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     agents = make_agents([load_env("toy")], SPEAKS, AutoTokenizer.from_pretrained(model))
@@ -354,7 +345,6 @@ def evolves_as_by_hand(url, model, **flags):
     for m, (weights, kept) in enumerate(expected):
         assert same(weights_of(f"{run.folder}/step_{m + 1}"), weights)
         assert run.history[m]["kept"] == kept > 0
-    assert run.rl_seconds < run.seconds
 
 
 @pytest.mark.parametrize("dedupe", [True, False])
@@ -473,10 +463,8 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     assert not same(weights_of("e/step_3"), weights_of("e/clone"))
     assert lines_of("e") == lines_of("whole") and len(lines_of("e")) == 3
     assert open("e/samples.jsonl").read() == open("whole/samples.jsonl").read()
-    results = [json.load(open(f"{out}/result.json")) for out in ("e", "whole")]
-    for result in results:
-        assert result.pop("seconds") > 0 and result.pop("rl_seconds") > 0 and result.pop("command")
-    assert results[0] == results[1]
+    broken, whole = (json.load(open(f"{out}/result.json")) for out in ("e", "whole"))
+    assert broken["evaluations"] == whole["evaluations"]
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
@@ -543,16 +531,15 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90, goal="other"), max_cont
          "sums": dict(clone=dict(lr=1e-3, skill=0.9), lr=0.5, families="zero,one", format="think")}
 
 
-def parsed(kind, command):
-    return parse_flags(kind, command.split(), "", agentevol.layers)[0]
-
-
 def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model, monkeypatch):
     """Of several what the first asks for, and the longest texts; what they ask of RL is not
     cloning's."""
     for name, tiny in ASKED.items():
         monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
     own, both = dict(families="zero,one", format="think"), dict(families="zero,one", horizon=9)
+
+    def parsed(kind, command):
+        return parse_flags(kind, command.split(), "", agentevol.layers)[0]
     assert parsed(Clone, "--env sums") == Clone(env="sums", lr=1e-3, skill=0.9, **own)
     assert parsed(Clone, "--env toy") == Clone(
         env="toy", lr=2e-3, n=50, steps=90, goal="other", max_context=300, horizon=9)
