@@ -70,7 +70,8 @@ class Evolve(Plays, Clone):
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
     resume: bool = flag(False, "go on after the last finished iteration of --out")
 
-    algo = "AgentEvol"              # no flag: for the table and the curve
+    # No flag: for the table and the curve.
+    algo = "AgentEvol"
 
     @property
     def horizons(self):
@@ -84,20 +85,25 @@ def evolve(run, base_set):
     cfg = run.cfg
     while run.step < cfg.iterations:
         began = time.perf_counter()
-        explored, stats = explore(run)                      # tau ~ pi_m, K for each task
-        kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
-        data = base_set + kept                              # D_m = D_base + kept
+        # tau ~ pi_m, K tries at each task.
+        explored, stats = explore(run)
+        # D_m = D_base + {tau: r(tau) is above a threshold}.
+        kept = successes(explored, cfg.dedupe)
+        data = base_set + kept
+        # pi_{m+1} = argmax of the sum of r(tau) log pi(tau) over D_m.
         if cfg.start == "base":
             device = run.policy.device
-            run.policy = None                               # freed before the next is loaded
+            # It is freed before the next is loaded.
+            run.policy = None
             run.policy = parallel.load(run.start_model, device, cfg)
-        if data:                                            # max of the sum of r(tau) log pi(tau)
+        if data:
             weights = [example_weight(t, run.agents[t.env].module) for t in data]
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
-        metrics.evaluate(run)                               # on tasks that nobody learns from
+        # On tasks that nobody learns from.
+        metrics.evaluate(run)
         metrics.record_iteration(run, explored, kept, stats, seconds)
         save(run)
 
@@ -204,7 +210,8 @@ def main(argv=None, evolving=Evolve):
             return parallel.say(f"policy in {out}")
         with connected(cfg.env_url, modules) as clients:
             run, base_set = setup(cfg, device, demos, modules, clients, began, origins)
-            if not run.evaluations:         # else the run is resumed
+            # Else the run is resumed.
+            if not run.evaluations:
                 metrics.evaluate(run)
             evolve(run, base_set)
             metrics.final_table(run.folder, run.result, cfg.horizon,

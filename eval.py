@@ -175,42 +175,39 @@ def total(plays, name):
 
 
 def rows_of(worlds, groups, seed):
-    """The table, a dict for each row: the rows of each environment, and the mean of several. seed:
-    of the random player."""
+    """The table, a dict for each row: of each environment "all", its families if several were
+    played, and the built-in players on the same tasks; the mean of several environments. seed: of
+    the random player."""
     rows = []
+    every = []
     for world in worlds:
-        own = [group for group in groups if group[0]["env"] == world.module.NAME]
-        if own:
-            rows += rows_of_one(world.module, own, world.most_turns, seed)
-    every = [row for row in rows if row["row"] == "all"]
+        module = world.module
+        env = module.NAME
+        own = [group for group in groups if group[0]["env"] == env]
+        if not own:
+            continue
+        title = f"{env}, {world.most_turns} turns"
+        every.append(dict(env=env, row="all", title=title, **figures_of(own)))
+        rows.append(every[-1])
+        for family in module.FAMILIES:
+            part = [group for group in own if module.family(group[0]["task_id"]) == family]
+            if 0 < len(part) < len(own):
+                rows.append(dict(env=env, row=family, title=f"  {family}", **figures_of(part)))
+        how = ""
+        if hasattr(module, "Served"):
+            how += ", our local game"
+        if hasattr(module, "exact_success"):
+            how += " (exact)"
+        for player in ("random", "expert"):
+            tasks = progress([group[0]["task_id"] for group in own], f"{player} player, {env}")
+            success, stderr = builtin_rate(module, player, tasks, world.most_turns, (seed, 0))
+            rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
+                             n=len(own), success=success, stderr=stderr))
     if len(every) > 1:
         n = len(every)
-        success = total(every, "success") / n
         stderr = math.hypot(*(row["stderr"] for row in every)) / n
         rows.append(dict(env="mean", row="all", title="mean over environments", n=n,
-                         success=success, stderr=stderr))
-    return rows
-
-
-def rows_of_one(module, groups, turns, seed):
-    """Of one environment: "all", its families if several were played, and the built-in players on
-    the same tasks."""
-    env = module.NAME
-    rows = [dict(env=env, row="all", title=f"{env}, {turns} turns", **figures_of(groups))]
-    for family in module.FAMILIES:
-        part = [group for group in groups if module.family(group[0]["task_id"]) == family]
-        if 0 < len(part) < len(groups):
-            rows.append(dict(env=env, row=family, title=f"  {family}", **figures_of(part)))
-    how = ""
-    if hasattr(module, "Served"):
-        how += ", our local game"
-    if hasattr(module, "exact_success"):
-        how += " (exact)"
-    for player in ("random", "expert"):
-        tasks = progress([group[0]["task_id"] for group in groups], f"{player} player, {env}")
-        success, stderr = builtin_rate(module, player, tasks, turns, (seed, 0))
-        rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
-                         n=len(groups), success=success, stderr=stderr))
+                         success=total(every, "success") / n, stderr=stderr))
     return rows
 
 

@@ -128,8 +128,9 @@ def of_trajectories(played, group_size):
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, group_size)
     counts = Counter()
-    valid = []              # of the turns of which somebody says it
-    sampled = []            # the token ids of each reply
+    # Of the turns of which somebody says it, and the token ids of each reply.
+    valid = []
+    sampled = []
     for t in played:
         counts["success"] += t.success
         counts[t.truncated] += 1
@@ -260,7 +261,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
 def rows_to_show(trajectories, group_size):
     """Which of them: whole groups, as many as hold 16 episodes but at least two, from all over the
     list; without episodes of no turn, whose prompt did not fit."""
-    groups = range(0, len(trajectories), group_size)        # the first row of each
+    # The first row of each group.
+    groups = range(0, len(trajectories), group_size)
     count = max(2, 16 // group_size)
     stride = max(1, len(groups) // count)
     rows = []

@@ -153,7 +153,8 @@ def open_worlds(policy, path, modules, clients, speaks):
             parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is "
                          f"{most}")
             settings["max_context"] = most
-        ends = policy.model.generation_config.eos_token_id        # None, an id, or several
+        # None, an id, or several.
+        ends = policy.model.generation_config.eos_token_id
         settings["stop_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
     worlds = []
     for module, client in zip(modules, clients, strict=True):
@@ -167,10 +168,9 @@ def both_splits(worlds, families, n, seen=()):
     """The tasks of these families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
     there. ValueError."""
-    counts = [0] * len(worlds)
-    if n:
-        counts = shares_of(n, len(worlds))
-    tasks, eval_tasks = {}, []
+    counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
+    tasks = {}
+    eval_tasks = []
     each = families_of([world.module for world in worlds], families)
     for world, own, count in zip(worlds, each, counts):
         every = choose_tasks(world.module, "train", 0, own)
@@ -190,7 +190,8 @@ def one_sentence(script):
         if sys.flags.dev_mode:
             place = f" {inspect.trace()[-1][1:4]}"
         sys.exit(f"{script}: {error}{place}")
-    except dcp.CheckpointException as error:        # of the ranks that could not write or read
+    # It holds the errors of the ranks that could not write or read.
+    except dcp.CheckpointException as error:
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
     except torch.OutOfMemoryError as error:
         sys.exit(f"{script}: {error}\n`python recipes/plan.py` with the run's flags tells what "
@@ -224,9 +225,8 @@ def open_folder(path, settings, origins):
         folder = parallel.by_first(new_folder, path)
     elif not os.path.exists(folder):
         parallel.say(f"--resume: {folder} is not there, so it begins")
-    if parallel.rank() == 0:
-        os.makedirs(folder, exist_ok=True)
-        write_json(f"{folder}/config.json", vars(settings))
+    os.makedirs(folder, exist_ok=True)
+    write_json(f"{folder}/config.json", vars(settings))
     parallel.say(f"{folder}\n{told(settings, origins)}")
     return folder
 
@@ -237,7 +237,9 @@ def with_nulls(value):
 
 
 def write_json(path, content):
-    """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
+    """By rank 0: aside, on the disk, then renamed: a full disk leaves the file that was there."""
+    if parallel.rank() != 0:
+        return
     aside = f"{path}.part"
     with open(aside, "w") as file:
         json.dump(content, file, indent=1)
@@ -259,7 +261,8 @@ def written_whole(folder):
     and gets its name: a killed run leaves no half of it."""
     aside = Path(f"{folder}.part")
     if parallel.rank() == 0:
-        shutil.rmtree(aside, ignore_errors=True)        # of a killed run
+        # A killed run may have left one.
+        shutil.rmtree(aside, ignore_errors=True)
     parallel.wait_for_all()
     yield aside
     parallel.wait_for_all()
@@ -292,7 +295,8 @@ def trainer_state(models, optimizer):
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
-            name = name.removeprefix("model.")          # what a Policy holds has names of its own
+            # What a Policy holds has names of its own.
+            name = name.removeprefix("model.")
             if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
             for key, x in optimizer.state.get(weights, {}).items():
@@ -325,9 +329,8 @@ def save(run):
         write_policy(aside, run.policy, run.worlds[0].agent.tokenizer, settings)
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
         dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
-        if parallel.rank() == 0:
-            memory["earlier"] = run.seconds
-            write_json(aside / "trainer.json", memory)
+        memory["earlier"] = run.seconds
+        write_json(aside / "trainer.json", memory)
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -335,8 +338,7 @@ def save(run):
 
 def last_checkpoint(folder):
     """The newest checkpoint of a run's folder, a path; None: there is none."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
+    return (checkpoints(folder) or [None])[-1]
 
 
 def restore(folder, models, optimizer):
@@ -349,8 +351,9 @@ def restore(folder, models, optimizer):
         reader = dcp.HuggingFaceStorageReader(f"{folder}/trainer")
         dcp.load(trainer_state(models, optimizer), storage_reader=reader)
         return memory
-    except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
-        why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
+    # The one of dcp is a BaseException, and its last line the reason.
+    except (Exception, dcp.CheckpointException) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[-1]
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error
 

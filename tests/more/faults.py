@@ -318,7 +318,7 @@ FAULTS = {
          "cfg.horizon or world.module.HORIZON",
          "world.module.HORIZON",
          "test_evaluate_measures_a_model"),
-        ("rows_of_one",
+        ("rows_of",
          "(seed, 0)",
          "seed",
          "test_the_random_players_row_is_what_the_random_player_gets"),
