@@ -23,8 +23,8 @@ def greedy_and_sampled(policy, tasks, horizon, seed, max_concurrent):
         played, _ = rollout.play_tasks(policy, tasks, 1, horizon, (seed, EVALUATION), temperature,
                                        max_concurrent)
         rates[how] = rates_of(played, worlds)
-    parallel.say(f"held out: {rates['greedy']['success']:.1%} greedy, "
-                 f"{rates['sampled']['success']:.1%} at T=1")
+    said = "held out: {greedy[success]:.1%} greedy, {sampled[success]:.1%} at T=1"
+    parallel.say(said.format_map(rates))
     return rates, played
 
 

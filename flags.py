@@ -106,7 +106,7 @@ def add_flag(group, setting, kind):
     choices = setting.metadata.get("choices")
     allowed = f"{setting.default}"
     if choices:
-        how = dict(choices=list(choices), metavar=" | ".join(choices))
+        how = dict(choices=choices, metavar=" | ".join(choices))
     elif kind is bool:
         how = dict(action=argparse.BooleanOptionalAction)
     elif kind is tuple:

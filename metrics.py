@@ -280,22 +280,26 @@ def write_result(folder, result):
         report.write(folder)
 
 
+HEAD = "success                           greedy   ± se     T=1   ± se    n"
+ROW = ("{title:32} {greedy[success]:7.1%} {greedy[stderr]:6.1%} {sampled[success]:7.1%} "
+       "{sampled[stderr]:6.1%} {greedy[n]:4d}")
+PLAYER_ROW = "{title:32} {success:7.1%} {stderr:6.1%} {n:19d}"
+
+
 def final_table(folder, result, horizon, local_game):
     """The table at the end, result.json and the page. local_game: the built-in players played
     another game than the policy did."""
     write_result(folder, result)
     about = ("held-out tasks of {env}, horizon {horizon}, seed {seed}, {steps} steps of {algo}, "
              "{seconds:.0f} s in all")
-    lines = [about.format_map(result | dict(horizon=horizon)),
-             "success                           greedy   ± se     T=1   ± se    n"]
+    lines = [about.format(horizon=horizon, **result), HEAD]
     evaluations = result["evaluations"]
     policies = {"before": evaluations[0][1], f"after {result['algo']}": evaluations[-1][1]}
     if result["control"]:
         policies["control: more cloning instead"] = result["control"]
     for title, rates in policies.items():
-        greedy, sampled = rates["greedy"], rates["sampled"]
-        lines.append(f"{title:32} {share_of(greedy)} {share_of(sampled)} {greedy['n']:4d}")
-        parts = greedy["parts"]
+        lines.append(ROW.format(title=title, **rates))
+        parts = rates["greedy"]["parts"]
         if 1 < len(parts) <= 6:
             shares = [f"{part} {share:.0%}" for part, share in parts.items()]
             lines.append("    greedy: " + ", ".join(shares))
@@ -303,11 +307,6 @@ def final_table(folder, result, horizon, local_game):
         title = f"{who} player"
         if local_game:
             title += ", our local game"
-        lines.append(f"{title:32} {share_of(rate):29} {rate['n']:4d}")
+        lines.append(PLAYER_ROW.format(title=title, **rate))
     lines.append(f"{folder}: report.html, step_{result['steps']}/")
     parallel.say("\n".join(lines))
-
-
-def share_of(rate):
-    """Success and its standard error."""
-    return "{success:7.1%} {stderr:6.1%}".format_map(rate)
