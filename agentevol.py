@@ -8,10 +8,9 @@ The loop is `evolve`, below. A base policy imitates experts or a file, plays tas
 learns from what succeeded, too. Without --model it is a small Llama with random weights. Policies
 are folders for train.py and eval.py: `--model runs/clone`
 """
-import os
 import sys
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import before_torch  # noqa: F401  its name says why
 import metrics
@@ -32,6 +31,7 @@ from flags import (
     Share,
     Worlds,
     flag,
+    names_of,
     parse_flags,
     part_of,
     settle,
@@ -43,7 +43,6 @@ from run import (
     begun,
     both_splits,
     connected,
-    keep_settings,
     last_checkpoint,
     new_folder,
     one_sentence,
@@ -71,7 +70,8 @@ class Evolve(Plays, Clone):
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
     resume: bool = flag(False, "go on after the last finished iteration of --out")
 
-    algo = "AgentEvol"              # no flag: for the table and the curve
+    # No flag: for the table and the curve.
+    algo = "AgentEvol"
 
     @property
     def horizons(self):
@@ -85,20 +85,25 @@ def evolve(run, base_set):
     cfg = run.cfg
     while run.step < cfg.iterations:
         began = time.perf_counter()
-        explored, stats = explore(run)                      # tau ~ pi_m, K for each task
-        kept = successes(explored, cfg.dedupe)              # r(tau) above a threshold
-        data = base_set + kept                              # D_m = D_base + kept
+        # tau ~ pi_m, K tries at each task.
+        explored, stats = explore(run)
+        # D_m = D_base + {tau: r(tau) is above a threshold}.
+        kept = successes(explored, cfg.dedupe)
+        data = base_set + kept
+        # pi_{m+1} = argmax of the sum of r(tau) log pi(tau) over D_m.
         if cfg.start == "base":
             device = run.policy.device
-            run.policy = None                               # freed before the next is loaded
+            # It is freed before the next is loaded.
+            run.policy = None
             run.policy = parallel.load(run.start_model, device, cfg)
-        if data:                                            # max of the sum of r(tau) log pi(tau)
-            weights = [example_weight(t, run.modules[t.env]) for t in data]
+        if data:
+            weights = [example_weight(t, run.agents[t.env].module) for t in data]
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
         run.step += 1
-        metrics.evaluate(run)                               # on tasks that nobody learns from
+        # On tasks that nobody learns from.
+        metrics.evaluate(run)
         metrics.record_iteration(run, explored, kept, stats, seconds)
         save(run)
 
@@ -136,50 +141,45 @@ def successes(explored, dedupe):
 
 # ---- a whole run --------------------------------------------------------------------------------
 
-def setup(cfg, modules, clients, began, origins):
-    """Everything before the first iteration -> (Run, base set). A resumed run plays its
-    demonstrations again."""
-    device = parallel.start(cfg.device, cfg.compute)
-    # Before there is a folder: what cfg asks for may be refused.
-    demos = parallel.by_first(demonstrations_for, cfg)
-    folder = open_folder(cfg.out, cfg.resume)
-    keep_settings(folder, cfg, origins)
-    base = clone_policy(cfg, os.path.join(folder, "clone"), device, demos)
+def setup(cfg, device, demos, modules, clients, began, origins):
+    """Everything before the first iteration -> (Run, base set)."""
+    folder = open_folder(cfg.out, cfg, origins)
+    base = clone_policy(cfg, f"{folder}/clone", device, demos)
     last = last_checkpoint(folder)
     policy = parallel.load(last or base, device, cfg)
     worlds = open_worlds(policy, base, modules, clients, cfg)
-    base_set = replay(demos, {world.module.NAME: world.agent for world in worlds})
-    demonstrated = {(t.env, t.task_id) for t in base_set}
-    tasks, eval_tasks = both_splits(worlds, cfg.families, cfg.eval_tasks, seen=demonstrated)
-    run = Run(cfg, folder, worlds, tasks, eval_tasks, base, policy, began=began)
+    seen = {(demo["env"], demo["task_id"]) for demo in demos}
+    splits = both_splits(worlds, cfg.families, cfg.eval_tasks, seen)
+    run = Run(cfg, folder, worlds, *splits, base, policy, began=began)
     if last:
-        restore(run, last)
+        vars(run).update(restore(last, run.trained, run.optimizer))
     metrics.describe(run.policy, run.step)
-    return run, base_set
+    return run, replay(demos, run.agents)
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "iterations", "resume"} | {
-    f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
+# What --resume may change.
+MAY_CHANGE = {"out", "iterations", "resume"} | names_of(Plays, Machine)
 
 
 def layers(kind, given):
     """What is asked for beside the flags `given`, as `parse_flags` wants it. Of what environments
     and models ask for: how a model speaks, and what concerns cloning. ValueError."""
     cfg = kind(**given)
-    was = begun(cfg.out, given, kind, MAY_CHANGE) if given.get("resume") else {}
-    if was:
-        return [("resumed", was)]           # these are all settings of a run
+    resumed = begun(cfg.out, given, kind, MAY_CHANGE)
+    if resumed:
+        return resumed
     found = []
     for where, settings, cloning in settings_for(cfg.model, cfg.env):
+        # It refuses unknown names.
+        settle(Evolve, [(f"{where}, clone,", cloning)])
         asked = part_of(settings, Worlds, Speaks)
         if "horizons" in settings:
             asked["horizon"] = settings["horizons"][-1]
-        settle(Evolve, [(f"{where}, clone,", cloning)])     # refuses unknown names
         asked |= part_of(cloning, kind)
-        if issubclass(kind, Evolve):
-            # AgentEvol has demonstrations of its own: few, of the expert.
+        # AgentEvol has demonstrations of its own: few, of the expert.
+        if kind is not Clone:
             for name in ("n", "skill", "goal"):
                 asked.pop(name, None)
         found.append((where, asked))
@@ -194,29 +194,34 @@ def layers(kind, given):
 
 def main(argv=None, evolving=Evolve):
     """A command and its flags -> a policy or a run. Errors are one sentence."""
-    began, words = time.perf_counter(), argv or sys.argv[1:]
-    kind = {"evolve": evolving, "clone": Clone}.get(words[0] if words else "")
+    began = time.perf_counter()
+    command, *words = argv or sys.argv[1:] or [""]
+    kind = {"evolve": evolving, "clone": Clone}.get(command)
     with parallel.ranks(), one_sentence("agentevol.py"):
         if not kind:
             raise ValueError("expected: agentevol.py evolve or agentevol.py clone, then flags")
-        cfg, origins = parse_flags(kind, words[1:], __doc__, layers)
+        cfg, origins = parse_flags(kind, words, __doc__, layers)
         if cfg.model:
             check_model(base_of(cfg.model))
+        modules = open_envs(cfg.env, cfg.data)
+        if kind is not Clone and not cfg.horizon:
+            cfg.horizon = max(module.HORIZON for module in modules)
+        device = parallel.start(cfg.device, cfg.compute)
+        # What cfg asks for may be refused: then no folder is made. A resumed run plays its
+        # demonstrations again.
+        demos = parallel.by_first(demonstrations_for, cfg)
         if kind is Clone:
-            device = parallel.start(cfg.device, cfg.compute)
-            # Before there is a folder: what cfg asks for may be refused.
-            demos = parallel.by_first(demonstrations_for, cfg)
             out = parallel.by_first(new_folder, cfg.out)
             clone_policy(cfg, out, device, demos)
             return parallel.say(f"policy in {out}")
-        modules = open_envs(cfg.env, cfg.data)
-        cfg = replace(cfg, horizon=cfg.horizon or max(module.HORIZON for module in modules))
         with connected(cfg.env_url, modules) as clients:
-            run, base_set = setup(cfg, modules, clients, began, origins)
-            if not run.evaluations:         # else the run is resumed
+            run, base_set = setup(cfg, device, demos, modules, clients, began, origins)
+            # Else the run is resumed.
+            if not run.evaluations:
                 metrics.evaluate(run)
             evolve(run, base_set)
-            metrics.final_table(run)
+            metrics.final_table(run.folder, run.result, cfg.horizon,
+                                hasattr(modules[0], "Served"))
 
 
 if __name__ == "__main__":

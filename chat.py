@@ -355,6 +355,13 @@ FORMATS = {
 }
 
 
+def longest_episode(form, max_turn_tokens, horizon):
+    """The most tokens that a policy can sample in an episode. The form `reflect` has tries of a
+    whole horizon each, and a lesson between them."""
+    tries = FORMATS[form].tries
+    return max_turn_tokens * (tries * horizon + tries - 1)
+
+
 @dataclass(kw_only=True)
 class Speaks:
     format: str = flag("act", "form of a reply; with --model by its size", FORMATS,

@@ -33,15 +33,7 @@ from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, fl
 from lora import tokenizer_path
 from parallel import progress
 from policy import from_pretrained, make_policy
-from run import (
-    QUICK,
-    full_weights,
-    model_settings,
-    tiny_settings,
-    write_json,
-    write_policy,
-    written_whole,
-)
+from run import model_settings, settings_for, write_policy, written_whole
 
 
 @dataclass
@@ -138,44 +130,51 @@ def train_tokenizer(demos, agents, vocabulary):
                 texts.append(message["content"])
         for observation, reply in agent.demonstrated(demo):
             texts += [observation, reply]
-    modules = [agent.module for agent in agents.values()]
-    one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
+    one_word = []
+    for agent in agents.values():
+        if hasattr(agent.module, "ONE_WORD"):
+            one_word.append(agent.module.ONE_WORD)
     return make_tokenizer(texts, vocabulary, *one_word)
 
 
 def replay(demos, agents):
     """Demonstrations as Trajectories. ValueError: half of them do not fit into the agents' limits,
     so that a policy which imitates them would be cut when it plays."""
-    trajectories, replies, contexts = [], [], []
+    trajectories = []
+    # Lengths in tokens.
+    replies = []
+    contexts = []
     for demo in demos:
         t = replay_one(demo, agents[demo["env"]])
         trajectories.append(t)
-        replies += [turn.end - turn.start for turn in t.turns if t.response_mask[turn.start]]
+        for turn in t.turns:
+            if t.response_mask[turn.start]:
+                replies.append(turn.end - turn.start)
         ends = t.contexts[1:] + [len(t.token_ids)]
-        contexts += [end - start for start, end in zip(t.contexts, ends)]
-    for agent in agents.values():
-        refuse_long("max_turn_tokens", agent.max_turn_tokens, replies)
-        refuse_long("max_context", agent.max_context, contexts)
+        for start, end in zip(t.contexts, ends):
+            contexts.append(end - start)
+    # All agents of a run have the same limits.
+    agent, *_ = agents.values()
+    for name, lengths in (("max_turn_tokens", replies), ("max_context", contexts)):
+        limit = getattr(agent, name)
+        if lengths and statistics.median(lengths) > limit:
+            raise ValueError(f"{name}={limit}: half of the demonstrations need more, up to "
+                             f"{max(lengths)}; give --{name.replace('_', '-')}")
     return trajectories
-
-
-def refuse_long(flag, limit, lengths):
-    """ValueError: half of these lengths, in tokens, are above the limit that a flag sets."""
-    if lengths and statistics.median(lengths) > limit:
-        raise ValueError(f"{flag}={limit}: half of the demonstrations need more, up to "
-                         f"{max(lengths)}; give --{flag.replace('_', '-')}")
 
 
 def replay_one(demo, agent):
     """A demonstration as a Trajectory: its replies stand where a policy's own would, mask and all,
     because the same Episode writes it. Of a file's replies the mask keeps those that it marks."""
     agent = copy.copy(opening(agent, demo))
-    agent.max_context = math.inf            # nothing is cut here: `replay` measures it
-    moves = demo["turns"]
-    answers = [move.observation for move in moves[1:]] + [demo["last"]]
-    episode = Episode(agent, demo["task_id"], (0,), len(moves))
-    episode.observe(moves[0].observation)
-    for (_, reply), move, answer in zip(agent.demonstrated(demo), moves, answers):
+    # Nothing is cut here: `replay` measures it.
+    agent.max_context = math.inf
+    first, *later = demo["turns"]
+    answers = [move.observation for move in later]
+    answers.append(demo["last"])
+    episode = Episode(agent, demo["task_id"], (0,), len(answers))
+    episode.observe(first.observation)
+    for (_, reply), move, answer in zip(agent.demonstrated(demo), demo["turns"], answers):
         token_ids = agent.chat.encode(reply) + [agent.chat.stop_id]
         episode.reply(token_ids, [0.0] * len(token_ids))
         # What the environment said is shown as it came, whatever our own reader of replies thinks.
@@ -252,7 +251,7 @@ def learn_step(policy, optimizer, batch, micro_tokens):
 def clone_policy(cfg, out, device, demos=None):
     """Behavioural cloning -> `out`, the policy's folder, made by all ranks together; one that is
     there already stays. demos: None lets `demonstrations_for` find them. ValueError."""
-    if any(parallel.gathered(os.path.exists(os.path.join(out, "config.json")))):
+    if parallel.by_first(os.path.exists, f"{out}/config.json"):
         return out
     if demos is None:
         demos = parallel.by_first(demonstrations_for, cfg)
@@ -261,24 +260,20 @@ def clone_policy(cfg, out, device, demos=None):
     if cfg.model:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
-        _, settings = model_settings(cfg.model)
     else:
         tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
                      f"random weights, {len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
-        settings = dict(tiny=True)
     if demos:
         trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
               cfg.micro_tokens, cfg.seed)
-    weights = full_weights(policy)
-    settings = settings | speaks | dict(cloned=part_of(vars(cfg), Clone))
+    _, settings = model_settings(cfg.model)
+    settings |= speaks | dict(cloned=part_of(vars(cfg), Clone))
     with written_whole(out) as aside:
-        if parallel.rank() == 0:
-            write_policy(policy, weights, tokenizer, aside)
-            write_json(aside / "defaults.json", settings)
+        write_policy(aside, policy, tokenizer, settings)
     return out
 
 
@@ -287,12 +282,11 @@ def config_for_run(cfg):
     environment's TINY has a name in `clone` that is no flag."""
     own = part_of(vars(cfg), Worlds, Speaks, Machine)
     own |= dict(seed=cfg.seed, horizon=cfg.horizons[-1])
-    asked = tiny_settings(cfg.env).get("clone", {})
-    layers = [("flags", own), (f"environment (TINY of {cfg.env}), clone,", asked)]
-    if cfg.quick:
-        layers.append(("--quick", QUICK["clone"]))
-    config, _ = settle(Clone, layers)
-    return config
+    layers = [("flags", own)]
+    for where, _, asked in settings_for("", cfg.env, cfg.quick):
+        layers.append((f"{where}, clone,", asked))
+    clone, _ = settle(Clone, layers)
+    return clone
 
 
 def check_cloning(cfg):
@@ -300,15 +294,13 @@ def check_cloning(cfg):
     refuse_without_players(load_envs(cfg.env, cfg.data), config_for_run(cfg))
 
 
-def clone_longer(run):
-    """The control: the policy that RL began with, cloned on from the same demonstrations for as
-    many seconds as RL took -> policy. At a quarter of the rate, whose peak would undo what was
-    learned, and in another order."""
-    parallel.say(f"control: cloning on for {run.rl_seconds:.0f} s, without RL")
-    cfg = config_for_run(run.cfg)
-    policy = parallel.load(run.start_model, run.policy.device, cfg)
-    agents = {world.module.NAME: world.agent for world in run.worlds}
-    trajectories = replay(demonstrations_for(cfg), agents)
-    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, cfg.lr / 4, cfg.batch,
-          cfg.micro_tokens, cfg.seed + 1, run.rl_seconds)
+def clone_longer(path, clone, agents, device, seconds):
+    """The control: the policy at `path`, as it was cloned by these settings, cloned on from the
+    same demonstrations for so many seconds -> policy. At a quarter of the rate, whose peak would
+    undo what was learned, and in another order."""
+    parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
+    policy = parallel.load(path, device, clone)
+    trajectories = replay(demonstrations_for(clone), agents)
+    learn(policy, trajectories, [1.0] * len(trajectories), 10**6, clone.lr / 4, clone.batch,
+          clone.micro_tokens, clone.seed + 1, seconds)
     return policy.eval()

@@ -18,7 +18,7 @@ import re
 import time
 from collections import defaultdict
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import before_torch  # noqa: F401  its name says why
@@ -31,14 +31,14 @@ from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, lacks_player, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
-from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
+from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, names_of, parse_flags
+from flags import part_of
 from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
     begun,
     connected,
-    keep_settings,
     model_settings,
     one_sentence,
     open_folder,
@@ -67,7 +67,7 @@ class Config(Plays, Device, Speaks, Worlds):
     @property
     def path(self):
         name = "-".join(os.path.normpath(self.policy or self.model).split(os.sep)[-2:])
-        return self.out or os.path.join("runs", f"{self.suite or self.env}-{name}")
+        return self.out or f"runs/{self.suite or self.env}-{name}"
 
 
 # ---- playing ------------------------------------------------------------------------------------
@@ -111,16 +111,18 @@ def play_of(episode):
     """An episode as it is kept."""
     t = episode.trajectory
     tokenizer = episode.agent.tokenizer
-    conversation = episode.messages         # of an API, which has no tokens
+    # Those of an API, which has no tokens.
+    conversation = episode.messages
     if tokenizer:
         conversation = report.sample_of(t, tokenizer)
     # An original server may not say whether it has understood an action.
-    valid = [turn.valid for turn in t.turns if turn.valid is not None]
-    told = valid or not t.turns
+    told = [turn.valid for turn in t.turns if turn.valid is not None]
+    valid = None
+    if told or not t.turns:
+        valid = sum(told)
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=sum(valid) if told else None, tokens=sum(t.response_mask),
-        conversation=conversation))
+        turns=len(t.turns), valid=valid, tokens=sum(t.response_mask), conversation=conversation))
 
 
 def read_groups(path):
@@ -142,86 +144,90 @@ def task_of(group):
 def figures_of(groups):
     """A row's figures, of the k plays of each task; nan where one is undefined or not known.
     Standard errors are over tasks: samples of one task are not independent."""
+    n = len(groups)
     successes = []
     scores = []
     passed = 0
     plays = []
     for group in groups:
-        won = [play["success"] for play in group]
-        successes.append(sum(won) / len(group))
-        scores.append(sum(play["score"] for play in group) / len(group))
-        passed += any(won)
+        successes.append(total(group, "success") / len(group))
+        scores.append(total(group, "score") / len(group))
+        passed += any(play["success"] for play in group)
         plays += group
-    totals = {}
-    for name in ("turns", "tokens", "valid"):
-        known = [play[name] for play in plays if play[name] is not None]
-        totals[name] = sum(known) if len(known) == len(plays) else math.nan
     success, stderr = mean_and_error(successes)
     score, score_stderr = mean_and_error(scores)
-    turns = totals["turns"]
+    turns = total(plays, "turns")
+    valid = math.nan
+    if turns:
+        valid = total(plays, "valid") / turns
     return dict(
-        n=len(groups), success=success, stderr=stderr, passed=passed / len(groups),
-        score=score, score_stderr=score_stderr, turns=turns / len(plays),
-        tokens=totals["tokens"] / len(plays),
-        valid=totals["valid"] / turns if turns else math.nan)
+        n=n, success=success, stderr=stderr, passed=passed / n, score=score,
+        score_stderr=score_stderr, turns=turns / len(plays),
+        tokens=total(plays, "tokens") / len(plays), valid=valid)
+
+
+def total(plays, name):
+    """The sum of a figure of these plays; nan if it is not known of each."""
+    figures = [play[name] for play in plays]
+    if None in figures:
+        return math.nan
+    return sum(figures)
 
 
 def rows_of(worlds, groups, seed):
-    """The table, a dict for each row: the rows of each environment, and the mean of several. seed:
-    of the random player."""
+    """The table, a dict for each row: of each environment "all", its families if several were
+    played, and the built-in players on the same tasks; the mean of several environments. seed: of
+    the random player."""
     rows = []
+    every = []
     for world in worlds:
-        own = [group for group in groups if group[0]["env"] == world.module.NAME]
-        if own:
-            rows += rows_of_one(world.module, own, world.most_turns, seed)
-    every = [row for row in rows if row["row"] == "all"]
+        module = world.module
+        env = module.NAME
+        own = [group for group in groups if group[0]["env"] == env]
+        if not own:
+            continue
+        title = f"{env}, {world.most_turns} turns"
+        every.append(dict(env=env, row="all", title=title, **figures_of(own)))
+        rows.append(every[-1])
+        for family in module.FAMILIES:
+            part = [group for group in own if module.family(group[0]["task_id"]) == family]
+            if 0 < len(part) < len(own):
+                rows.append(dict(env=env, row=family, title=f"  {family}", **figures_of(part)))
+        how = ""
+        if hasattr(module, "Served"):
+            how += ", our local game"
+        if hasattr(module, "exact_success"):
+            how += " (exact)"
+        for player in ("random", "expert"):
+            tasks = progress([group[0]["task_id"] for group in own], f"{player} player, {env}")
+            success, stderr = builtin_rate(module, player, tasks, world.most_turns, (seed, 0))
+            # NaN: nobody plays so here.
+            if math.isnan(success):
+                continue
+            rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
+                             n=len(own), success=success, stderr=stderr))
     if len(every) > 1:
         n = len(every)
-        success = sum(row["success"] for row in every) / n
         stderr = math.hypot(*(row["stderr"] for row in every)) / n
         rows.append(dict(env="mean", row="all", title="mean over environments", n=n,
-                         success=success, stderr=stderr))
-    return rows
-
-
-def rows_of_one(module, groups, turns, seed):
-    """Of one environment: "all", its families if several were played, and the built-in players on
-    the same tasks."""
-    env = module.NAME
-    rows = [dict(env=env, row="all", title=f"{env}, {turns} turns", **figures_of(groups))]
-    for family in module.FAMILIES:
-        part = [group for group in groups if module.family(group[0]["task_id"]) == family]
-        if 0 < len(part) < len(groups):
-            rows.append(dict(env=env, row=family, title=f"  {family}", **figures_of(part)))
-    how = ""
-    if hasattr(module, "Served"):
-        how += ", our local game"
-    if hasattr(module, "exact_success"):
-        how += " (exact)"
-    for player in ("random", "expert"):
-        tasks = progress([group[0]["task_id"] for group in groups], f"{player} player, {env}")
-        success, stderr = builtin_rate(module, player, tasks, turns, (seed, 0))
-        if math.isnan(success):         # nobody plays so here
-            continue
-        rows.append(dict(env=env, row=f"{player} player", title=f"  {player} player{how}",
-                         n=len(groups), success=success, stderr=stderr))
+                         success=total(every, "success") / n, stderr=stderr))
     return rows
 
 
 COLUMNS = ("success: the final score reaches the environment's threshold; score: the "
            "environment's own, at the end")
+HEAD = "     n  success   ± se {passed:>7}    score    ± se turns tokens valid"
+ROW = ("{title:{width}} {n:5d} {success:8.1%} {stderr:6.1%} {passed:7.1%} {score:8.3f} "
+       "{score_stderr:7.3f} {turns:5.1f} {tokens:6.0f} {valid:5.0%}")
 
 
 def table(rows, k):
     """The rows as text; "-" where a figure is not defined."""
     width = max(len(row["title"]) for row in rows)
-    lines = [f"{'':{width}} {'n':>5} {'success':>8} {'± se':>6} {f'Pass@{k}':>7} {'score':>8} "
-             f"{'± se':>7} {'turns':>5} {'tokens':>6} {'valid':>5}"]
+    lines = [" " * width + HEAD.format(passed=f"Pass@{k}")]
     for row in rows:
-        f = defaultdict(lambda: math.nan, row)
-        lines.append(f"{f['title']:{width}} {f['n']:5d} {f['success']:8.1%} {f['stderr']:6.1%} "
-                     f"{f['passed']:7.1%} {f['score']:8.3f} {f['score_stderr']:7.3f} "
-                     f"{f['turns']:5.1f} {f['tokens']:6.0f} {f['valid']:5.0%}")
+        figures = defaultdict(lambda: math.nan, row, width=width)
+        lines.append(ROW.format_map(figures))
     return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
@@ -262,7 +268,8 @@ def evaluate(cfg, origins=None, elsewhere=None):
     servers = connected(cfg.env_url, modules)
     if cfg.policy:
         play = partial(play_by_itself, player=cfg.policy, k=cfg.k, seed=cfg.seed)
-        servers = nullcontext([None] * len(modules))        # it asks nobody
+        # It asks nobody.
+        servers = nullcontext([None] * len(modules))
     elif elsewhere:
         play = elsewhere(cfg)
     else:
@@ -280,30 +287,32 @@ def evaluate(cfg, origins=None, elsewhere=None):
                 world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
                 ids = choose_tasks(world.module, cfg.split, cfg.n, own)
             tasks += [(world, task) for task in sorted(ids)]
-        folder = open_folder(cfg.path, cfg.resume)
-        keep_settings(folder, cfg, origins or {})
-        groups = play_missing(play, tasks, os.path.join(folder, "trajectories.jsonl"), cfg.seed)
+        folder = open_folder(cfg.path, cfg, origins or {})
+        groups, failures = play_missing(play, tasks, f"{folder}/trajectories.jsonl", cfg.seed)
     if not groups:
-        raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
+        why = [cfg.suite or cfg.env, "no task could be played"] + failures[-1:]
+        raise EnvError(": ".join(why))
     rows = rows_of(worlds, groups, cfg.seed)
     notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
     print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
           f"temperature {cfg.temperature:g}, seed {cfg.seed}")
     print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)]))
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
-    write_json(os.path.join(folder, "results.json"), results)
+    write_json(f"{folder}/results.json", results)
     report.write(folder)
     return results
 
 
 def play_missing(play, tasks, path, seed):
     """Play the tasks that the file at `path` lacks; each is added to it as a line as soon as it is
-    played -> the k plays of all that could be played, by environment and id. EnvError: none."""
+    played -> (the k plays of all that could be played, by environment and id; why others could not,
+    as far as it is known)."""
     groups = read_groups(path)
     done = set(map(task_of, groups))
     places = [place for place, (world, task) in enumerate(tasks)
               if (world.module.NAME, task) not in done]
-    random.Random(seed).shuffle(places)         # all environments are played at once
+    # So that all environments are played at once.
+    random.Random(seed).shuffle(places)
 
     def keep(group):
         groups.append(group)
@@ -311,14 +320,12 @@ def play_missing(play, tasks, path, seed):
             file.write(json.dumps(group) + "\n")
 
     failures = play([tasks[place] for place in places], places, keep)
-    if failures and not groups:
-        raise EnvError(f"no task could be played: {failures[-1]}")
-    return sorted(groups, key=task_of)
+    return sorted(groups, key=task_of), failures
 
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "resume"} | {f.name for f in fields(Plays)}
+MAY_CHANGE = {"out", "resume"} | names_of(Plays)
 
 
 def layers(kind, given):
@@ -328,9 +335,7 @@ def layers(kind, given):
     if given.get("model"):
         where, settings = model_settings(given["model"])
         found.append((where, part_of(settings, Speaks)))
-    if given.get("resume"):
-        found.append(("resumed", begun(kind(**given).path, given, kind, MAY_CHANGE)))
-    return found
+    return found + begun(kind(**given).path, given, kind, MAY_CHANGE)
 
 
 def main(kind=Config, description=__doc__, elsewhere=None):

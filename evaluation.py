@@ -13,18 +13,18 @@ from envs.parts.players import mean_and_error, player_rate
 EVALUATION = 987_654_321
 
 
-def greedy_and_sampled(run, policy):
-    """Play the held-out tasks at the last horizon, at T=0 and at T=1
-    -> ({"greedy": rates, "sampled": rates}, the trajectories at T=1); rates: see `rates_of`. Every
-    evaluation of a run draws the same random numbers."""
-    key = (run.cfg.seed, EVALUATION)
+def greedy_and_sampled(policy, tasks, horizon, seed, max_concurrent):
+    """Play held-out tasks, [(World, id)], at T=0 and at T=1 -> ({"greedy": rates, "sampled":
+    rates}, the trajectories at T=1); rates: see `rates_of`. Every evaluation of a run draws the
+    same random numbers."""
+    worlds = list({world for world, _ in tasks})
     rates = {}
     for how, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        played, _ = rollout.play_tasks(policy, run.eval_tasks, 1, run.cfg.horizons[-1], key,
-                                       temperature, run.cfg.max_concurrent)
-        rates[how] = rates_of(played, run.worlds)
-    parallel.say(f"held out: {rates['greedy']['success']:.1%} greedy, "
-                 f"{rates['sampled']['success']:.1%} at T=1")
+        played, _ = rollout.play_tasks(policy, tasks, 1, horizon, (seed, EVALUATION), temperature,
+                                       max_concurrent)
+        rates[how] = rates_of(played, worlds)
+    said = "held out: {greedy[success]:.1%} greedy, {sampled[success]:.1%} at T=1"
+    parallel.say(said.format_map(rates))
     return rates, played
 
 
@@ -32,18 +32,19 @@ def rates_of(played, worlds):
     """-> {"success": mean over these trajectories, "stderr", "n", "parts"}. parts: the success in
     each environment or, of a single one, in each family of tasks."""
     success, error = mean_and_error([t.success for t in played])
-    parts = [t.env for t in played]
+    family = None
     if len(worlds) == 1:
-        parts = [worlds[0].module.family(t.task_id) for t in played]
+        family = worlds[0].module.family
     return dict(success=success, stderr=error, n=len(played),
-                parts=means(played, "success", parts))
+                parts=means(played, "success", family))
 
 
-def means(played, name, parts):
-    """{part: mean of this figure over its trajectories}, in the order of the alphabet. parts: which
-    part each trajectory belongs to."""
+def means(played, name, family=None):
+    """{part: mean of this figure over its trajectories}, in the order of the alphabet. The parts
+    are environments or, with `family` (task id -> its name), families of tasks."""
     figures = defaultdict(list)
-    for t, part in zip(played, parts):
+    for t in played:
+        part = family(t.task_id) if family else t.env
         figures[part].append(getattr(t, name))
     means = {}
     for part in sorted(figures):
@@ -59,4 +60,4 @@ def players_of(tasks, horizon):
     worlds = []
     for world, own in ids.items():
         worlds.append((world.module, own, min(horizon, world.most_turns)))
-    return {who: player_rate(who, worlds) for who in ("random", "expert")}
+    return dict(random=player_rate("random", worlds), expert=player_rate("expert", worlds))

@@ -25,6 +25,7 @@ def bounded(number, words, fits):
         if not fits(value):
             raise argparse.ArgumentTypeError(f"{text}: expected {words}")
         return value
+    # argparse tells it, if the text is no number.
     read.__name__ = number.__name__
     return Annotated[number, read, words]
 
@@ -97,17 +98,19 @@ def parse_flags(kind, argv=None, description="", layers=None):
     types = get_type_hints(kind, include_extras=True)
     group = parser
     for setting in fields(kind):
-        if setting.metadata.get("heading"):
-            group = parser.add_argument_group(setting.metadata["heading"])
+        heading = setting.metadata.get("heading")
+        if heading:
+            group = parser.add_argument_group(heading)
         add_flag(group, setting, types[setting.name])
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = ["--" + setting.name.replace("_", "-") for setting in fields(kind)]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}"
                      + did_you_mean([word.partition("=")[0] for word in unknown], known))
-    given = vars(given)
-    asked = layers(kind, given) if layers else []
-    return settle(kind, [*asked, ("flags", given)])
+    found = [("flags", vars(given))]
+    if layers:
+        found = layers(kind, vars(given)) + found
+    return settle(kind, found)
 
 
 def did_you_mean(words, known):
@@ -121,20 +124,21 @@ def did_you_mean(words, known):
 
 def add_flag(group, setting, kind):
     """Add a field, whose type is `kind`, to a group of the parser."""
-    about = f"{setting.metadata.get('help', '')} [{setting.default}]".replace("%", "%%")
     choices = setting.metadata.get("choices")
+    allowed = f"{setting.default}"
     if choices:
-        how = dict(choices=list(choices), metavar=" | ".join(choices))
+        how = dict(choices=choices, metavar=" | ".join(choices))
     elif kind is bool:
         how = dict(action=argparse.BooleanOptionalAction)
     elif kind is tuple:
         how = dict(type=integers, metavar="int,int")
     elif get_args(kind):
-        number, read, words = get_args(kind)
-        how = dict(type=read, metavar=number.__name__)
-        about = about[:-1] + f"; {words}]"
+        _, read, words = get_args(kind)
+        how = dict(type=read, metavar=read.__name__)
+        allowed += f"; {words}"
     else:
         how = dict(type=kind, metavar=kind.__name__)
+    about = f"{setting.metadata.get('help', '')} [{allowed}]".replace("%", "%%")
     group.add_argument("--" + setting.name.replace("_", "-"), help=about, **how)
 
 
@@ -145,12 +149,11 @@ def integers(text):
 def settle(kind, layers):
     """Layers of settings, [(where, {name: value})], the weakest first -> (a `kind`, {name: the last
     `where`}). ValueError: one has a name that is no setting of `kind`."""
-    known = {setting.name for setting in fields(kind)}
-    values, origins = {}, {}
+    values = {}
+    origins = {}
     for where, settings in layers:
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"{where} has {name!r}, which is no setting: misspelt?")
+        for name in settings.keys() - names_of(kind):
+            raise ValueError(f"{where} has {name!r}, which is no setting: misspelt?")
         values |= settings
         origins |= dict.fromkeys(settings, where)
     return kind(**values), origins
@@ -160,19 +163,23 @@ def told(settings, origins):
     """Which settings are not their fields' defaults, a paragraph for each place that they are
     from. origins: see `settle`."""
     groups = {}
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        if value != setting.default:
-            where = origins.get(setting.name, "set")
-            groups.setdefault(where, []).append(f"{setting.name}={value}")
+    for name, value in vars(settings).items():
+        if value != getattr(type(settings), name):
+            where = origins.get(name, "set")
+            groups.setdefault(where, f"    {where}:")
+            groups[where] += f" {name}={value}"
     lines = []
-    for where, group in groups.items():
-        lines += textwrap.wrap(f"    {where}: " + " ".join(group), 100, break_on_hyphens=False,
-                               subsequent_indent=" " * 8)
+    for text in groups.values():
+        lines += textwrap.wrap(text, 100, break_on_hyphens=False, subsequent_indent=" " * 8)
     return "\n".join(lines)
+
+
+def names_of(*kinds):
+    """The names of all fields of these dataclasses."""
+    return {setting.name for kind in kinds for setting in fields(kind)}
 
 
 def part_of(settings, *kinds):
     """Those of the settings, {name: value}, that are fields of these dataclasses."""
-    names = {setting.name for kind in kinds for setting in fields(kind)}
+    names = names_of(*kinds)
     return {name: value for name, value in settings.items() if name in names}

@@ -4,9 +4,7 @@ train.py calls `record` after each step, agentevol.py `record_iteration`; nothin
 is learned. docs/metrics.md says of each figure what it is and when it is healthy.
 """
 import math
-import os
-import sys
-import time
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +46,16 @@ def describe(policy, step):
 
 def evaluate(run):
     """Measure the policy as it is after run.step steps, for the table and the page."""
-    rates, sampled = greedy_and_sampled(run, run.policy)
+    cfg = run.cfg
+    rates, sampled = greedy_and_sampled(run.policy, run.eval_tasks, cfg.horizons[-1], cfg.seed,
+                                        cfg.max_concurrent)
     run.evaluations.append((run.step, rates))
     shown = not any(lacks_player(module, "expert") for module in run.modules.values())
     hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model, shown)
     if hopeless:
         parallel.say(hopeless)
     write_samples(run, run.step, "test", sampled, 1, 1.0)
-    write_results(run)
+    write_result(run.folder, run.result)
 
 
 def nothing_to_learn(sampled, env, model, shown=True):
@@ -85,20 +85,18 @@ def record(run, outcome):
         write_samples(run, run.step, "train", shown, cfg.group_size, cfg.temperature,
                       outcome.batch)
     if run.step == 0:
-        so_far = time.perf_counter() - run.began
         # Evaluations take a tenth more.
-        total = so_far + 1.1 * (cfg.steps - 1) * outcome.seconds
+        total = run.seconds + 1.1 * (cfg.steps - 1) * outcome.seconds
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
 
-    named = {signal for _, signal, _ in run.warnings}
     for signal, sentence in collapse_warnings(run.history):
+        named = [signal for _, signal, _ in run.warnings]
         if signal in named:
             continue
-        named.add(signal)
         last = last_checkpoint(run.folder) or run.start_model
-        advice = f"Go on at a third of the rate: --lr {cfg.lr / 3:.2g} --model {last}"
-        run.warnings.append((run.step, signal, f"{sentence} {advice}"))
-        parallel.say(f"WARNING at step {run.step}: {sentence} {advice}")
+        sentence += f" Go on at a third of the rate: --lr {cfg.lr / 3:.2g} --model {last}"
+        run.warnings.append((run.step, signal, sentence))
+        parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -113,11 +111,10 @@ def record_iteration(run, explored, kept, stats, seconds):
     run.history.append(line)
     run.append("metrics.jsonl", [line])
     write_samples(run, step, "train", explored, 1, run.cfg.temperature)
-    text = (f"iteration {run.step} | explored {len(explored)} | success {success:.1%} "
-            f"| kept {len(kept)} | {seconds:.0f} s")
+    text = "explored {explored} | success {success:.1%} | kept {kept} | {seconds:.0f} s"
     if stats.dropped:
-        text += f" | dropped {stats.dropped}"
-    parallel.say(text)
+        text += " | dropped {dropped}"
+    parallel.say(f"iteration {run.step} | {text.format_map(line)}")
 
 
 # ---- a step's figures ---------------------------------------------------------------------------
@@ -126,22 +123,19 @@ def measure(run, outcome):
     """A step's figures, {name: number}: docs/metrics.md has a row for each."""
     played = outcome.played
     stats = outcome.stats
-    trained_tokens = 0
-    trained = dict(trained=0)
-    if outcome.batch:
-        trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
-        trained = of_batch(outcome.batch)
     line = dict(
         step=run.step, horizon=outcome.horizon,
-        random=run.players["random"]["success"],
-        **of_trajectories(played, run.cfg.group_size),
-        **outcome.figures,
-        **trained,
-        dropped=stats.dropped, pages=stats.pages, preempted=stats.preempted,
-        **speeds(played, stats, outcome.seconds, trained_tokens))
+        random=run.players["random"]["success"], trained=0,
+        dropped=stats.dropped, pages=stats.pages, preempted=stats.preempted)
+    line |= of_trajectories(played, run.cfg.group_size) | outcome.figures
+    trained_tokens = 0
+    if outcome.batch:
+        trained_tokens = run.cfg.epochs * int((outcome.batch.token_ids >= 0).sum())
+        line |= of_batch(outcome.batch)
+    line |= speeds(played, stats, outcome.seconds, trained_tokens)
     if len(run.worlds) > 1:
         for name in ("success", "reward"):
-            for env, mean in means(played, name, [t.env for t in played]).items():
+            for env, mean in means(played, name).items():
                 line[f"{name}_{env}"] = mean
     return line
 
@@ -151,25 +145,32 @@ def of_trajectories(played, group_size):
     n = len(played)
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, group_size)
-    turns = []
-    sampled = []            # the token ids of each reply
+    counts = Counter()
+    # Of the turns of which somebody says it, and the token ids of each reply.
+    valid = []
+    sampled = []
     for t in played:
-        turns += t.turns
-        sampled += [t.token_ids[turn.start:turn.end] for turn in t.turns]
-    told = [turn.valid for turn in turns if turn.valid is not None]
+        counts["success"] += t.success
+        counts[t.truncated] += 1
+        for turn in t.turns:
+            sampled.append(t.token_ids[turn.start:turn.end])
+            counts["cut"] += turn.cut
+            if turn.valid is not None:
+                valid.append(turn.valid)
+    turns = len(sampled)
     return dict(
         trajectories=n,
         reward=rewards.mean().item(),
-        success=sum(t.success for t in played) / n,
+        success=counts["success"] / n,
         reward_std=spread.mean().item(),
         constant_groups=(spread <= 1e-6).float().mean().item(),
-        valid=mean_and_error(told)[0],          # NaN if nobody says
-        turns=len(turns) / n,
-        cut_thoughts=sum(turn.cut for turn in turns) / max(len(turns), 1),
-        response_length=sum(map(len, sampled)) / max(len(turns), 1),
+        valid=mean_and_error(valid)[0],
+        turns=turns / n,
+        cut_thoughts=counts["cut"] / max(turns, 1),
+        response_length=sum(map(len, sampled)) / max(turns, 1),
         distinct_3gram=distinct_ngrams(sampled),
-        truncated=sum(t.truncated != "" for t in played) / n,
-        out_of_context=sum(t.truncated == "context" for t in played) / n)
+        truncated=(n - counts[""]) / n,
+        out_of_context=counts["context"] / n)
 
 
 def of_batch(batch):
@@ -196,9 +197,7 @@ def speeds(played, stats, seconds, trained_tokens):
     update = seconds - rollout
     forwarded = stats.tokens["prefill"] + stats.tokens["decode"]
     figures = dict(
-        seconds=seconds,
-        seconds_rollout=rollout,
-        seconds_update=update,
+        seconds=seconds, seconds_rollout=rollout, seconds_update=update,
         rollout_tokens=forwarded,
         tokens_per_second=sum(len(t.token_ids) for t in played) / seconds,
         rollout_tokens_per_second=forwarded / rollout,
@@ -221,54 +220,60 @@ def distinct_ngrams(token_lists, n=3):
 
 def log_line(m):
     """The line of metrics `m` for a person: what is rare stands in a second line."""
+    line = ("step {step:4d} | turns {turns:4.1f} of {horizon} | reward {reward:5.2f} | success "
+            "{success:4.0%}").format_map(m)
     # Not every environment has a random player.
-    beside = "" if math.isnan(m["random"]) else f" (random {m['random']:.0%})"
-    line = (f"step {m['step']:4d} | turns {m['turns']:4.1f} of {m['horizon']} | reward "
-            f"{m['reward']:5.2f} | success {m['success']:4.0%}{beside} "
-            f"| entropy {m['entropy']:.2f} | {m['tokens_per_second']:.0f} tok/s")
+    if not math.isnan(m["random"]):
+        line += f" (random {m['random']:.0%})"
+    line += " | entropy {entropy:.2f} | {tokens_per_second:.0f} tok/s".format_map(m)
     rare = []
     for name in ("dropped", "skipped", "preempted"):
         if m[name] > 0:
             rare.append(f"{name} {m[name]}")
     if m["cut_thoughts"] > 0:
-        rare.append(f"cut_thoughts {m['cut_thoughts']:.0%}")
+        rare.append("cut_thoughts {cut_thoughts:.0%}")
     if m["valid"] < 0.5:
-        rare.append(f"valid {m['valid']:.0%}")
+        rare.append("valid {valid:.0%}")
     if m["kl"] > 0.05:
-        rare.append(f"kl {m['kl']:.2f}")
+        rare.append("kl {kl:.2f}")
     if rare:
-        line += f"\n          {', '.join(rare)}"
+        line += "\n          " + ", ".join(rare).format_map(m)
     return line
 
 
 # ---- sampled episodes ---------------------------------------------------------------------------
 
-# What a sample tells of each token as the update had it, where the learning rule has it.
-OF_THE_UPDATE = ("response_mask", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-                 "token_rewards", "values", "returns", "advantages", "weights")
+# What a sample tells of each token: as the update had it, where the learning rule has it; the ratio
+# pi / pi_old and the entropy of pi, the policy as it now is.
+SHOWN = ("response_mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "token_rewards",
+         "values", "returns", "advantages", "weights", "ratios", "entropies")
 
 
 def write_samples(run, step, split, trajectories, group_size, temperature, batch=None):
-    """Add 16 episodes to samples.jsonl, or two whole groups, with what is known of each token: as
-    their batch has it; the ratio pi / pi_old and the entropy of pi, the policy as it now is."""
+    """Add 16 episodes to samples.jsonl, or two whole groups, with what is known of each token:
+    SHOWN. batch: of all trajectories, if they were trained on."""
     rows = rows_to_show(trajectories, group_size)
     if not rows:
         return
+    agents = run.agents
     shown = [trajectories[row] for row in rows]
-    batch = batch.rows(rows) if batch else to_batch(shown, run.policy.device)
+    if batch:
+        batch = batch.rows(rows)
+    else:
+        batch = to_batch(shown, run.policy.device)
     logprobs, entropies = on_all_rows(run.policy.logprobs_and_entropy, batch,
                                       run.cfg.micro_tokens, temperature or 1)
-    columns = {name: getattr(batch, name) for name in OF_THE_UPDATE}
+    ratios = (logprobs - batch.old_logprobs).exp()
+    columns = vars(batch) | dict(ratios=ratios, entropies=entropies)
     if batch.paid is not None:
         columns["token_rewards"] = batch.paid
-    columns |= dict(ratios=(logprobs - batch.old_logprobs).exp(), entropies=entropies)
     lines = []
     for row, t in enumerate(shown):
-        line = dict(step=step, split=split, family=run.modules[t.env].family(t.task_id))
-        line |= report.sample_of(t, run.worlds[0].agent.tokenizer)
-        for name, column in columns.items():
-            if column is not None:
-                figures = column[row, :len(t.token_ids)].double()
+        line = dict(step=step, split=split, family=agents[t.env].module.family(t.task_id))
+        line |= report.sample_of(t, agents[t.env].tokenizer)
+        for name in SHOWN:
+            if columns[name] is not None:
+                figures = columns[name][row, :len(t.token_ids)].double()
                 line[name] = figures.round(decimals=3).tolist()
         lines.append(line)
     run.append("samples.jsonl", lines)
@@ -277,7 +282,8 @@ def write_samples(run, step, split, trajectories, group_size, temperature, batch
 def rows_to_show(trajectories, group_size):
     """Which of them: whole groups, as many as hold 16 episodes but at least two, from all over the
     list; without episodes of no turn, whose prompt did not fit."""
-    groups = range(0, len(trajectories), group_size)        # the first row of each
+    # The first row of each group.
+    groups = range(0, len(trajectories), group_size)
     count = max(2, 16 // group_size)
     stride = max(1, len(groups) // count)
     rows = []
@@ -288,56 +294,43 @@ def rows_to_show(trajectories, group_size):
 
 # ---- the end ------------------------------------------------------------------------------------
 
-def write_results(run):
-    """result.json, as far as the run has come, and its page -> what result.json holds."""
-    seconds = time.perf_counter() - run.began
-    result = with_nulls(dict(
-        env=run.cfg.env, algo=run.cfg.algo, seed=run.cfg.seed, steps=run.step,
-        seconds=round(seconds, 1), rl_seconds=round(run.rl_seconds, 1), command=sys.argv,
-        warnings=run.warnings, players=run.players, evaluations=run.evaluations,
-        control=run.control))
+def write_result(folder, result):
+    """result.json and the run's page. result: see Run.result."""
     if parallel.rank() == 0:
-        write_json(os.path.join(run.folder, "result.json"), result)
-        report.write(run.folder)
-    return result
+        write_json(f"{folder}/result.json", with_nulls(result))
+        report.write(folder)
 
 
-def final_table(run):
-    """The table at the end, result.json and the page."""
-    cfg = run.cfg
-    result = write_results(run)
-    lines = [f"held-out tasks of {cfg.env}, horizon {cfg.horizons[-1]}, seed {cfg.seed}, "
-             f"{run.step} steps of {cfg.algo}, {result['seconds']:.0f} s in all",
-             f"{'success':32} {'greedy':>7} {'± se':>6} {'T=1':>7} {'± se':>6} {'n':>4}"]
-    lines += rows_of_policy("before", run.evaluations[0][1])
-    lines += rows_of_policy(f"after {cfg.algo}", run.evaluations[-1][1])
-    if run.control:
-        lines += rows_of_policy("control: more cloning instead", run.control)
-    for who, rate in run.players.items():
-        if math.isnan(rate["success"]):         # nobody plays so here
+HEAD = "success                           greedy   ± se     T=1   ± se    n"
+ROW = ("{title:32} {greedy[success]:7.1%} {greedy[stderr]:6.1%} {sampled[success]:7.1%} "
+       "{sampled[stderr]:6.1%} {greedy[n]:4d}")
+PLAYER_ROW = "{title:32} {success:7.1%} {stderr:6.1%} {n:19d}"
+
+
+def final_table(folder, result, horizon, local_game):
+    """The table at the end, result.json and the page. local_game: the built-in players played
+    another game than the policy did."""
+    write_result(folder, result)
+    about = ("held-out tasks of {env}, horizon {horizon}, seed {seed}, {steps} steps of {algo}, "
+             "{seconds:.0f} s in all")
+    lines = [about.format(horizon=horizon, **result), HEAD]
+    evaluations = result["evaluations"]
+    policies = {"before": evaluations[0][1], f"after {result['algo']}": evaluations[-1][1]}
+    if result["control"]:
+        policies["control: more cloning instead"] = result["control"]
+    for title, rates in policies.items():
+        lines.append(ROW.format(title=title, **rates))
+        parts = rates["greedy"]["parts"]
+        if 1 < len(parts) <= 6:
+            shares = [f"{part} {share:.0%}" for part, share in parts.items()]
+            lines.append("    greedy: " + ", ".join(shares))
+    for who, rate in result["players"].items():
+        # Nobody plays so here.
+        if math.isnan(rate["success"]):
             continue
         title = f"{who} player"
-        if hasattr(run.worlds[0].module, "Served"):
+        if local_game:
             title += ", our local game"
-        lines.append(table_row(title, rate))
-    lines.append(f"{run.folder}: report.html, step_{run.step}/")
-    if getattr(cfg, "quick", False):
-        lines.append(f"This was a taste (--quick): {cfg.steps} steps, judged by {cfg.eval_tasks} "
-                     "tasks. For a result leave --quick out.")
+        lines.append(PLAYER_ROW.format(title=title, **rate))
+    lines.append(f"{folder}: report.html, step_{result['steps']}/")
     parallel.say("\n".join(lines))
-
-
-def rows_of_policy(title, rates):
-    """A row of the table, and if they are few a line with the success in each part."""
-    lines = [table_row(title, rates["greedy"], rates["sampled"])]
-    parts = rates["greedy"]["parts"]
-    if 1 < len(parts) <= 6:
-        shares = [f"{part} {share:.0%}" for part, share in parts.items()]
-        lines.append("    greedy: " + ", ".join(shares))
-    return lines
-
-
-def table_row(title, *rates):
-    """A row of the table: of a policy greedy and sampled, of a player one rate."""
-    shares = " ".join(f"{rate['success']:7.1%} {rate['stderr']:6.1%}" for rate in rates)
-    return f"{title:32} {shares:29} {rates[0]['n']:4d}"

@@ -33,47 +33,48 @@ def echo_trap_signals(history, window, solved, falling, rising):
     falls, entropy leaves its smooth decay, gradients spike, texts repeat, in this order usually.
     What was not measured is NaN, and no comparison with NaN is true."""
     stuck = not solved and not rising
-    std = moving_mean(history, "reward_std", window)
-    entropy = moving_mean(history, "entropy", window)
-    valid = moving_mean(history, "valid", window)
-    distinct = moving_mean(history, "distinct_3gram", window)
-    length = moving_mean(history, "response_length", window)
-
-    expected = std[0] * shrinkage(history, window)
+    std, std_now = ends(history, window, "reward_std")
     share = 0.7 if falling else 0.5
-    before = entropy[-1 - window]
+    expected = std * shrinkage(history, window)
+    entropy = moving_mean(history, "entropy", window)
+    entropy_before = entropy[-1 - window]
+    entropy_now = entropy[-1]
     low = min(filter(math.isfinite, entropy[:-window]), default=math.nan)
     high = max(1.5 * low, low + 0.2 * entropy[0])
-    norm = mean_of(history[-window:], "grad_norm")
-    usual_norm = mean_of(history[:-window], "grad_norm", statistics.median)
-    changed = length[-1] < 0.5 * length[0] or length[-1] > 2 * length[0]
+    valid = max(moving_mean(history, "valid", window))
+    _, valid_now = ends(history, window, "valid")
+    distinct, distinct_now = ends(history, window, "distinct_3gram")
+    norm = mean_of(history[:-window], "grad_norm", statistics.median)
+    _, norm_now = ends(history, window, "grad_norm")
+    length, length_now = ends(history, window, "response_length")
+    changed = length_now < 0.5 * length or length_now > 2 * length
     return [
         ("reward_std",
-         std[0], std[-1],
-         stuck and std[-1] < share * expected,
+         std, std_now,
+         stuck and std_now < share * expected,
          "echo trap: the tries at a task earn the same, little but noise is left to learn from"),
         ("entropy",
-         before, entropy[-1],
-         stuck and entropy[-1] < 0.5 * before,
+         entropy_before, entropy_now,
+         stuck and entropy_now < 0.5 * entropy_before,
          "echo trap: entropy leaves its smooth decay downwards"),
         ("entropy",
-         low, entropy[-1],
-         stuck and entropy[-1] > high,
+         low, entropy_now,
+         stuck and entropy_now > high,
          "echo trap: entropy leaves its smooth decay upwards, towards gibberish"),
         ("valid",
-         max(valid), valid[-1],
-         stuck and valid[-1] < max(valid) - 0.1,
+         valid, valid_now,
+         stuck and valid_now < valid - 0.1,
          "the policy forgets how actions are written"),
         ("distinct_3gram",
-         distinct[0], distinct[-1],
-         stuck and distinct[-1] < 0.5 * distinct[0],
+         distinct, distinct_now,
+         stuck and distinct_now < 0.5 * distinct,
          "echo trap: the texts repeat themselves"),
         ("grad_norm",
-         usual_norm, norm,
-         not solved and norm > 5 * usual_norm,
+         norm, norm_now,
+         not solved and norm_now > 5 * norm,
          "echo trap: the gradient spikes, and few runs recover: go back to a checkpoint"),
         ("response_length",
-         length[0], length[-1],
+         length, length_now,
          falling and changed,
          "echo trap: the answers shrink or swell")]
 
@@ -81,11 +82,17 @@ def echo_trap_signals(history, window, solved, falling, rising):
 def shrinkage(history, window):
     """How much of the first in-group std may be left because more tasks are solved: returns of 0 or
     1 with the mean p have a std of at most sqrt(p (1 - p)), which falls as p nears 1."""
-    success = moving_mean(history, "success", window)
-    if success[-1] > success[0]:
-        first, last = (math.sqrt(max(p * (1 - p), 1e-6)) for p in (success[0], success[-1]))
-        return min(1, last / first)
-    return 1
+    success, success_now = ends(history, window, "success")
+    if success_now <= success:
+        return 1
+    most = math.sqrt(max(success * (1 - success), 1e-6))
+    most_now = math.sqrt(max(success_now * (1 - success_now), 1e-6))
+    return min(1, most_now / most)
+
+
+def ends(history, window, name):
+    """mean_of a column over the first and over the last `window` steps."""
+    return mean_of(history[:window], name), mean_of(history[-window:], name)
 
 
 def moving_mean(history, name, window):

@@ -11,6 +11,7 @@ import gzip
 import json
 import signal
 from argparse import ArgumentParser, RawTextHelpFormatter
+from collections import defaultdict
 from pathlib import Path
 
 
@@ -28,9 +29,10 @@ def write(*folders):
     packed = base64.b64encode(gzip.compress(data.encode(), 5)).decode()
     page = (here / "docs/report_page.html").read_text().replace("PACKED", packed)
 
-    path = Path(folders[0], "report.html")
+    folder = Path(folders[0])
     if len(folders) > 1:
-        path = Path(folders[0]).parent / "report.html"
+        folder = folder.parent
+    path = folder / "report.html"
     path.write_text(page)
     return path
 
@@ -55,31 +57,32 @@ def token_texts(token_ids, tokenizer):
         text = tokenizer.decode(held, skip_special_tokens=False)[start:]
         # It ends within a character, of which there are at most four tokens.
         if text.endswith("\ufffd") and len(held) < 5:
-            texts.append("")
-            continue
+            text = ""
+        else:
+            held = [0]
         texts.append(text)
-        held = [0]
     return texts
 
 
 def text_of(sample):
     """The episode as text; what the policy sampled stands between ⟦ and ⟧."""
-    texts = [*sample["texts"], ""]
-    marks = [""] * len(texts)               # what is written before each token, and at the end
+    # What is written before each token, and at the end.
+    marks = defaultdict(str)
     for turn in sample["turns"]:
-        end = turn["end"]
         marks[turn["start"]] += "⟦"
-        marks[end] += f"⟧ (reward {turn['reward']:g}"
+        end = "⟧ (reward {reward:g})"
         if turn["valid"] is False:
-            marks[end] += ", not understood"
-        marks[end] += ")"
+            end = "⟧ (reward {reward:g}, not understood)"
+        marks[turn["end"]] += end.format_map(turn)
     for start in sample["contexts"][1:]:
         marks[start] += "\n--- a context of its own:\n"
-    text = "".join(mark + text for mark, text in zip(marks, texts))
-    how = "{env} {task_id}: return {reward:g}, score {score:g}".format_map(sample)
+    text = ""
+    for place, piece in enumerate([*sample["texts"], ""]):
+        text += marks[place] + piece
+    how = "\n[{env} {task_id}: return {reward:g}, score {score:g}, truncated: {truncated}]"
     if sample["done"]:
-        return f"{text}\n[{how}, done]"
-    return f"{text}\n[{how}, truncated: {sample['truncated']}]"
+        how = "\n[{env} {task_id}: return {reward:g}, score {score:g}, done]"
+    return text + how.format_map(sample)
 
 
 def main(argv=None):
@@ -102,7 +105,7 @@ def print_samples(path, step):
     for line in path.open():
         sample = json.loads(line)
         if step in (None, sample["step"]):
-            print(f"---- step {sample['step']}, {sample['split']} ----")
+            print("---- step {step}, {split} ----".format_map(sample))
             print(text_of(sample))
 
 

@@ -13,6 +13,7 @@ another run. A checkpoint is whole because it was written aside, synced and rena
 """
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ from env_server import local_server
 from envs import as_flag, load_env
 from episode import World
 from evaluation import players_of
-from flags import part_of, told
+from flags import names_of, part_of, told
 from lora import adapters, base_of, save_adapters, tokenizer_path
 from policy import from_pretrained, longest_text, parameters_of
 
@@ -57,7 +58,7 @@ class Run:
     critic: object = None         # a transformer of its own (--critic own)
     optimizer: object = None      # of the policy and that critic
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
-    began: float = 0.0            # when the process began, by time.perf_counter
+    began: float = 0.0            # when this process began, by time.perf_counter
     ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
     control: dict = None          # the control's rates
     step: int = 0                 # the next one
@@ -65,6 +66,7 @@ class Run:
     evaluations: list = field(default_factory=list)     # [(step, rates)]: metrics.evaluate
     warnings: list = field(default_factory=list)        # [(step, signal, sentence)]
     written: dict = field(default_factory=dict)         # {name of a growing file: its bytes}
+    earlier: float = 0.0                                # seconds of the processes before a resume
 
     @property
     def valuer(self):
@@ -82,9 +84,9 @@ class Run:
         return models
 
     @property
-    def modules(self):
-        """{name: the environment's file, or what its data make of it}."""
-        return {world.module.NAME: world.module for world in self.worlds}
+    def agents(self):
+        """{name of an environment: how the policy speaks there}."""
+        return {world.module.NAME: world.agent for world in self.worlds}
 
     @functools.cached_property
     def players(self):
@@ -93,16 +95,30 @@ class Run:
         return players_of(self.eval_tasks, self.cfg.horizons[-1])
 
     @property
+    def seconds(self):
+        """Of the whole run so far, those before a resume included."""
+        return self.earlier + time.perf_counter() - self.began
+
+    @property
     def rl_seconds(self):
         """Of all steps so far, those before a resume included."""
         return sum(line["seconds"] for line in self.history)
+
+    @property
+    def result(self):
+        """What result.json holds, as far as the run has come."""
+        return dict(
+            env=self.cfg.env, algo=self.cfg.algo, seed=self.cfg.seed, steps=self.step,
+            seconds=round(self.seconds, 1), rl_seconds=round(self.rl_seconds, 1), command=sys.argv,
+            warnings=self.warnings, players=self.players, evaluations=self.evaluations,
+            control=self.control)
 
     def append(self, name, lines):
         """Add lines of JSON to a file of the folder, null for numbers that are not finite. What a
         killed run wrote after its last checkpoint is played again, so it is cut off."""
         if parallel.rank() != 0:
             return
-        with open(os.path.join(self.folder, name), "a") as file:
+        with Path(self.folder, name).open("a") as file:
             file.truncate(min(file.tell(), self.written.get(name, 0)))
             for line in lines:
                 file.write(json.dumps(with_nulls(line)) + "\n")
@@ -132,8 +148,13 @@ def open_worlds(policy, path, modules, clients, speaks):
     tokenizer = None
     if policy:
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
-        settings["max_context"] = longest_context(policy, path, speaks.max_context)
-        ends = policy.model.generation_config.eos_token_id        # None, an id, or several
+        most = longest_text(policy.config)
+        if settings["max_context"] > most:
+            parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is "
+                         f"{most}")
+            settings["max_context"] = most
+        # None, an id, or several.
+        ends = policy.model.generation_config.eos_token_id
         settings["stop_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
     worlds = []
     for module, client in zip(modules, clients, strict=True):
@@ -143,23 +164,13 @@ def open_worlds(policy, path, modules, clients, speaks):
     return worlds
 
 
-def longest_context(policy, path, max_context):
-    """max_context, or the length that the policy was made for, if that is less."""
-    most = longest_text(policy.config)
-    if max_context <= most:
-        return max_context
-    parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is {most}")
-    return most
-
-
 def both_splits(worlds, families, n, seen=()):
     """The tasks of these families -> ({world: ids of its training tasks}, [(world, id) of n
     held-out tasks, 0: all]). Training tasks (env, id) that were `seen` are left out, if others are
     there. ValueError."""
-    counts = [0] * len(worlds)
-    if n:
-        counts = shares_of(n, len(worlds))
-    tasks, eval_tasks = {}, []
+    counts = shares_of(n, len(worlds)) if n else [0] * len(worlds)
+    tasks = {}
+    eval_tasks = []
     each = families_of([world.module for world in worlds], families)
     for world, own, count in zip(worlds, each, counts):
         every = choose_tasks(world.module, "train", 0, own)
@@ -179,7 +190,8 @@ def one_sentence(script):
         if sys.flags.dev_mode:
             place = f" {inspect.trace()[-1][1:4]}"
         sys.exit(f"{script}: {error}{place}")
-    except dcp.CheckpointException as error:        # of the ranks that could not write or read
+    # It holds the errors of the ranks that could not write or read.
+    except dcp.CheckpointException as error:
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
     except torch.OutOfMemoryError as error:
         sys.exit(f"{script}: {error}\n`python recipes/plan.py` with the run's flags tells what "
@@ -191,36 +203,32 @@ def one_sentence(script):
 def new_folder(path):
     """Make a folder -> its name: `path` or, if that is there, path-2, path-3, ... Making it is the
     lock: nothing is ever overwritten."""
-    path = os.path.normpath(path)           # x/ is x, and the next is not x/-2
-    folder, number = path, 1
-    while True:
+    # x/ is x, and the next is not x/-2.
+    path = folder = os.path.normpath(path)
+    for number in itertools.count(2):
         try:
             os.makedirs(folder)
             break
         except FileExistsError:
-            number += 1
             folder = f"{path}-{number}"
     if folder != path:
         parallel.say(f"{path} is there: the folder of this run is {folder}; --resume needs that")
     return folder
 
 
-def open_folder(path, resume):
-    """Make the folder of a run, a new one or with `resume` the one that is there -> its name."""
-    folder = path if resume else parallel.by_first(new_folder, path)
-    if not os.path.exists(folder):
+def open_folder(path, settings, origins):
+    """Make the folder of a run, a new one or with settings.resume the one that is there, write its
+    config.json, print which settings are not their fields' defaults and where they are from (see
+    flags.settle) -> its name."""
+    folder = path
+    if not settings.resume:
+        folder = parallel.by_first(new_folder, path)
+    elif not os.path.exists(folder):
         parallel.say(f"--resume: {folder} is not there, so it begins")
-    if parallel.rank() == 0:
-        os.makedirs(folder, exist_ok=True)
-    return folder
-
-
-def keep_settings(folder, settings, origins):
-    """Write a run's config.json, and print which settings are not their fields' defaults, with the
-    places that they are from: see flags.settle."""
-    if parallel.rank() == 0:
-        write_json(os.path.join(folder, "config.json"), asdict(settings))
+    os.makedirs(folder, exist_ok=True)
+    write_json(f"{folder}/config.json", vars(settings))
     parallel.say(f"{folder}\n{told(settings, origins)}")
+    return folder
 
 
 def with_nulls(value):
@@ -229,7 +237,9 @@ def with_nulls(value):
 
 
 def write_json(path, content):
-    """Aside, on the disk, then renamed: a full disk leaves the file that was there."""
+    """By rank 0: aside, on the disk, then renamed: a full disk leaves the file that was there."""
+    if parallel.rank() != 0:
+        return
     aside = f"{path}.part"
     with open(aside, "w") as file:
         json.dump(content, file, indent=1)
@@ -251,7 +261,8 @@ def written_whole(folder):
     and gets its name: a killed run leaves no half of it."""
     aside = Path(f"{folder}.part")
     if parallel.rank() == 0:
-        shutil.rmtree(aside, ignore_errors=True)        # of a killed run
+        # A killed run may have left one.
+        shutil.rmtree(aside, ignore_errors=True)
     parallel.wait_for_all()
     yield aside
     parallel.wait_for_all()
@@ -271,23 +282,11 @@ def checkpoints(folder):
 
 def full_weights(policy):
     """{name: tensor}, whole and on the CPU, without a critic's head; of tied weights the first. On
-    rank 0: the others may get less. None of a policy whose adapters alone are kept."""
-    if adapters(policy):
-        return None
+    rank 0: the others may get less."""
     weights = get_model_state_dict(policy.model, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
     once = dict(policy.model.named_parameters()) | dict(policy.model.named_buffers())
     return {k: v for k, v in weights.items() if k in once}
-
-
-def write_policy(policy, weights, tokenizer, folder):
-    """Make `folder` an ordinary model, or one of adapters. weights: its `full_weights`, which all
-    ranks gather together; one of them writes."""
-    if weights is None:
-        save_adapters(policy, folder)
-    else:
-        policy.model.save_pretrained(folder, state_dict=weights)
-    tokenizer.save_pretrained(folder)
 
 
 def trainer_state(models, optimizer):
@@ -296,7 +295,8 @@ def trainer_state(models, optimizer):
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
-            name = name.removeprefix("model.")          # what a Policy holds has names of its own
+            # What a Policy holds has names of its own.
+            name = name.removeprefix("model.")
             if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
                 state[f"{part}/{name}"] = weights.detach()
             for key, x in optimizer.state.get(weights, {}).items():
@@ -304,21 +304,33 @@ def trainer_state(models, optimizer):
     return state
 
 
+def write_policy(folder, policy, tokenizer, settings):
+    """Write a Hugging Face folder and defaults.json, by all ranks."""
+    adapted = adapters(policy)
+    if not adapted:
+        weights = full_weights(policy)
+    if parallel.rank() != 0:
+        return
+    if adapted:
+        save_adapters(policy, folder)
+    else:
+        policy.model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "defaults.json", settings)
+
+
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
     two keep what --resume needs, all keep their weights."""
-    weights = full_weights(run.policy)
     _, settings = model_settings(run.start_model)
     settings |= part_of(vars(run.cfg), Speaks)
     memory = {name: getattr(run, name) for name in REMEMBERED}
-    with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
+    with written_whole(f"{run.folder}/step_{run.step}") as aside:
+        write_policy(aside, run.policy, run.worlds[0].agent.tokenizer, settings)
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
         dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
-        if parallel.rank() == 0:
-            write_policy(run.policy, weights, run.worlds[0].agent.tokenizer, aside)
-            write_json(aside / "defaults.json", settings)
-            memory["seconds"] = time.perf_counter() - run.began
-            write_json(aside / "trainer.json", memory)
+        memory["earlier"] = run.seconds
+        write_json(aside / "trainer.json", memory)
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
@@ -326,22 +338,22 @@ def save(run):
 
 def last_checkpoint(folder):
     """The newest checkpoint of a run's folder, a path; None: there is none."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
+    return (checkpoints(folder) or [None])[-1]
 
 
-def restore(run, folder):
-    """Put back everything that `save` kept, but the policy's weights, which are loaded already;
-    each rank reads its own rows, whatever the number of ranks that wrote them. Learning rates and
-    the like stay as the optimizer has them. ValueError: a file cannot be read."""
+def restore(folder, models, optimizer):
+    """What `save` kept -> the fields of the Run, {name: value}. The policy's weights are loaded
+    already; each rank reads its own rows of the others and of the optimizer's state, whatever the
+    number of ranks that wrote them. Learning rates and the like stay as the optimizer has them.
+    ValueError: a file cannot be read."""
     try:
-        memory = json.loads(Path(folder, "trainer.json").read_text())
-        run.began -= memory.pop("seconds")
-        vars(run).update(memory)
-        reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
-        dcp.load(trainer_state(run.trained, run.optimizer), storage_reader=reader)
-    except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
-        why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
+        memory = dict(json.loads(Path(folder, "trainer.json").read_text()))
+        reader = dcp.HuggingFaceStorageReader(f"{folder}/trainer")
+        dcp.load(trainer_state(models, optimizer), storage_reader=reader)
+        return memory
+    # The one of dcp is a BaseException, and its last line the reason.
+    except (Exception, dcp.CheckpointException) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[-1]
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error
 
@@ -382,11 +394,9 @@ def settings_for(model, env, quick=False):
         asked.append(("--quick", QUICK))
     found = []
     for where, settings in asked:
-        settings = dict(settings)
-        cloning = settings.pop("clone", {})
-        for note in ("tiny", "cloned"):
-            settings.pop(note, None)
-        found.append((where, settings, cloning))
+        notes = {"clone", "cloned", "tiny"}
+        own = {name: value for name, value in settings.items() if name not in notes}
+        found.append((where, own, settings.get("clone", {})))
     return found
 
 
@@ -396,8 +406,8 @@ def model_settings(model):
     and "tiny" says that it was from nothing, as a policy without --model is."""
     if not model:
         return "", dict(tiny=True)
-    path = os.path.join(model, "defaults.json")
-    if os.path.exists(path):
+    path = Path(model, "defaults.json")
+    if path.exists():
         return f"model ({path})", read_settings(path)
     try:
         size = parameters_of(base_of(model))
@@ -420,27 +430,27 @@ def tiny_settings(env):
 
 
 def begun(folder, given, kind, may_change):
-    """{field: value} with which a run to be resumed was begun; {} if none has begun in `folder`.
-    ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
-    path = os.path.join(folder, "config.json")
-    if not os.path.exists(path):
-        return {}
+    """[("resumed", {field: value})] with which a run to be resumed was begun, if it has begun in
+    `folder`: a layer of all its settings. ValueError: a flag that may not change, or one of a
+    recipe that `kind` lacks: another run."""
+    path = Path(folder, "config.json")
+    if not given.get("resume") or not path.exists():
+        return []
     was = read_settings(path)
-    of_a_recipe = was.keys() - {setting.name for setting in fields(kind)}
+    of_a_recipe = was.keys() - names_of(kind)
     for name in (given.keys() - may_change) | of_a_recipe:
         if given.get(name) != was.get(name):
             raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
                              f"{name}={was.get(name)!r}; leave it out, or start another run")
-    return was
+    return [("resumed", was)]
 
 
 def read_settings(path):
     """{flag: value} of a JSON file, whose lists were tuples. ValueError: it is something else."""
-    with open(path) as file:
-        try:
-            settings = dict(json.load(file))
-        except (ValueError, TypeError):
-            raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
+    try:
+        settings = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
     for name, value in settings.items():
         if type(value) is list:
             settings[name] = tuple(value)

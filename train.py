@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import before_torch  # noqa: F401  its name says why
 import torch
@@ -36,17 +36,17 @@ import metrics
 import parallel
 import rollout
 from batch import logprobs_under, micro_batches, on_all_rows, to_batch
-from chat import FORMATS, Speaks
+from chat import Speaks, longest_episode
 from cloning import check_cloning, clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
 from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
 from flags import Adapters, Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
-from flags import flag, parse_flags
+from flags import flag, names_of, parse_flags
 from lora import Base, base_of
 from parallel import progress
 from policy import check_model
-from run import Run, begun, both_splits, connected, keep_settings, last_checkpoint, model_settings
+from run import Run, begun, both_splits, connected, last_checkpoint, model_settings
 from run import one_sentence, open_folder, open_worlds, restore, save, settings_for
 
 # ---- the algorithm ------------------------------------------------------------------------------
@@ -307,13 +307,11 @@ def setup(cfg, modules, clients, began, origins):
     """Everything before the first step -> Run. Under torchrun every rank holds a shard. began: when
     the process began. origins: where the settings are from, see flags.settle."""
     device = parallel.start(cfg.device, cfg.compute)
-    folder = open_folder(cfg.path, cfg.resume)
-    keep_settings(folder, cfg, origins)
+    folder = open_folder(cfg.path, cfg, origins)
     last = last_checkpoint(folder)
     start_model = cfg.model
     if not start_model:
-        clone = os.path.join(folder, "clone")
-        start_model = clone_policy(config_for_run(cfg), clone, device)
+        start_model = clone_policy(config_for_run(cfg), f"{folder}/clone", device)
     policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
@@ -327,7 +325,7 @@ def setup(cfg, modules, clients, began, origins):
         run.critic = parallel.load(start_model, device, cfg, value_head=True)
     run.optimizer = make_optimizer(run.policy, cfg.lr, run.critic, cfg.critic_lr)
     if last:
-        restore(run, last)
+        vars(run).update(restore(last, run.trained, run.optimizer))
     metrics.describe(run.policy, run.step)
     return run
 
@@ -421,13 +419,6 @@ WEIGHTS = {
 }
 
 
-def longest_episode(form, max_turn_tokens, horizon):
-    """The most tokens that a policy can sample in an episode. The form `reflect` has tries of a
-    whole horizon each, and a lesson between them."""
-    tries = FORMATS[form].tries
-    return max_turn_tokens * (tries * horizon + tries - 1)
-
-
 # ---- flags --------------------------------------------------------------------------------------
 
 # A setting is what its flag says; without a flag, what a run that is resumed had, what the rule of
@@ -488,16 +479,16 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
 
 
 # What --resume may change: how far the run goes, what is kept of it, by which machines.
-MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} | {
-    f.name for base in (Plays, Machine) for f in fields(base)}
+MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"}
+MAY_CHANGE |= names_of(Plays, Machine)
 
 
 def layers(kind, given):
     """What is asked for beside the flags `given`, for `parse_flags`: see Config. ValueError."""
     cfg = kind(**given)
-    was = begun(cfg.path, given, kind, MAY_CHANGE) if cfg.resume else {}
-    if was:
-        return [("resumed", was)]           # these are all settings of a run
+    resumed = begun(cfg.path, given, kind, MAY_CHANGE)
+    if resumed:
+        return resumed
     found = [(where, asked) for where, asked, _ in settings_for(cfg.model, cfg.env, cfg.quick)]
     settings = model_settings(cfg.model)[1]
     if cfg.lora and "tiny" not in settings:         # "LoRA Without Regret" (2025)
@@ -542,8 +533,15 @@ def main(argv=None, kind=Config):
             train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
-                run.control, _ = greedy_and_sampled(run, clone_longer(run))
-            metrics.final_table(run)
+                policy = clone_longer(run.start_model, config_for_run(cfg), run.agents,
+                                      run.policy.device, run.rl_seconds)
+                run.control, _ = greedy_and_sampled(policy, run.eval_tasks, cfg.horizons[-1],
+                                                    cfg.seed, cfg.max_concurrent)
+            metrics.final_table(run.folder, run.result, cfg.horizons[-1],
+                                hasattr(modules[0], "Served"))
+            if cfg.quick:
+                parallel.say(f"This was a taste (--quick): {cfg.steps} steps, judged by "
+                             f"{cfg.eval_tasks} tasks. For a result leave --quick out.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 Real worlds, the papers' suites and originals: more/test_suites.py.
 """
-import itertools
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from chat import Agent
 from client import EnvClient, EnvError
 from curriculum import choose_tasks
 from envs import load_env
-from envs.parts.players import builtin_rate, play_builtin, player_rate
+from envs.parts.players import builtin_rate, player_rate
 from envs.parts.suites import COMPOSITION, SUITES
 from episode import World
 from eval import Config, evaluate, figures_of, rows_of, table
@@ -98,18 +97,6 @@ def test_rows_of_two_environments_by_hand():
 
 
 # ---- the built-in players ----
-
-def test_play_builtin_gives_each_task_and_each_seed_a_random_stream_of_its_own():
-    class Env(fakes.Env):
-        def random_action(self, rng):
-            return str(rng.random())
-
-    def action(task, seed):
-        module = SimpleNamespace(Env=Env, NAME="any")
-        return play_builtin(module, "random", task, 1, seed)["conversation"][1]["content"]
-    drawn = [action(task, seed) for seed in ((0, 0), (0, 1), (1, 0)) for task in range(5)]
-    assert len({*drawn}) == 15 and drawn[:5] == [action(task, (0, 0)) for task in range(5)]
-
 
 class Picky(fakes.Env):
     """Its engine refuses task 9; the random player fails at task 2 and wins all others."""
@@ -245,7 +232,7 @@ def without_seconds(folder):
     return results
 
 
-def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypatch):
+def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path):
     """With five of twelve tasks on the disk, the last of them whole, torn or but begun; what is
     whole is not played again. What is left is played in another order and a few at a time: neither
     changes the table."""
@@ -253,28 +240,17 @@ def test_an_evaluation_that_was_killed_is_resumed(url, model, tmp_path, monkeypa
                  max_turn_tokens=4, out=f"{tmp_path}/whole")
     rows = evaluate(cfg)["rows"]
     assert rows[0]["env"] == "sums" and (rows[-1]["env"], rows[-1]["n"]) == ("mean", 2)
-    folder, asked, calls = tmp_path / "killed", [], itertools.count()
-    path, cfg = folder / "trajectories.jsonl", replace(cfg, out=str(folder))
-
-    def counting(policy, tasks, *rest, finished, **more):
-        """collect, which is killed once, in its sixth group."""
-        def kill(episodes):
-            if next(calls) == 5:
-                raise KeyboardInterrupt
-            finished(episodes)
-        asked.extend(tasks)
-        return collect(policy, tasks, *rest, finished=kill, **more)
-    monkeypatch.setattr(evaluation, "collect", counting)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(cfg)
-    left = path.read_text()
-    assert left.count("\n") == 5 and not (folder / "results.json").exists()
-    last = len(left.splitlines()[-1])
-    for cut, again in ((0, 7), (1, 8), (last // 2, 8), (last, 8)):
+    folder = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", folder)
+    cfg, path = replace(cfg, out=str(folder)), folder / "trajectories.jsonl"
+    lines = path.read_text().splitlines(keepends=True)[:5]
+    lines[0] = lines[0].replace("{", "{ ", 1)           # as no play of today is written
+    left, last = "".join(lines), len(lines[4])
+    for cut, whole in ((0, 5), (1, 4), (last // 2, 4), (last, 4)):
         path.write_text(left[:len(left) - cut])
-        asked.clear()
+        (folder / "results.json").unlink()
         evaluate(replace(cfg, resume=True, max_concurrent=7))
-        assert len(asked) == again
+        assert path.read_text().startswith("".join(lines[:whole]))
         assert without_seconds(folder) == without_seconds(tmp_path / "whole")
         assert kept_in(folder) == kept_in(tmp_path / "whole")
     with pytest.raises(ValueError, match="^--resume: seed=1, but .*killed was begun with seed=0; "):

@@ -1,13 +1,12 @@
 """pytest tests/test_panel.py: the collapse panel, on histories whose end is known."""
 import math
 import random
-from collections import defaultdict
 
 import pytest
 import torch
 
 import algos
-from panel import collapse_warnings, mean_of, moving_mean
+from panel import collapse_warnings
 
 
 def run_of(steps, **curves):
@@ -118,27 +117,15 @@ def test_collapse_warnings_pass_over_steps_in_which_nothing_was_learned():
     assert signals_at_any_time(nothing + learned) == {"entropy"}
 
 
-def test_moving_mean_covers_every_window_and_leaves_out_what_was_not_measured():
-    rows = [{"x": x} for x in (1, 2, 6, 4)]
-    assert moving_mean(rows, "x", 2) == [1.5, 4, 5]
-    assert moving_mean(rows, "x", 4) == [3.25] and moving_mean(rows, "x", 5) == []
-    rows = [{"x": 1}, {"x": None}, {}, {"x": math.nan}, {"x": math.inf}, {"x": 5}]
-    assert mean_of(rows, "x") == 3 and math.isnan(mean_of(rows[1:5], "x"))
-
-
-def told(history):
-    """{signal: its sentence}; "" of a signal that was not given"""
-    return defaultdict(str, collapse_warnings(history))
-
-
 def test_collapse_warnings_compare_windows_that_do_not_overlap():
     """Of 25 steps the last five are the window; the five before it are what it is compared with."""
     fall = [{"success": 0.5, "entropy": 1.0 if s < 20 else 0.25} for s in range(25)]
-    assert told(fall)["entropy"].startswith("echo trap: ")
-    assert told(fall)["entropy"].endswith(" (entropy 1 -> 0.25, success now 50%).")
+    ((signal, sentence),) = collapse_warnings(fall)
+    assert signal == "entropy" and sentence.startswith("echo trap: ")
+    assert sentence.endswith(" (entropy 1 -> 0.25, success now 50%).")
     jump = [{"success": 0.5, "entropy": 1.0 - s / 40 if s < 20 else 2.0} for s in range(25)]
     # the lowest mean of five successive steps before the window is that of steps 15 to 19
-    assert "(entropy 0.575 -> 2, " in told(jump)["entropy"]
+    assert "(entropy 0.575 -> 2, " in dict(collapse_warnings(jump))["entropy"]
     # a decay to 0.1 is silent, and so is a rise by 0.1: less than a fifth of the first five, 0.77
     calm = run_of(40, success=lambda s: 0.5, entropy=lambda s: 0.9 * math.exp(-min(s, 28) / 12)
                   + (0.1 if s > 28 else 0))
@@ -149,9 +136,10 @@ def test_collapse_warnings_compare_gradients_with_their_median():
     """One gradient of a thousand among the first steps says nothing of the usual ones."""
     history = [{"success": 0.5, "grad_norm": 1000.0 if s == 3 else 1.0 if s < 20 else 8.0}
                for s in range(25)]
-    assert "(grad_norm 1 -> 8, " in told(history)["grad_norm"]
+    assert "(grad_norm 1 -> 8, " in dict(collapse_warnings(history))["grad_norm"]
     spike = [{"success": 0.5, "grad_norm": 24.0 if s == 24 else 1.0} for s in range(25)]
-    assert "(grad_norm 1 -> 5.6, " in told(spike)["grad_norm"]      # the last five's mean: 28 / 5
+    # the last five's mean: 28 / 5
+    assert "(grad_norm 1 -> 5.6, " in dict(collapse_warnings(spike))["grad_norm"]
 
 
 def test_collapse_warnings_bear_short_empty_and_broken_histories():

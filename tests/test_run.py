@@ -10,7 +10,6 @@ import signal
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,10 +19,8 @@ from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 
 import parallel
-import rollout
 import run as runs
 import train
-from client import ServersGone
 from policy import load_policy
 from train import Config
 
@@ -118,8 +115,6 @@ def zeros(path):
 
 
 ROWS = "trainer/shard-00001-model-00001-of-00001.safetensors"
-
-
 HARMS = [(ROWS, cut), (ROWS, os.remove), (ROWS, zeros), ("trainer.json", os.remove),
          ("trainer.json", lambda path: Path(path).write_text("null")),
          ("model.safetensors", cut), ("model.safetensors", os.remove), ("model.safetensors", zeros)]
@@ -202,7 +197,7 @@ def test_save_before_any_update_leaves_the_optimizer_as_it_is(url, model):
         assert not any(x.any() for its in each.optimizer.state.values() for x in its.values())
 
 
-# ---- SIGTERM ------------------------------------------------------------------------------------
+# ---- how a run ends -----------------------------------------------------------------------------
 
 def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, capsys):
     trained(url, config(model, name="whole", steps=4))
@@ -223,25 +218,11 @@ def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(url, model, capsy
     assert lines_of("runs/x") == lines_of("runs/whole")
 
 
-# ---- no prompt fits -----------------------------------------------------------------------------
-
 def test_a_run_whose_prompts_do_not_fit_says_so(url, model):
     with pytest.raises(SystemExit, match=(
             r"^train.py: no prompt fits: the shortest has \d+ tokens, with a reply of 4 more than "
             "max_context=10; give a larger --max-context$")):
         train.main(command(model=model, env_url=url, max_context=10))
-
-
-# ---- no server is left --------------------------------------------------------------------------
-
-GONE = ServersGone("no server has answered for 60 s")
-
-
-def test_a_run_without_servers_from_the_start_has_nothing_to_save(url, model, monkeypatch):
-    monkeypatch.setattr(rollout, "collect", Mock(side_effect=GONE))
-    with pytest.raises(SystemExit, match=f"^train.py: {GONE}$"):
-        train.main(command(model=model, env_url=url, name="x"))
-    assert not any("step" in name for name in os.listdir("runs/x"))
 
 
 @pytest.mark.parametrize("compute, groups", [("auto", 0), ("float32", 0), ("bfloat16", 1)])

@@ -603,7 +603,7 @@ def evolve(run, base_set):
         if data:
             weights = []
             for trajectory in data:
-                weights.append(example_weight(trajectory, run.modules[trajectory.env]))
+                weights.append(example_weight(trajectory, run.agents[trajectory.env].module))
             learn(run.policy, data, weights, cfg.learn_steps, cfg.learn_lr, cfg.batch,
                   cfg.micro_tokens, seed=cfg.seed + 1 + run.step)
         seconds = time.perf_counter() - began
