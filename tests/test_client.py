@@ -29,7 +29,7 @@ from chat import Agent
 from client import EnvClient, EnvError, Reset, ServersGone, Step
 from env_server import HttpServer, Service, local_server, respond
 from envs.parts import answers as answers_file
-from rollout import make_engine
+from rollout import Slots, make_engine
 from run import connected
 
 STARTS = {task: f"To {task}." for task in range(5, 99)}
@@ -302,11 +302,13 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again():
     assert posts[:4] == ["/toy/resets", "/toy/steps", "/toy/steps", "/toy/resets"]
 
 
-def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(toy_path):      # noqa: F811
+def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(
+        toy_path, monkeypatch):      # noqa: F811
+    monkeypatch.setattr(Slots, "retries", 0)
     with local_server("toy") as one, local_server("toy") as other:
         client = disturbed(EnvClient(f"{one},{other}", "toy"),
                            lambda number: number == 3 and end(one))
-        got, stats = played(client, retries=0)
+        got, stats = played(client)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
         ((url, (since, again)),) = client.silent.items()
         assert url == f"{one}/toy" and again >= since + 1      # left alone for a second
@@ -316,13 +318,14 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(
             assert undisturbed_by(got) and stats.failures == [] and client.silent == {}
 
 
-def test_collect_outlives_the_absence_of_the_only_server(toy_path):      # noqa: F811
+def test_collect_outlives_the_absence_of_the_only_server(toy_path, monkeypatch):      # noqa: F811
+    monkeypatch.setattr(Slots, "retries", 0)
     with local_server("toy") as url, ExitStack() as stack:
         def before(number):
             if number == 3:
                 end(url)
                 threading.Timer(1.0, lambda: stack.enter_context(restarted(url))).start()
-        got, stats = played(disturbed(EnvClient(url, "toy"), before), retries=0)
+        got, stats = played(disturbed(EnvClient(url, "toy"), before))
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
 
 
@@ -376,7 +379,7 @@ def test_a_late_server_is_left_alone_for_half_of_the_patience_at_most(url, patie
 # ---- no reward that nobody gave ----
 
 @pytest.mark.parametrize("retries", [0, 50])
-def test_collect_returns_no_reward_that_the_server_did_not_give(retries):
+def test_collect_returns_no_reward_that_the_server_did_not_give(retries, monkeypatch):
     """Three of ten answers to a step are garbage. Each episode that comes back is the one that an
     unbroken server plays, and what failed or was dropped is counted."""
     rng, thrown = random.Random(3), []
@@ -391,7 +394,8 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(retries):
         want = {t.key: t for t in played(EnvClient(address, "toy"), **settings)[0]}
     assert len(want) == 24
     with server(change=garbled) as address:
-        got, stats = played(EnvClient(address, "toy"), retries=retries, **settings)
+        monkeypatch.setattr(Slots, "retries", retries)
+        got, stats = played(EnvClient(address, "toy"), **settings)
     assert len(thrown) > 1 and stats.failures
     assert all(same(t, want[t.key]) for t in got) and len(got) + 2 * stats.dropped == 24
     assert (stats.dropped > 0) == (retries == 0)
