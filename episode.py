@@ -188,51 +188,46 @@ class Episode:
         self.messages.append(message)
         _, words, cut = split_thoughts(text)
         if self.state == "lesson":
-            self.take_lesson(words, turn)
+            self.take_lesson(words)
         else:
             turn.cut = cut
-            self.take_action(text, words, cut, message)
+            # The form `think` keeps its thoughts in view; the others keep the words behind them.
+            if self.agent.format == "think":
+                words = text
+            self.history.append(Exchange(self.observation, message, words))
+            # A reply that was cut within its thoughts means no action.
+            action = ""
+            self.complaint = CUT
+            if not cut:
+                action, self.complaint = self.agent.read(words, message)
+            self.request = Step(action)
         self.state = "asking"
 
-    def take_lesson(self, words, turn):
+    def take_lesson(self, words):
         """The reply was a lesson: the same task is tried again. The return is the last try's, so
         failing pays nothing."""
-        turn.valid = None
-        for failed in self.trajectory.turns[:-1]:
-            failed.reward = 0.0
+        *failed, lesson = self.trajectory.turns
+        lesson.valid = None
+        for turn in failed:
+            turn.reward = 0.0
         self.lessons.append(words.strip())
         self.history = []
         self.request = self.first_request
 
-    def take_action(self, text, words, cut, message):
-        """The reply means an action; one that was cut within its thoughts means none."""
-        # The form `think` keeps its thoughts in view; the others keep the words behind them.
-        if self.agent.format == "think":
-            words = text
-        self.history.append(Exchange(self.observation, message, words))
-        if cut:
-            action = ""
-            self.complaint = CUT
-        else:
-            action, self.complaint = self.agent.read(words, message)
-        self.request = Step(action)
-
     def observe(self, observation, reward=0.0, done=False, info=None):
         """Take the environment's answer to `request`: show it to the policy, or end the episode."""
+        trajectory = self.trajectory
         if isinstance(self.request, Reset):
             self.observation = self.agent.first(observation)
-            self.show(self.observation, "replying")
-            return
+        else:
+            self.observation = self.agent.later(observation, self.complaint)
+            info = info or {}
+            turn = trajectory.turns[-1]
+            turn.reward = float(reward)
+            turn.valid = info.get("valid", True)
+            trajectory.score = float(info.get("score", reward))
+            trajectory.success = bool(info.get("success", False))
 
-        info = info or {}
-        trajectory = self.trajectory
-        turn = trajectory.turns[-1]
-        turn.reward = float(reward)
-        turn.valid = info.get("valid", True)
-        trajectory.score = float(info.get("score", reward))
-        trajectory.success = bool(info.get("success", False))
-
-        self.observation = self.agent.later(observation, self.complaint)
         if not done and len(self.history) < self.horizon:
             self.show(self.observation, "replying")
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
@@ -253,9 +248,8 @@ class Episode:
         self.uniforms = generator.random(agent.max_turn_tokens)
 
         # What is no longer in view cannot be taken out of a context: a new one begins.
-        anew = not self.messages or agent.context == "memory"
-        if agent.context == "window" and len(self.history) > agent.window:
-            anew = True
+        slid = agent.context == "window" and len(self.history) > agent.window
+        anew = not self.messages or agent.context == "memory" or slid
         if anew:
             self.messages = agent.start() + shortened(self, text)
         else:
@@ -302,9 +296,9 @@ def shortened(episode, text):
         paragraphs.append(f"After an earlier try you wrote: {lesson}")
     replies = "\n".join([exchange.words for exchange in history])
     for name, pattern in keeps.items():
-        found = pattern.findall(replies)
-        if found and found[-1].strip():
-            paragraphs.append(f"Your {name}: {found[-1].strip()}")
+        newest = "".join(pattern.findall(replies)[-1:]).strip()
+        if newest:
+            paragraphs.append(f"Your {name}: {newest}")
     if recent:
         paragraphs.append(f"(earlier turns not shown: {len(history) - len(recent)})")
 
@@ -312,8 +306,7 @@ def shortened(episode, text):
     observations = [exchange.observation for exchange in recent] + [text]
     messages = [said("user", "\n\n".join(paragraphs + observations[:1]))]
     for exchange, observation in zip(recent, observations[1:]):
-        messages.append(exchange.message)
-        messages.append(answer_to(exchange.message, observation))
+        messages += [exchange.message, answer_to(exchange.message, observation)]
     return messages
 
 

@@ -26,7 +26,7 @@ from test_env_server import TOY, toy, toy_path  # noqa: F401  fixtures
 from test_rollout import same
 
 from chat import Agent
-from client import EnvClient, EnvError, Reset, ServersGone, Step
+from client import EnvClient, EnvError, Reset, ServersGone, Silence, Step
 from env_server import HttpServer, Service, local_server, respond
 from envs.parts import answers as answers_file
 from rollout import Slots, make_engine
@@ -230,7 +230,7 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
             while True:
                 sent.append(len(piece))
                 handler.connection.sendall(piece)
-    with serving(canned(answer)) as address, pytest.raises(answers_file.NO_ANSWER):
+    with serving(canned(answer)) as address, pytest.raises(answers_file.NoAnswer):
         answers_file.exchange(urllib3.PoolManager(timeout=0.5, retries=False), "GET", address)
     if start.startswith(OK + b"\r\n"):
         assert sum(sent) < 2**25        # 4 MiB are read, some more wait in the connection
@@ -310,12 +310,12 @@ def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(
                            lambda number: number == 3 and end(one))
         got, stats = played(client)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        ((url, (since, again)),) = client.silent.items()
-        assert url == f"{one}/toy" and again >= since + 1      # left alone for a second
+        since, again = client.silent[f"{one}/toy"]
+        assert again >= since + 1 and client.silent[f"{other}/toy"] == Silence()
         with restarted(one):
             time.sleep(1.1)
             got, stats = played(client)             # where it is asked again, and answers
-            assert undisturbed_by(got) and stats.failures == [] and client.silent == {}
+            assert undisturbed_by(got) and stats.failures == [] and client.silent[f"{one}/toy"] == Silence()
 
 
 def test_collect_outlives_the_absence_of_the_only_server(toy_path, monkeypatch):      # noqa: F811
@@ -363,7 +363,7 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault():
         assert time.perf_counter() - began < 0.35
         (fine,) = client.answer([(b.session, Step("look"))])
     assert isinstance(late, EnvError) and "Timeout" in str(late) and not late.away
-    assert fine.observation == "0: look" and client.silent == {}
+    assert fine.observation == "0: look" and {*client.silent.values()} == {Silence()}
 
 
 @pytest.mark.parametrize("patience, rest", [(120.0, 60.0), (1.0, 0.5), (600.0, 120.0)])

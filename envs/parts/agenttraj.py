@@ -40,15 +40,20 @@ def read_trajectories(path, names):
                          "AgentTraj-L") from None
     if type(items) is not list or not items:
         raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
-    demos = [read_item(item, f"{path}: item {i}") for i, item in enumerate(items)]
     own_name = {getattr(load_env(name), "ITEM_NAME", name): name for name in names}
-    for demo in demos:
+    demos = []
+    others = set()
+    for i, item in enumerate(items):
+        demo = read_item(item, f"{path}: item {i}")
         demo["env"] = own_name.get(demo["env"], demo["env"])
-    found = {demo["env"] for demo in demos}
-    if not found & {*names}:
-        raise ValueError(f"{path}: only {', '.join(sorted(found))}, nothing of "
+        if demo["env"] in names:
+            demos.append(demo)
+        else:
+            others.add(demo["env"])
+    if not demos:
+        raise ValueError(f"{path}: only {', '.join(sorted(others))}, nothing of "
                          f"{', '.join(names)}; give --env")
-    return [demo for demo in demos if demo["env"] in names]
+    return demos
 
 
 def read_item(item, where):
@@ -60,9 +65,9 @@ def read_item(item, where):
     # If the first reply is not learned, it is the consent, and what stands before it the rules.
     opening = 0 if trained[0] else 2
     turns = []
-    for i in range(opening, len(said) - 1, 2):
+    for seen, reply in zip(said[opening::2], said[opening + 1::2]):
         info = dict(success=False, valid=True, score=0.0)
-        turns.append(Move(said[i], None, said[i + 1], 0.0, False, info))
+        turns.append(Move(seen, None, reply, 0.0, False, info))
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
@@ -96,11 +101,8 @@ def checked_item(item, where):
         expect(type(value) is str and value == value.encode(errors="replace").decode(),
                f"{at}.value", value, "a text, without half a character")
         loss = message.get("loss")
-        if who == "gpt":
-            expect(loss is None or type(loss) is bool, f"{at}.loss", loss,
-                   "false or null, or true")
-        else:
-            expect(loss is None or loss is False, f"{at}.loss", loss, "false or null")
+        expect(loss is None or type(loss) is bool, f"{at}.loss", loss, "true, false or null")
+        expect(not loss or who == "gpt", f"{at}.loss", loss, "false or null")
     losses = [message.get("loss") for message in messages[1::2]]
     expect(True in losses, "loss of gpt's", losses, "a true")
     return name, messages
@@ -138,14 +140,8 @@ def write_trajectories(path, demos, seed):
     items = []
     for demo in demos:
         module = load_env(demo["env"])
-        texts = conversation(module, demo["turns"], rng)
+        messages = conversation(module, demo["turns"], rng)
         if demo["success"]:
-            messages = []
-            for i, text in enumerate(texts):
-                if i % 2:
-                    messages.append({"from": "gpt", "loss": i > 1, "value": text})
-                else:
-                    messages.append({"from": "human", "loss": None, "value": text})
             items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=messages))
     if not items:
         raise ValueError("no demonstration to write: the expert played none, or had no success")
@@ -157,13 +153,17 @@ def write_trajectories(path, demos, seed):
 
 
 def conversation(module, turns, rng):
-    """The texts of a demonstration, human's and gpt's by turns."""
+    """The messages of a demonstration, human's and gpt's by turns."""
     manner = getattr(module, "AGENTGYM", None) or Manner(f"{module.PROMPT}\n{FORM}", None)
-    texts = [manner.rules, manner.agreed]
-    for i, move in enumerate(turns):
-        observation = move.observation
-        if i == 0:
-            observation = manner.first(observation, module.PROMPT)
+    messages = [message("human", None, manner.rules), message("gpt", False, manner.agreed)]
+    seen = [move.observation for move in turns]
+    seen[0] = manner.first(seen[0], module.PROMPT)
+    for observation, move in zip(seen, turns):
         thought = rng.choice(WORDINGS).format(move.thought)
-        texts += [observation, manner.write.format(thought=thought, action=move.action)]
-    return texts
+        reply = manner.write.format(thought=thought, action=move.action)
+        messages += [message("human", None, observation), message("gpt", True, reply)]
+    return messages
+
+
+def message(who, loss, text):
+    return {"from": who, "loss": loss, "value": text}

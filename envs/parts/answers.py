@@ -12,7 +12,6 @@ import urllib3
 
 MAX_ITEMS = 256                     # of a request, and so the most sessions that it opens
 MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
-NO_ANSWER = OSError, urllib3.exceptions.HTTPError
 
 
 class EnvError(RuntimeError):
@@ -22,6 +21,10 @@ class EnvError(RuntimeError):
     def __init__(self, sentence, away=False):
         super().__init__(sentence)
         self.away = away
+
+
+class NoAnswer(EnvError):
+    """Nothing came, or too late, or without an end."""
 
 
 def connections(timeout, attempts):
@@ -34,12 +37,18 @@ def connections(timeout, attempts):
 
 
 def exchange(http, method, url, body=None):
-    """Send once -> (HTTP status, JSON or None if the answer is none)."""
-    response = http.request(method, url, json=body, preload_content=False)
-    text = response.read(MAX_ANSWER + 1, decode_content=False)
+    """Send once -> (HTTP status, JSON or None if the answer is none). NoAnswer; EnvError."""
+    try:
+        response = http.request(method, url, json=body, preload_content=False)
+        text = response.read(MAX_ANSWER + 1, decode_content=False)
+    except (OSError, urllib3.exceptions.HTTPError) as error:
+        # An answer that is late may be the fault of an episode, not of the server.
+        late = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+        sentence = f"{url}: {type(error).__name__}: {brief(str(error))}"
+        raise NoAnswer(sentence, away=not late) from error
     if len(text) > MAX_ANSWER:
         response.close()
-        raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
+        raise NoAnswer(f"{url}: an answer of more than {MAX_ANSWER} bytes", away=True)
     response.release_conn()
     if 300 <= response.status < 400:
         raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
