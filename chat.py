@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from envs import tools_of
 from envs.parts.agentgym import Manner, manner_of
-from envs.parts.tool_calls import action_of, calling, read_calls, syntax_of
+from envs.parts.tool_calls import action_of, calling, lone_call, syntax_of
 from flags import Count, flag
 
 # ---- messages -----------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ class Chat:
             thoughts, words, _ = split_thoughts(words)
         message = said("assistant", words)
         if self.call_syntax:
-            before, calls = read_calls(self.call_syntax, words)
-            if len(calls) == 1 and calls[0] and not self.special_in_reply.search(str(calls[0])):
-                message = calling(before, *calls[0])
+            before, call = lone_call(self.call_syntax, words)
+            if call and not self.special_in_reply.search(str(call)):
+                message = calling(before, *call)
         if thoughts:
             message["reasoning_content"] = thoughts
         return message

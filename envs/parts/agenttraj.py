@@ -51,8 +51,9 @@ def read_trajectories(path, names):
         else:
             others.add(demo["env"])
     if not demos:
-        raise ValueError(f"{path}: only {', '.join(sorted(others))}, nothing of "
-                         f"{', '.join(names)}; give --env")
+        only = ", ".join(sorted(others))
+        wanted = ", ".join(names)
+        raise ValueError(f"{path}: only {only}, nothing of {wanted}; give --env")
     return demos
 
 
@@ -71,10 +72,14 @@ def read_item(item, where):
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
-    last = said[-1] if len(said) % 2 else ""
+    last = ""
+    if len(said) % 2:
+        last = said[-1]
     env, _, number = name.rpartition("_")
-    return dict(env=re.sub("^(lmrlgym|tool)_", "", env), task_id=int(number), turns=turns,
-                opening=said[:opening], success=True, last=last, trained=trained[opening // 2:])
+    env = re.sub("^(lmrlgym|tool)_", "", env)
+    trained = trained[opening // 2:]
+    return dict(env=env, task_id=int(number), turns=turns, opening=said[:opening], success=True,
+                last=last, trained=trained)
 
 
 def checked_item(item, where):

@@ -15,9 +15,12 @@ import envs
 from envs.parts.answers import EnvError, brief, checked, connections, exchange, field, fields
 from envs.parts.wires import wire_of
 
-TIMEOUT = 50.0          # seconds for an answer; our own client waits 120 s for ours
-ATTEMPTS = 10           # to connect, within a minute: time for a restart
-RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # not asked by ours
+# Seconds for an answer; our own client waits 120 s for ours.
+TIMEOUT = 50.0
+# To connect, within a minute: time for a restart.
+ATTEMPTS = 10
+# What the reset of two originals wants besides the task, and ours do not.
+RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}
 ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "score": float}
 
 
@@ -59,8 +62,10 @@ def find(http, address, name):
     if greets(http, below):
         return below
     if greets(http, root):
-        # LMRL-Gym greets for both of its worlds.
-        return below if name in ("maze", "wordle") else root
+        # LMRL-Gym greets at its root for both of its worlds.
+        if name in ("maze", "wordle"):
+            return below
+        return root
     raise ValueError(f"{address} answers, but not as an original AgentGym server of {name}")
 
 
@@ -73,7 +78,8 @@ class Original(envs.Base):
     """A session on the server at `base`; `served` sets the class's module, wire and base, and what
     sends, `once` and `patient`. EnvError: that server failed. Ours then answers with an error, not
     with a reward."""
-    number = None       # of the session there
+    # The session's id there.
+    number = None
 
     def ask(self, verb, body=None, http=None):
         """Send once -> the answer. EnvError; ValueError: it refuses the task."""
@@ -85,7 +91,9 @@ class Original(envs.Base):
     def create(self):
         """The id of a new session there."""
         key = self.wire.id_key
-        made = self.ask("create", {"id": 0} if key == "env_idx" else {})
+        # Those of the second dialect want a number, which they do not read.
+        body = {"id": 0} if key == "env_idx" else {}
+        made = self.ask("create", body)
         if not isinstance(made, dict):
             made = {key: made}
         return field(made, key, int, self.base)
@@ -94,7 +102,8 @@ class Original(envs.Base):
         if self.number is None:
             self.number = self.create()
         name = self.module.NAME
-        item = self.item("reset", {self.wire.task_key: task_id, **RESET_ALSO.get(name, {})})
+        body = {self.wire.task_key: task_id} | RESET_ALSO.get(name, {})
+        item = self.item("reset", body)
         # Its reset tells the page alone, this the objective as well.
         if name == "webarena":
             item["observation"] = self.ask(f"observation?env_idx={self.number}")
@@ -130,7 +139,7 @@ class Original(envs.Base):
 def item_of(wire, verb, number, answer):
     """What the original answered for its session `number` -> {"id", "observation", "reward",
     "done", "score"}. LookupError, TypeError: it is no such answer."""
-    form = wire.reset if verb == "reset" else wire.step
+    form = getattr(wire, verb)
     if form[0] == "[":
         answer = answer[0] if type(answer) is list else None
     if form[0] != "{":
@@ -146,5 +155,6 @@ def item_of(wire, verb, number, answer):
         answer = {"reward": 0, "done": False} | answer
     done = answer["terminated" if "terminated" in form else "done"]
     score = answer["score" if "score" in form else "reward"]
-    return dict(id=answer.get(wire.id_key, number), observation=observation,
-                reward=answer.get("reward"), done=done, score=score)
+    number = answer.get(wire.id_key, number)
+    reward = answer.get("reward")
+    return dict(id=number, observation=observation, reward=reward, done=done, score=score)

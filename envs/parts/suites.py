@@ -64,6 +64,8 @@ def suite_tasks(module, n):
     held = {module.family(task) for task in choose_tasks(module, "test", 0)}
     parts = COMPOSITION.get(module.NAME, {})
     share = n / max(sum(parts.values()), 1)
-    parts = {f: round(share * count) for f, count in parts.items() if f in held}
-    return [task for family, count in (parts or {"": n}).items()
-            for task in choose_tasks(module, "test", count, family)]
+    tasks = []
+    for family, count in parts.items():
+        if family in held:
+            tasks += choose_tasks(module, "test", round(share * count), family)
+    return tasks or choose_tasks(module, "test", n)
