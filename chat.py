@@ -93,6 +93,9 @@ class Chat:
     thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
     model's generation_config. ValueError: a template that cannot hold such a conversation."""
 
+    # Gemma has no system role: the rules stand in the first user message.
+    rules_in_user = False
+
     def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
         self.tokenizer = tokenizer
         self.name = tokenizer.name_or_path or type(tokenizer).__name__
@@ -101,14 +104,11 @@ class Chat:
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
 
-        # Gemma has no system role: the rules stand in the first user message.
-        self.rules_in_user = False
+        self.rules_in_user = not self._shows_all_messages()
         if not self._shows_all_messages():
-            self.rules_in_user = True
-            if not self._shows_all_messages():
-                self.refuse("does not show rules, then user and assistant in turn; use another")
+            self.refuse("does not show rules, then user and assistant in turn; use another")
         if thinking:
-            self._switch(thinking)
+            self._switch(thinking == "on")
 
         # What the template makes of the trial conversation. between: what stands behind a reply, up
         # to where the next one begins.
@@ -118,9 +118,15 @@ class Chat:
         _, opening, thoughts = prompt.partition(ASK)[2].partition("<think>")
         self.opened = opening + thoughts
 
-        # Which texts are tokens of their own, and which of them ends a reply.
+        # Which texts are tokens of their own, and which of them ends a reply. Llama 2's stands
+        # behind a space.
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
-        self.stop = self._stop_token(between.partition(NEXT)[0], [t.content for t in tokens])
+        ending = between.partition(NEXT)[0]
+        stop = one_of(t.content for t in tokens).match(ending.lstrip())
+        if not stop:
+            self.refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
+                        "own to stop at; use another template")
+        self.stop = stop[0]
         (self.stop_id,) = self.encode(self.stop)
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
         written = self.source + prompt + between
@@ -139,39 +145,26 @@ class Chat:
 
     def _shows_all_messages(self):
         """Whether the trial conversation can be read in its prompt, in the right order."""
+        wanted = [RULES, ASK, REPLY, NEXT]
+        if self.source == TINY_TEMPLATE:
+            wanted.remove(RULES)
         try:
-            shown = re.findall(f"{RULES}|{ASK}|{REPLY}|{NEXT}", self.prompt(TALK))
+            return re.findall("|".join(wanted), self.prompt(TALK)) == wanted
         except ValueError:
             return False
-        if self.source == TINY_TEMPLATE:
-            return shown == [ASK, REPLY, NEXT]
-        return shown == [RULES, ASK, REPLY, NEXT]
 
-    def _switch(self, thinking):
+    def _switch(self, on):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
-        question = [said("user", ASK)]
-        on = dict(enable_thinking=True, thinking=True)
-        off = dict(enable_thinking=False, thinking=False)
-        if self.prompt(question, **on) == self.prompt(question, **off):
+        question = ASKED[1:]
+        otherwise = self.prompt(question, enable_thinking=not on, thinking=not on)
+        self.options |= dict(enable_thinking=on, thinking=on)
+        if self.prompt(question) == otherwise:
             self.refuse("has no switch for thinking; leave --thinking out")
-        if thinking == "on":
-            self.options |= on
-        else:
-            self.options |= off
-
-    def _stop_token(self, ending, tokens):
-        """The token that ends a reply. ending: what the template writes behind one."""
-        stop = one_of(tokens).match(ending.lstrip())        # Llama 2's has a space before it
-        if not stop:
-            self.refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
-                        "own to stop at; use another template")
-        return stop[0]
 
     def _check_that_tokens_can_be_appended(self, prompt, between):
         """What stands between replies must not depend on the turn, but for thoughts and spaces:
         those stay in view as they were sampled, whatever the template would make of them."""
-        again = [REPLIED, said("user", NEXT)]
-        rendered = self.prompt([*ASKED, *again, *again])
+        rendered = self.prompt(TALK + TALK[2:])
         appended = prompt + REPLY + between + REPLY + between
         spaces_and_thoughts = re.compile(r"\s+|</?think>")
         if spaces_and_thoughts.sub("", rendered) != spaces_and_thoughts.sub("", appended):
@@ -262,12 +255,12 @@ def read_react(reply):
     """AgentGym's default: a thought, then the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦Thought: I hold everything for flour: I craft it.
     Action: craft 2 flour using 2 wax<|end|>⟧ (reward 1)"""
-    parts = reply.split("Action:")
-    if len(parts) < 2:
+    _, *actions = reply.split("Action:")
+    if not actions:
         return "", "Your reply had no line 'Action: ...'."
-    if len(parts) > 2:
+    if len(actions) > 1:
         return "", "Your reply had several actions; give one."
-    return parts[1].strip(), ""
+    return actions[0].strip(), ""
 
 
 def read_think(reply):
@@ -368,12 +361,11 @@ class Agent(Speaks):
 
     def __post_init__(self):
         self.tools = {}
+        self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         if self.format == "tool":
             self.tools = tools_of(self.module)
         if self.format == "agentgym":
             self.manner = manner_of(self.module)
-        else:
-            self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         self.chat = None
         if self.tokenizer:
             schemas = [schema for _, schema in self.tools.values()]

@@ -158,8 +158,7 @@ class Slots:
         self.waiting[slot] = self.in_flight.pop(slot)
 
         slot.failures += 1
-        most = 100 if error.away else self.retries
-        if slot.failures > most:
+        if slot.failures > (100 if error.away else self.retries):
             self.lost.add(slot.group)
         for other in list(self.waiting):
             if other.group in self.lost:
@@ -223,8 +222,10 @@ class Scheduler(Slots):
             return
         parcels = defaultdict(list)
         for slot in self.asking:
-            receiver = slot.client if self.lockstep else slot
-            parcels[receiver].append(slot)
+            if self.lockstep:
+                parcels[slot.client].append(slot)
+            else:
+                parcels[slot].append(slot)
         self.in_flight |= self.asking
         self.asking = {}
         for parcel in parcels.values():
@@ -316,10 +317,11 @@ class Scheduler(Slots):
         for slot, row in followers.items():
             slot.sequence = self.engine.fork(sequences[row])
 
-        slots = [*readers, *followers]
+        slots = readers + list(followers)
+        rows = list(range(len(readers))) + list(followers.values())
         for slot in slots:
             self.decoding[slot] = self.ready.pop(slot)
-        self.draw(slots, logits[[*range(len(readers)), *followers.values()]])
+        self.draw(slots, logits[rows])
 
     def decode(self):
         """Read the last token of each slot that decodes, and sample the next one."""
@@ -342,8 +344,8 @@ class Scheduler(Slots):
         uniforms = [slot.episode.uniforms[len(slot.episode.token_ids)] for slot in slots]
         ids, logprobs = sample(logits, upload(uniforms, logits.device), self.temperature)
         # As one tensor, they wait for a GPU once.
-        drawn = torch.stack([ids.double(), logprobs.double()]).tolist()
-        for slot, token, logprob in zip(slots, *drawn):
+        tokens, logprobs = torch.stack([ids.double(), logprobs.double()]).tolist()
+        for slot, token, logprob in zip(slots, tokens, logprobs):
             slot.episode.sampled(int(token), logprob)
             if slot.episode.state == "asking":
                 self.asking[slot] = self.decoding.pop(slot)
@@ -366,9 +368,10 @@ class Scheduler(Slots):
     def pages_missing(self, slot):
         """Pages for what the slot has in view and a token more, beyond those that it has."""
         page_size = self.engine.pages.page_size
-        cached = slot.sequence.length if slot.sequence else 0
-        wanted = len(slot.episode.seen) + 1
-        return math.ceil(wanted / page_size) - math.ceil(cached / page_size)
+        missing = math.ceil((len(slot.episode.seen) + 1) / page_size)
+        if slot.sequence:
+            missing -= math.ceil(slot.sequence.length / page_size)
+        return missing
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""

@@ -11,8 +11,6 @@ AgentEvol learns (KEPT_ABOVE).
 """
 import copy
 import json
-import os
-import random
 import re
 import reprlib
 
@@ -24,8 +22,6 @@ def threshold(env):
     """A trajectory with a score above this is kept: the values of the authors' released code."""
     return getattr(load_env(env), "KEPT_ABOVE", 0.99)
 
-
-# ---- reading ------------------------------------------------------------------------------------
 
 def read_trajectories(path, names):
     """The trajectories of these environments in a file, as successes in the form of `envs.record`,
@@ -128,47 +124,3 @@ def opening(agent, demo):
     rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
     own.manner = Manner(rules, lambda reply: (reply, ""), agreed=agreed)
     return own
-
-
-# ---- writing ------------------------------------------------------------------------------------
-
-WORDINGS = ("{}", "Let me think. {}", "{} So this is my next step.", "What do I know? {}",
-            "{} That brings me closer to the goal.")
-FORM = "Your response should use the following format:\nThought:\n<Your Thought>\n\n" \
-       "Action:\n<Your Action>"
-
-
-def write_trajectories(path, demos, seed):
-    """Write the successes among an expert's demonstrations (envs.record) as such a file, its
-    reasons in several wordings -> how many."""
-    rng = random.Random(seed)
-    items = []
-    for demo in demos:
-        module = load_env(demo["env"])
-        messages = conversation(module, demo["turns"], rng)
-        if demo["success"]:
-            items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=messages))
-    if not items:
-        raise ValueError("no demonstration to write: the expert played none, or had no success")
-    if os.path.exists(path):
-        raise ValueError(f"{path} is there already; remove it, or give another --out")
-    with open(path, "w") as file:
-        json.dump(items, file, indent=1)
-    return len(items)
-
-
-def conversation(module, turns, rng):
-    """The messages of a demonstration, human's and gpt's by turns."""
-    manner = getattr(module, "AGENTGYM", None) or Manner(f"{module.PROMPT}\n{FORM}", None)
-    messages = [message("human", None, manner.rules), message("gpt", False, manner.agreed)]
-    seen = [move.observation for move in turns]
-    seen[0] = manner.first(seen[0], module.PROMPT)
-    for observation, move in zip(seen, turns):
-        thought = rng.choice(WORDINGS).format(move.thought)
-        reply = manner.write.format(thought=thought, action=move.action)
-        messages += [message("human", None, observation), message("gpt", True, reply)]
-    return messages
-
-
-def message(who, loss, text):
-    return {"from": who, "loss": loss, "value": text}
