@@ -38,7 +38,8 @@ def answer_to(reply, text):
 # Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
 TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's
+# GPT-2's words.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def make_tokenizer(texts, vocabulary, *whole):
@@ -102,7 +103,8 @@ class Chat:
         self.source = tokenizer.get_chat_template(tools=tools or None)
         self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
-        self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
+        # Observations recur.
+        self.between_replies = lru_cache(4096)(self.between_replies)
 
         self.rules_in_user = not self._shows_all_messages()
         if not self._shows_all_messages():
@@ -179,7 +181,8 @@ class Chat:
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.options, **options)
-        except Exception as error:          # of a program that came with the model
+        except Exception as error:
+            # Whatever a program raises that came with the model.
             raise ValueError(f"{self.name}: its chat template fails: {error}") from error
 
     def opening(self, messages):
@@ -283,7 +286,8 @@ ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong 
              "will do differently. Then you try again."
 CUT = "Your reply ended within its thoughts. Think less, then act."
 
-NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
+# What the newest note and plan are, in all that the agent wrote: a line, and some lines.
+NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
 
 

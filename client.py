@@ -65,17 +65,20 @@ class ServersGone(EnvError):
 
 
 class EnvClient:
-    """Episodes of one environment on the servers at these addresses (comma-separated). patience:
-    seconds without an answer of any of them until ServersGone. timeout: seconds for one answer.
-    EnvError: it is not played at one of them."""
+    """Episodes of one environment on the servers at these addresses (comma-separated). EnvError: it
+    is not played at one of them."""
 
-    def __init__(self, urls, name, patience=60.0, timeout=120.0):
-        self.patience = patience
-        self.http = connections(timeout, attempts=3)
+    # Seconds without an answer of any of them until ServersGone, and those for one answer.
+    patience = 60.0
+    timeout = 120.0
+
+    def __init__(self, urls, name):
+        self.http = connections(self.timeout, attempts=3)
         self.urls = [find_server(self.http, url, name) for url in urls.split(",")]
         self.silent = dict.fromkeys(self.urls, Silence())
-        self.open = set()               # sessions (URL, id)
-        self.turns = itertools.count()  # whose turn it is to get the next session
+        # Sessions (URL, id), and a count of all that there were: servers get them by turns.
+        self.open = set()
+        self.turns = itertools.count()
         self.pool = ThreadPoolExecutor(2 * len(self.urls))
 
     def answer(self, items):
@@ -186,7 +189,7 @@ def find_server(http, url, name):
     if not isinstance(health, dict) or health.get("server") != "nanoAgentGym":
         raise EnvError(f"{root} answers, but not as our server; {how}, or give the address of an "
                        "original AgentGym server as --data")
-    names = field(health, "environments", list[str], root)
-    if name not in names:
-        raise EnvError(f"{root} serves {', '.join(names)}, not {name}; {how}")
+    served = field(health, "environments", list[str], root)
+    if name not in served:
+        raise EnvError(f"{root} serves {', '.join(served)}, not {name}; {how}")
     return f"{root}/{name}"

@@ -84,7 +84,8 @@ class Trajectory:
 # ---- one episode --------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+# Compared by identity, so that it can be the key of a dict.
+@dataclass(eq=False)
 class World:
     """One environment as it is played: where, and how the policy speaks there. The agents of one
     policy's worlds have the same tokenizer and longest reply."""
@@ -124,16 +125,22 @@ class Episode:
     def __init__(self, agent, task_id, key, horizon):
         self.agent = agent
         self.format = FORMATS[agent.format]
-        self.horizon = horizon      # turns of a try
+        # Turns of a try.
+        self.horizon = horizon
         self.trajectory = Trajectory(task_id, tuple(key), getattr(agent.module, "NAME", ""))
-        self.history = []           # an Exchange for each turn of this try
-        self.messages = []          # the conversation in view, as a chat server would hold it
-        self.lessons = []           # what the agent wrote after each failed try (reflect)
-        self.observation = ""       # what the policy replies to next
-        self.complaint = ""         # about its last reply
-        self.token_ids = []         # of the reply that is being sampled
+
+        # An Exchange for each turn of this try; the conversation in view, as a chat server would
+        # hold it; what the agent wrote after each failed try (reflect).
+        self.history = []
+        self.messages = []
+        self.lessons = []
+        # What the policy replies to next, and what is wrong with its last reply.
+        self.observation = ""
+        self.complaint = ""
+        # The reply that is being sampled, and a number in [0, 1) for each token that it may have.
+        self.token_ids = []
         self.logprobs = []
-        self.uniforms = None        # a number in [0, 1) for each token that this reply may have
+        self.uniforms = None
 
         # All tries at a task meet the same luck.
         luck = np.random.default_rng((*key, LUCK)).integers(2**31)

@@ -92,7 +92,8 @@ def make_engine(policy, agent, rows):
 # ---- the episodes -------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+# Compared by identity, so that it can be the key of a dict.
+@dataclass(eq=False)
 class Slot:
     """An episode while it is played beside others."""
     episode: Episode
@@ -121,15 +122,21 @@ class Slots:
                 episode = Episode(world.agent, task_id, (*key, places[group], member), turns)
                 self.everyone.append(Slot(episode, group, world.client))
 
-        self.waiting = dict.fromkeys(self.everyone)     # not started
-        self.asking = {}            # their requests to the environment are still to be sent
-        self.in_flight = {}         # their requests have been sent
-        self.ready = {}             # their contexts have tokens to be prefilled
-        self.decoding = {}          # their replies are being sampled
-        self.done = {}              # played to the end, or given up with their group
+        # Not started.
+        self.waiting = dict.fromkeys(self.everyone)
+        # Their requests to the environment are still to be sent; have been sent.
+        self.asking = {}
+        self.in_flight = {}
+        # Their contexts have tokens to be prefilled; their replies are being sampled.
+        self.ready = {}
+        self.decoding = {}
+        # Played to the end, or given up with their group.
+        self.done = {}
 
-        self.idle = {slot.client: [] for slot in self.everyone}     # sessions to be used again
-        self.lost = set()           # groups with a member whose environment kept failing
+        # A client's sessions that are to be used again.
+        self.idle = {slot.client: [] for slot in self.everyone}
+        # Groups with a member whose environment kept failing.
+        self.lost = set()
         self.finished = finished
         self.stats = Stats()
         self.bar = progress(None, "episodes", total=len(self.everyone))
@@ -195,7 +202,8 @@ class Scheduler(Slots):
         super().__init__(tasks, *arguments)
         self.engine = engine
         self.temperature = temperature
-        self.sent = {}              # future of the answers -> the slots that they are for
+        # The future of some answers -> the slots that they are for.
+        self.sent = {}
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
         self.lockstep = not any(getattr(world.module, "PARALLEL", False) for world, _ in tasks)
 
@@ -298,8 +306,10 @@ class Scheduler(Slots):
         # Members of a group begin with the same prompt: one of them reads it, the others fork
         # from that one.
         readers = []
-        followers = {}          # slot -> the row of its reader, in `readers` and in the logits
-        row_of = {}             # a new prompt -> the row of its reader
+        # A new prompt, or a slot that follows, -> the row of its reader: in `readers`, and so in
+        # the logits.
+        row_of = {}
+        followers = {}
         for slot in admitted:
             if not slot.sequence:
                 prompt = tuple(slot.episode.seen)
@@ -327,7 +337,8 @@ class Scheduler(Slots):
         """Read the last token of each slot that decodes, and sample the next one."""
         slots = list(self.decoding)
         while self.engine.pages_short([slot.sequence for slot in slots]) > 0:
-            self.preempt(spare=slots[0])        # the first of them always goes on
+            # The first of them always goes on.
+            self.preempt(spare=slots[0])
             slots = list(self.decoding)
         if not slots:
             return

@@ -329,9 +329,10 @@ def test_collect_outlives_the_absence_of_the_only_server(toy_path, monkeypatch):
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
 
 
-def test_collect_raises_when_all_servers_are_gone(toy_path):      # noqa: F811
+def test_collect_raises_when_all_servers_are_gone(toy_path, monkeypatch):      # noqa: F811
     with local_server("toy") as one, local_server("toy") as other:
-        client = disturbed(EnvClient(f"{one},{other}", "toy", patience=0.5),
+        monkeypatch.setattr(EnvClient, "patience", 0.5)
+        client = disturbed(EnvClient(f"{one},{other}", "toy"),
                            lambda number: number == 3 and [end(one), end(other)])
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
@@ -350,13 +351,14 @@ def test_a_server_that_kills_every_episode_is_given_up_in_time():
     assert none == [] and {*stats.failures} == {"down again"} and stats.dropped == 1
 
 
-def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault():
+def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch):
     def slow(target, body, *answer):
         if b"dream" in body:
             time.sleep(0.4)
         return answer
     with server(change=slow) as address:
-        client = EnvClient(address, "toy", timeout=0.1)
+        monkeypatch.setattr(EnvClient, "timeout", 0.1)
+        client = EnvClient(address, "toy")
         a, b = opened(client, [7, 8])
         began = time.perf_counter()
         (late,) = client.answer([(a.session, Step("dream"))])
@@ -369,7 +371,8 @@ def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault():
 @pytest.mark.parametrize("patience, rest", [(120.0, 60.0), (1.0, 0.5), (600.0, 120.0)])
 def test_a_late_server_is_left_alone_for_half_of_the_patience_at_most(url, patience, rest):
     """A wait of 120 s, the default, must not outlast a patience of 60."""
-    client = EnvClient(url, "toy", patience=patience)
+    client = EnvClient(url, "toy")
+    client.patience = patience
     client.leave_alone(client.urls[0], time.monotonic() - 120)
     since, until = client.silent[client.urls[0]]
     assert since == pytest.approx(time.monotonic(), abs=1)

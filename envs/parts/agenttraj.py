@@ -86,21 +86,22 @@ def checked_item(item, where):
 
     expect(type(item) is dict, "it", item, "an object with item_id and conversations")
     name = item.get("item_id")
-    expect(type(name) is str and re.fullmatch(r"\w+_\d{1,9}", name), "item_id", name,
-           '"<environment>_<number>"')
+    numbered = type(name) is str and re.fullmatch(r"\w+_\d{1,9}", name)
+    expect(numbered, "item_id", name, '"<environment>_<number>"')
     where = f"{where} ({name})"
     messages = item.get("conversations")
-    expect(type(messages) is list and len(messages) > 1, "conversations", messages,
-           "a list of two messages or more")
+    several = type(messages) is list and len(messages) > 1
+    expect(several, "conversations", messages, "a list of two messages or more")
     for i, message in enumerate(messages):
         at = f"conversations[{i}]"
         expect(type(message) is dict, at, message, "an object with from, value, loss")
         who = ("human", "gpt")[i % 2]
-        expect(message.get("from") == who, f"{at}.from", message.get("from"),
-               f'"{who}": human and gpt speak by turns')
+        speaker = message.get("from")
+        turn = f'"{who}": human and gpt speak by turns'
+        expect(speaker == who, f"{at}.from", speaker, turn)
         value = message.get("value")
-        expect(type(value) is str and value == value.encode(errors="replace").decode(),
-               f"{at}.value", value, "a text, without half a character")
+        whole = type(value) is str and value == value.encode(errors="replace").decode()
+        expect(whole, f"{at}.value", value, "a text, without half a character")
         loss = message.get("loss")
         expect(loss is None or type(loss) is bool, f"{at}.loss", loss, "true, false or null")
         expect(not loss or who == "gpt", f"{at}.loss", loss, "false or null")

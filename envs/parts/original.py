@@ -59,19 +59,14 @@ def find(http, address, name):
     worlds are, too. ValueError: another server is there; EnvError: none answers."""
     root = address.rstrip("/").removesuffix(f"/{name}")
     below = f"{root}/{name}"
-    if greets(http, below):
-        return below
-    if greets(http, root):
-        # LMRL-Gym greets at its root for both of its worlds.
-        if name in ("maze", "wordle"):
-            return below
-        return root
+    for url in (below, root):
+        _, greeting = exchange(http, "GET", f"{url}/")
+        if re.match("(?i)this is environment|ok$", str(greeting)):
+            # LMRL-Gym greets at its root for both of its worlds.
+            if name in ("maze", "wordle"):
+                return below
+            return url
     raise ValueError(f"{address} answers, but not as an original AgentGym server of {name}")
-
-
-def greets(http, url):
-    _, greeting = exchange(http, "GET", f"{url}/")
-    return re.match("(?i)this is environment|ok$", str(greeting))
 
 
 class Original(envs.Base):

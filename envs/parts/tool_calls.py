@@ -22,7 +22,8 @@ def read_call(text):
     """JSON -> (name, {argument: text or number}), or None."""
     try:
         call = json.loads(text)
-        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
+        # Half of a surrogate pair, which no tokenizer takes, is a ValueError here.
+        json.dumps(call, ensure_ascii=False).encode()
         name = call["name"]
         arguments = call.get("arguments", call.get("parameters", {}))
         kinds = {type(value) for value in arguments.values()}
