@@ -38,7 +38,6 @@ class Stats:
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
     preempted: int = 0              # how often a sequence lost its pages to another
-    gone: str = ""                  # why no server is left, which ends the run
 
     def __add__(self, other):
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
@@ -413,16 +412,17 @@ def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurr
                             max_concurrent=max_concurrent)
         except ServersGone as error:
             # The other ranks wait for this one's share.
-            share = [], Stats(gone=str(error))
+            share = error
 
     played = []
     stats = Stats()
-    for trajectories, counted in gathered(share):
+    for share in gathered(share):
+        if isinstance(share, ServersGone):
+            raise share
+        trajectories, counted = share
         played += trajectories
         stats += counted
     played.sort(key=lambda trajectory: trajectory.key)
-    if stats.gone:
-        raise ServersGone(stats.gone)
     if not played:
         raise EnvError(stats.failures[-1])
     if not any(trajectory.turns for trajectory in played):

@@ -36,6 +36,7 @@ def read_trajectories(path, names):
                          "AgentTraj-L") from None
     if type(items) is not list or not items:
         raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
+    # A file may call an environment by another name than ours.
     own_name = {getattr(load_env(name), "ITEM_NAME", name): name for name in names}
     demos = []
     others = set()
@@ -56,25 +57,26 @@ def read_trajectories(path, names):
 def read_item(item, where):
     """One item of a file as `read_trajectories` gives it. ValueError; where: for its sentence."""
     name, messages = checked_item(item, where)
+    env, _, number = name.rpartition("_")
+    env = re.sub("^(lmrlgym|tool)_", "", env)
     said = [message["value"] for message in messages]
     trained = [message.get("loss") is True for message in messages[1::2]]
 
     # If the first reply is not learned, it is the consent, and what stands before it the rules.
-    opening = 0 if trained[0] else 2
+    opening = []
+    if not trained[0]:
+        opening = said[:2]
+        del said[:2], trained[0]
     turns = []
-    for seen, reply in zip(said[opening::2], said[opening + 1::2]):
+    for seen, reply in zip(said[::2], said[1::2]):
         info = dict(success=False, valid=True, score=0.0)
         turns.append(Move(seen, None, reply, 0.0, False, info))
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
-    last = ""
-    if len(said) % 2:
-        last = said[-1]
-    env, _, number = name.rpartition("_")
-    env = re.sub("^(lmrlgym|tool)_", "", env)
-    trained = trained[opening // 2:]
-    return dict(env=env, task_id=int(number), turns=turns, opening=said[:opening], success=True,
+    # An observation that nobody answered, if it ends with one.
+    last = "".join(said[2 * len(turns):])
+    return dict(env=env, task_id=int(number), turns=turns, opening=opening, success=True,
                 last=last, trained=trained)
 
 
