@@ -67,8 +67,9 @@ def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperatu
     stats = scheduler.stats
     stats.tokens = engine.tokens
     stats.dropped = len(scheduler.lost)
-    kept = [slot for slot in scheduler.everyone if slot.group not in scheduler.lost]
-    return [slot.episode.trajectory for slot in kept], stats
+    played = [slot.episode.trajectory for slot in scheduler.everyone
+              if slot.group not in scheduler.lost]
+    return played, stats
 
 
 def make_engine(policy, agent, rows):
@@ -164,7 +165,8 @@ class Slots:
         self.waiting[slot] = self.in_flight.pop(slot)
 
         slot.failures += 1
-        if slot.failures > (100 if error.away else self.retries):
+        most = 100 if error.away else self.retries
+        if slot.failures > most:
             self.lost.add(slot.group)
         for other in list(self.waiting):
             if other.group in self.lost:
@@ -179,7 +181,7 @@ class Slots:
         self.bar.update()
         if self.finished and slot.group not in self.lost:
             group = [other for other in self.everyone if other.group == slot.group]
-            if all(other in self.done for other in group):
+            if self.done.keys() >= set(group):
                 self.finished([other.episode for other in group])
 
     def close(self):
@@ -385,8 +387,10 @@ class Scheduler(Slots):
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""
-        others = [slot for slot in self.everyone if slot is not spare and slot.sequence]
-        slot = [slot for slot in others if slot.sequence.length][-1]
+        having = [slot for slot in self.everyone if slot.sequence and slot.sequence.length]
+        slot = having.pop()
+        if slot is spare:
+            slot = having.pop()
         if slot in self.decoding:
             self.ready[slot] = self.decoding.pop(slot)
         self.engine.forget(slot.sequence)

@@ -44,14 +44,14 @@ def exchange(http, method, url, body=None):
     try:
         response = http.request(method, url, json=body, preload_content=False)
         text = response.read(MAX_ANSWER + 1, decode_content=False)
+        if len(text) > MAX_ANSWER:
+            response.close()
+            raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
     except (OSError, urllib3.exceptions.HTTPError) as error:
         # An answer that is late may be the fault of an episode, not of the server.
         late = isinstance(error, urllib3.exceptions.ReadTimeoutError)
         why = f"{type(error).__name__}: {brief(str(error))}"
         raise NoAnswer(f"{url}: {why}", away=not late) from error
-    if len(text) > MAX_ANSWER:
-        response.close()
-        raise NoAnswer(f"{url}: an answer of more than {MAX_ANSWER} bytes", away=True)
     response.release_conn()
     status = response.status
     if 300 <= status < 400:
