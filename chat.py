@@ -7,7 +7,7 @@ that the policy is shown and for the action that a reply means.
 """
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -270,11 +270,9 @@ def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
     <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)"""
-    opening = re.search(r"</think>\s*<answer>", reply)
-    if opening:
-        answer, closed, _ = reply[opening.end():].partition("</answer>")
-        if closed:
-            return answer.strip(), ""
+    answer = re.search(r"</think>\s*<answer>(.*?)</answer>", reply, re.DOTALL)
+    if answer:
+        return answer[1].strip(), ""
     return "", "Your reply had no <think>...</think><answer>...</answer>."
 
 
@@ -299,7 +297,7 @@ class Format:
     write: str                   # a reply, from a demonstration
     first: str = ""              # what the first reply begins with
     tries: int = 1               # of one task; after a failed one the agent writes a lesson
-    keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
+    keeps: tuple = ()            # what stays in view: (its name, its pattern), ...
 
     def compose(self, thought, action, turn=0, note=None):
         """A demonstration's reply; of a file, which tells no thought apart, as it is there. note:
@@ -325,7 +323,7 @@ FORMATS = {
     #     ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
     #     Thought: To craft flour I still need 2 wax, which is raw: I get it.
     #     Action: get 2 wax<|end|>⟧ (reward 0)
-    "plan": replace(REACT, first="Plan: {thought}\n", keeps={"plan": PLAN}, ask=(
+    "plan": replace(REACT, first="Plan: {thought}\n", keeps=(("plan", PLAN),), ask=(
         "Begin your first reply with 'Plan: ' and the steps you intend; later, write 'Plan: ' "
         "again only to change them. " + ASK_REACT)),
     # After a try that failed the agent writes a lesson and tries the task again (Reflexion,

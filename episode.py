@@ -11,7 +11,7 @@ simple, slow, and the definition of what `rollout.collect` must do.
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -106,11 +106,6 @@ class Exchange(NamedTuple):
     words: str                  # the part of it that stays in view
 
 
-State = Literal["asking",       # the environment must answer `request`
-                "replying",     # the policy must reply with an action
-                "lesson",       # the policy must write what it learned from a failed try (reflect)
-                "over"]
-
 # The policy's random numbers are seeded by (*key, turn), the environment's by (*key, LUCK).
 LUCK = 2**32 - 1
 
@@ -120,7 +115,13 @@ class Episode:
 
     key: the seed of the episode, a tuple of ints: (seed, step, 0, place, member) in training,
     (seed, EVALUATION, place, member) where a run is evaluated, (seed, place, member) in eval.py.
-    place: the task's number among those played; member: the episode's in its group."""
+    place: the task's number among those played; member: the episode's in its group.
+
+    state: "asking"     the environment must answer `request`
+           "replying"   the policy must reply with an action
+           "lesson"     the policy must write what it learned from a failed try (reflect)
+           "over"
+    """
 
     def __init__(self, agent, task_id, key, horizon):
         self.agent = agent
@@ -146,7 +147,7 @@ class Episode:
         luck = np.random.default_rng((*key, LUCK)).integers(2**31)
         self.first_request = Reset(task_id, int(luck))
         self.request = self.first_request
-        self.state: State = "asking"
+        self.state = "asking"
 
     @property
     def seen(self):
@@ -291,10 +292,10 @@ def shortened(episode, text):
     """
     history = episode.history
     recent = history[-episode.agent.window:]
-    keeps = dict(episode.format.keeps)
+    keeps = episode.format.keeps
     if episode.agent.context == "memory":
         recent = []
-        keeps["note"] = NOTE
+        keeps += (("note", NOTE),)
 
     paragraphs = []
     if history and history[0].observation:
@@ -302,7 +303,7 @@ def shortened(episode, text):
     for lesson in episode.lessons:
         paragraphs.append(f"After an earlier try you wrote: {lesson}")
     replies = "\n".join([exchange.words for exchange in history])
-    for name, pattern in keeps.items():
+    for name, pattern in keeps:
         newest = "".join(pattern.findall(replies)[-1:]).strip()
         if newest:
             paragraphs.append(f"Your {name}: {newest}")

@@ -16,6 +16,7 @@ import reprlib
 
 from envs import Move, load_env
 from envs.parts.agentgym import Manner
+from envs.parts.answers import fits
 
 
 def threshold(env):
@@ -82,30 +83,30 @@ def read_item(item, where):
 
 def checked_item(item, where):
     """(item_id, conversations) of an item in which every field is as it must be. ValueError."""
-    def expect(fits, name, value, expected):
-        if not fits:
+    def expect(right, name, value, expected):
+        if not right:
             raise ValueError(f"{where}: {name} is {reprlib.repr(value)}; expected {expected}")
 
-    expect(type(item) is dict, "it", item, "an object with item_id and conversations")
+    expect(fits(item, dict), "it", item, "an object with item_id and conversations")
     name = item.get("item_id")
-    numbered = type(name) is str and re.fullmatch(r"\w+_\d{1,9}", name)
+    numbered = fits(name, str) and re.fullmatch(r"\w+_\d{1,9}", name)
     expect(numbered, "item_id", name, '"<environment>_<number>"')
     where = f"{where} ({name})"
     messages = item.get("conversations")
-    several = type(messages) is list and len(messages) > 1
+    several = fits(messages, list) and len(messages) > 1
     expect(several, "conversations", messages, "a list of two messages or more")
     for i, message in enumerate(messages):
         at = f"conversations[{i}]"
-        expect(type(message) is dict, at, message, "an object with from, value, loss")
+        expect(fits(message, dict), at, message, "an object with from, value, loss")
         who = ("human", "gpt")[i % 2]
         speaker = message.get("from")
         turn = f'"{who}": human and gpt speak by turns'
         expect(speaker == who, f"{at}.from", speaker, turn)
         value = message.get("value")
-        whole = type(value) is str and value == value.encode(errors="replace").decode()
-        expect(whole, f"{at}.value", value, "a text, without half a character")
+        expect(fits(value, str), f"{at}.value", value,
+               "a text of at most a million characters, without half a one")
         loss = message.get("loss")
-        expect(loss is None or type(loss) is bool, f"{at}.loss", loss, "true, false or null")
+        expect(fits(loss, bool | None), f"{at}.loss", loss, "true, false or null")
         expect(not loss or who == "gpt", f"{at}.loss", loss, "false or null")
     losses = [message.get("loss") for message in messages[1::2]]
     expect(True in losses, "loss of gpt's", losses, "a true")
