@@ -94,14 +94,15 @@ class Chat:
     thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
     model's generation_config. ValueError: a template that cannot hold such a conversation."""
 
-    # Gemma has no system role: the rules stand in the first user message.
+    # A template is tried with a system message first. Gemma's has no such role: there the rules
+    # stand in the first user message.
     rules_in_user = False
 
-    def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
+    def __init__(self, tokenizer, history="keep", thinking="", tools=None, stop_ids=()):
         self.tokenizer = tokenizer
         self.name = tokenizer.name_or_path or type(tokenizer).__name__
-        self.source = tokenizer.get_chat_template(tools=tools or None)
-        self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
+        self.source = tokenizer.get_chat_template(tools=tools)
+        self.options = dict(tools=tools, chat_template=FIXED_DATE + self.source)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
         # Observations recur.
         self.between_replies = lru_cache(4096)(self.between_replies)
@@ -183,7 +184,7 @@ class Chat:
                 messages, tokenize=False, add_generation_prompt=True, **self.options, **options)
         except Exception as error:
             # Whatever a program raises that came with the model.
-            raise ValueError(f"{self.name}: its chat template fails: {error}") from error
+            self.refuse(f"fails: {error}")
 
     def opening(self, messages):
         harmless = []
@@ -363,14 +364,15 @@ class Agent(Speaks):
 
     def __post_init__(self):
         self.tools = {}
+        schemas = None
         self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         if self.format == "tool":
             self.tools = tools_of(self.module)
+            schemas = [schema for _, schema in self.tools.values()]
         if self.format == "agentgym":
             self.manner = manner_of(self.module)
         self.chat = None
         if self.tokenizer:
-            schemas = [schema for _, schema in self.tools.values()]
             self.chat = Chat(self.tokenizer, self.history, self.thinking, schemas, self.stop_ids)
 
     def start(self):

@@ -231,10 +231,8 @@ class Scheduler(Slots):
             return
         parcels = defaultdict(list)
         for slot in self.asking:
-            if self.lockstep:
-                parcels[slot.client].append(slot)
-            else:
-                parcels[slot].append(slot)
+            receiver = slot.client if self.lockstep else slot
+            parcels[receiver].append(slot)
         self.in_flight |= self.asking
         self.asking = {}
         for parcel in parcels.values():
