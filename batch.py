@@ -59,7 +59,8 @@ class Batch:
         order = lengths.argsort(descending=True, stable=True).tolist()
         lengths = lengths.tolist()
         parts = []
-        room = 0        # for tokens in the last part: none is begun
+        # For tokens in the last part: none is begun.
+        room = 0
         for row in order:
             if lengths[row] > tokens and not whole_rows:
                 parts += self.cut_between_contexts(row, lengths[row], tokens)
@@ -137,11 +138,18 @@ def to_batch(trajectories, device="cpu"):
             token_rewards[row, turn.end - 1] = turn.reward
             hashes[row, index] = turn.observation_hash
 
-    arrays = dict(
-        token_ids=token_ids, position_ids=position_ids, response_mask=response_mask,
-        old_logprobs=old_logprobs, token_rewards=token_rewards, turn_ids=turn_ids,
-        rewards=token_rewards.sum(1), observation_hashes=hashes)
-    return Batch(**{name: torch.from_numpy(x).to(device) for name, x in arrays.items()})
+    def tensor(x):
+        return torch.from_numpy(x).to(device)
+
+    return Batch(
+        token_ids=tensor(token_ids),
+        position_ids=tensor(position_ids),
+        response_mask=tensor(response_mask),
+        old_logprobs=tensor(old_logprobs),
+        token_rewards=tensor(token_rewards),
+        turn_ids=tensor(turn_ids),
+        rewards=tensor(token_rewards.sum(1)),
+        observation_hashes=tensor(hashes))
 
 
 # ---- shares of the work -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ that the policy is shown and for the action that a reply means.
 """
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from curriculum import choose_tasks
 from envs import demonstrations, tools_of
 from envs.parts.agentgym import Manner, manner_of
-from envs.parts.tool_calls import action_of, calling, read_calls, syntax_of
+from envs.parts.tool_calls import action_of, calling, lone_call, syntax_of
 from flags import Count, Natural, flag
 
 # ---- messages -----------------------------------------------------------------------------------
@@ -39,7 +39,8 @@ def answer_to(reply, text):
 # Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
 TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's
+# GPT-2's words.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def make_tokenizer(texts, vocabulary, *whole):
@@ -94,22 +95,24 @@ class Chat:
     thinking: "on", "off", or "" as the template has it. tools: JSON schemas. stop_ids: those of the
     model's generation_config. ValueError: a template that cannot hold such a conversation."""
 
-    def __init__(self, tokenizer, history="keep", thinking="", tools=(), stop_ids=()):
+    # A template is tried with a system message first. Gemma's has no such role: there the rules
+    # stand in the first user message.
+    rules_in_user = False
+
+    def __init__(self, tokenizer, history="keep", thinking="", tools=None, stop_ids=()):
         self.tokenizer = tokenizer
         self.name = tokenizer.name_or_path or type(tokenizer).__name__
-        self.source = tokenizer.get_chat_template(tools=tools or None)
-        self.options = dict(tools=tools or None, chat_template=FIXED_DATE + self.source)
+        self.source = tokenizer.get_chat_template(tools=tools)
+        self.options = dict(tools=tools, chat_template=FIXED_DATE + self.source)
         self.encode = partial(tokenizer.encode, add_special_tokens=False)
-        self.between_replies = lru_cache(4096)(self.between_replies)     # observations recur
+        # Observations recur.
+        self.between_replies = lru_cache(4096)(self.between_replies)
 
-        # Gemma has no system role: the rules stand in the first user message.
-        self.rules_in_user = False
+        self.rules_in_user = not self._shows_all_messages()
         if not self._shows_all_messages():
-            self.rules_in_user = True
-            if not self._shows_all_messages():
-                self.refuse("does not show rules, then user and assistant in turn; use another")
+            self.refuse("does not show rules, then user and assistant in turn; use another")
         if thinking:
-            self._switch(thinking)
+            self._switch(thinking == "on")
 
         # What the template makes of the trial conversation. between: what stands behind a reply, up
         # to where the next one begins.
@@ -119,9 +122,15 @@ class Chat:
         _, opening, thoughts = prompt.partition(ASK)[2].partition("<think>")
         self.opened = opening + thoughts
 
-        # Which texts are tokens of their own, and which of them ends a reply.
+        # Which texts are tokens of their own, and which of them ends a reply. Llama 2's stands
+        # behind a space.
         tokens = [t for t in tokenizer.added_tokens_decoder.values() if t.content.strip()]
-        self.stop = self._stop_token(between.partition(NEXT)[0], [t.content for t in tokens])
+        ending = between.partition(NEXT)[0]
+        stop = one_of(t.content for t in tokens).match(ending.lstrip())
+        if not stop:
+            self.refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
+                        "own to stop at; use another template")
+        self.stop = stop[0]
         (self.stop_id,) = self.encode(self.stop)
         self.stop_ids = {self.stop_id, tokenizer.eos_token_id, *stop_ids} - {None}
         written = self.source + prompt + between
@@ -143,39 +152,26 @@ class Chat:
 
     def _shows_all_messages(self):
         """Whether the trial conversation can be read in its prompt, in the right order."""
+        wanted = [RULES, ASK, REPLY, NEXT]
+        if self.source == TINY_TEMPLATE:
+            wanted.remove(RULES)
         try:
-            shown = re.findall(f"{RULES}|{ASK}|{REPLY}|{NEXT}", self.prompt(TALK))
+            return re.findall("|".join(wanted), self.prompt(TALK)) == wanted
         except ValueError:
             return False
-        if self.source == TINY_TEMPLATE:
-            return shown == [ASK, REPLY, NEXT]
-        return shown == [RULES, ASK, REPLY, NEXT]
 
-    def _switch(self, thinking):
+    def _switch(self, on):
         """Turn the template's own switch, by Qwen's and GLM's name for it and by DeepSeek's."""
-        question = [said("user", ASK)]
-        on = dict(enable_thinking=True, thinking=True)
-        off = dict(enable_thinking=False, thinking=False)
-        if self.prompt(question, **on) == self.prompt(question, **off):
+        question = ASKED[1:]
+        otherwise = self.prompt(question, enable_thinking=not on, thinking=not on)
+        self.options |= dict(enable_thinking=on, thinking=on)
+        if self.prompt(question) == otherwise:
             self.refuse("has no switch for thinking; leave --thinking out")
-        if thinking == "on":
-            self.options |= on
-        else:
-            self.options |= off
-
-    def _stop_token(self, ending, tokens):
-        """The token that ends a reply. ending: what the template writes behind one."""
-        stop = one_of(tokens).match(ending.lstrip())        # Llama 2's has a space before it
-        if not stop:
-            self.refuse(f"ends a reply with {ending!r}, which does not begin with a token of its "
-                        "own to stop at; use another template")
-        return stop[0]
 
     def _check_that_tokens_can_be_appended(self, prompt, between):
         """What stands between replies must not depend on the turn, but for thoughts and spaces:
         those stay in view as they were sampled, whatever the template would make of them."""
-        again = [REPLIED, said("user", NEXT)]
-        rendered = self.prompt([*ASKED, *again, *again])
+        rendered = self.prompt(TALK + TALK[2:])
         appended = prompt + REPLY + between + REPLY + between
         spaces_and_thoughts = re.compile(r"\s+|</?think>")
         if spaces_and_thoughts.sub("", rendered) != spaces_and_thoughts.sub("", appended):
@@ -190,8 +186,9 @@ class Chat:
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.options, **options)
-        except Exception as error:          # of a program that came with the model
-            raise ValueError(f"{self.name}: its chat template fails: {error}") from error
+        except Exception as error:
+            # Whatever a program raises that came with the model.
+            self.refuse(f"fails: {error}")
 
     def opening(self, messages):
         harmless = []
@@ -223,9 +220,9 @@ class Chat:
             thoughts, words, _ = split_thoughts(words)
         message = said("assistant", words)
         if self.call_syntax:
-            before, calls = read_calls(self.call_syntax, words)
-            if len(calls) == 1 and calls[0] and not self.special_in_reply.search(str(calls[0])):
-                message = calling(before, *calls[0])
+            before, call = lone_call(self.call_syntax, words)
+            if call and not self.special_in_reply.search(str(call)):
+                message = calling(before, *call)
         if thoughts:
             message["reasoning_content"] = thoughts
         return message
@@ -282,11 +279,9 @@ def read_think(reply):
     """RAGEN's form: <think>...</think><answer>a || b</answer>. The answer is the action.
     <|user|>Got 2 wax<|end|><|assistant|>⟦<think>I hold everything for flour: I craft it.</think>
     <answer>craft 2 flour using 2 wax</answer><|end|>⟧ (reward 1)"""
-    opening = re.search(r"</think>\s*<answer>", reply)
-    if opening:
-        answer, closed, _ = reply[opening.end():].partition("</answer>")
-        if closed:
-            return answer.strip(), ""
+    answer = re.search(r"</think>\s*<answer>(.*?)</answer>", reply, re.DOTALL)
+    if answer:
+        return answer[1].strip(), ""
     return "", "Your reply had no <think>...</think><answer>...</answer>."
 
 
@@ -299,7 +294,8 @@ ASK_LESSON = "The try has failed. Write in one or two sentences what went wrong 
              "will do differently. Then you try again."
 CUT = "Your reply ended within its thoughts. Think less, then act."
 
-NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)                       # one line
+# What the newest note and plan are, in all that the agent wrote: a line, and some lines.
+NOTE = re.compile(r"^Note:(.*)\n?", re.MULTILINE)
 PLAN = re.compile(r"^Plan:(.*?)(?=^(?:Thought|Action|Plan|Note):|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -312,7 +308,7 @@ class Format:
     first: str = ""              # what the first reply begins with
     line: bool = True            # the action ends with its line, and with it the reply
     tries: int = 1               # of one task; after a failed one the agent writes a lesson
-    keeps: dict[str, re.Pattern] = field(default_factory=dict)   # what stays in view, by its name
+    keeps: tuple = ()            # what stays in view: (its name, its pattern), ...
 
     def compose(self, thought, action, turn=0, note=None):
         """A demonstration's reply; of a file, which tells no thought apart, as it is there. note:
@@ -338,7 +334,7 @@ FORMATS = {
     #     ... Goal: craft flour.<|end|><|assistant|>⟦Plan: To craft flour I still need 2 wax, ...
     #     Thought: To craft flour I still need 2 wax, which is raw: I get it.
     #     Action: get 2 wax<|end|>⟧ (reward 0)
-    "plan": replace(REACT, first="Plan: {thought}\n", keeps={"plan": PLAN}, ask=(
+    "plan": replace(REACT, first="Plan: {thought}\n", keeps=(("plan", PLAN),), ask=(
         "Begin your first reply with 'Plan: ' and the steps you intend; later, write 'Plan: ' "
         "again only to change them. " + ASK_REACT)),
     # After a try that failed the agent writes a lesson and tries the task again (Reflexion,
@@ -386,19 +382,19 @@ class Agent(Speaks):
 
     def __post_init__(self):
         self.tools = {}
+        schemas = None
+        self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         if self.format == "tool":
             self.tools = tools_of(self.module)
+            schemas = [schema for _, schema in self.tools.values()]
         if self.format == "agentgym":
             self.manner = manner_of(self.module)
-        else:
-            self.manner = Manner(self.prompt, FORMATS[self.format].read, agreed="")
         # Where an action is one line, nothing behind that line is read.
         several = getattr(self.module, "SEVERAL_LINES", False)
         self.one_line = FORMATS[self.format].line and not several
         self.examples = self.play_examples() if self.shots else []
         self.chat = None
         if self.tokenizer:
-            schemas = [schema for _, schema in self.tools.values()]
             self.chat = Chat(self.tokenizer, self.history, self.thinking, schemas, self.stop_ids)
 
     def play_examples(self):

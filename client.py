@@ -10,18 +10,17 @@ If it fails, its episodes get an EnvError, and whoever plays them plays them aga
 A server of the original AgentGym is played through one of ours: envs/parts/original.py.
 """
 import itertools
+import math
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-import urllib3
-
 from envs.parts.answers import (
     MAX_ITEMS,
-    NO_ANSWER,
     EnvError,
+    NoAnswer,
     brief,
     checked,
     connections,
@@ -57,8 +56,8 @@ class Answer(NamedTuple):
 
 class Silence(NamedTuple):
     """Of a server that gives no answer, in seconds of time.monotonic()."""
-    since: float                # its first failure
-    until: float                # it is left alone so long
+    since: float = math.inf     # its first failure since it last answered
+    until: float = 0.0          # it is left alone so long
 
 
 class ServersGone(EnvError):
@@ -66,67 +65,62 @@ class ServersGone(EnvError):
 
 
 class EnvClient:
-    """Episodes of one environment on the servers at these addresses (comma-separated). patience:
-    seconds without an answer of any of them until ServersGone. timeout: seconds for one answer.
-    EnvError: it is not played at one of them."""
+    """Episodes of one environment on the servers at these addresses (comma-separated). EnvError: it
+    is not played at one of them."""
 
-    def __init__(self, urls, name, patience=60.0, timeout=120.0):
-        self.patience = patience
-        self.http = connections(timeout, attempts=3)
+    # Seconds without an answer of any of them until ServersGone, and those for one answer.
+    patience = 60.0
+    timeout = 120.0
+
+    def __init__(self, urls, name):
+        self.http = connections(self.timeout, attempts=3)
         self.urls = [find_server(self.http, url, name) for url in urls.split(",")]
-        self.silent = {}                # URL -> Silence
-        self.open = set()               # sessions (URL, id)
-        self.turns = itertools.count()  # whose turn it is to get the next session
-        # Servers answer side by side.
+        self.silent = dict.fromkeys(self.urls, Silence())
+        # Sessions (URL, id), and a count of all that there were: servers get them by turns.
+        self.open = set()
+        self.turns = itertools.count()
         self.pool = ThreadPoolExecutor(2 * len(self.urls))
 
     def answer(self, items):
         """[(session, Reset or Step)] -> an Answer or EnvError each, in order. A session of None
         opens one, for a Reset. ValueError: a server refuses one as wrong, such as a task that it
         does not have."""
-        bodies = []
-        places = defaultdict(list)      # (URL, verb) -> the places in items that it answers
+        # (URL, verb, number) -> a request: {place in items: body}, at most MAX_ITEMS of them.
+        requests = defaultdict(dict)
         for place, (session, request) in enumerate(items):
+            # A request's fields have the names that they have on the wire.
+            body = request._asdict()
             if session:
-                url, number = session
-                body = {"id": number}
+                url, body["id"] = session
             else:
                 url = self.live_url()
-                body = {}
-            # A request's fields have the names that they have on the wire.
-            bodies.append(body | request._asdict())
             verb = "reset" if isinstance(request, Reset) else "step"
-            places[url, verb].append(place)
+            requests[url, verb, place // MAX_ITEMS][place] = body
+        answers = {}
 
-        calls = []
-        for (url, verb), all_places in places.items():
-            for first in range(0, len(all_places), MAX_ITEMS):
-                calls.append((url, verb, all_places[first:first + MAX_ITEMS]))
-        answers = [None] * len(items)
+        def send(key):
+            url, verb, _ = key
+            bodies = requests[key]
+            came = self.send(url, verb, list(bodies.values()))
+            answers.update(zip(bodies, came))
 
-        def send(call):
-            url, verb, here = call
-            came = self.send(url, verb, [bodies[place] for place in here])
-            for place, answer in zip(here, came):
-                answers[place] = answer
-
-        if len(self.urls) == 1:         # in their order
-            for call in calls:
-                send(call)
+        # Several servers answer side by side, one in the order of its requests.
+        if len(self.urls) == 1:
+            for key in requests:
+                send(key)
         else:
-            list(self.pool.map(send, calls))
-        return answers
+            list(self.pool.map(send, requests))
+        return [answers[place] for place in range(len(items))]
 
     def live_url(self):
         """Where to open a session: each server in its turn, but those that are left alone.
         ServersGone."""
         while True:
             now = time.monotonic()
-            silent = dict(self.silent)      # other threads change it
-            due = [url for url in self.urls if url not in silent or silent[url].until <= now]
+            due = [url for url in self.urls if self.silent[url].until <= now]
             if due:
                 return due[next(self.turns) % len(due)]
-            last_heard = max(silence.since for silence in silent.values())
+            last_heard = max(self.silent.values()).since
             if now - last_heard > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "
                                   f"{self.patience:g} s; start one and repeat the command "
@@ -140,17 +134,13 @@ class EnvClient:
         began = time.monotonic()
         try:
             status, answer = exchange(self.http, "POST", address, {"items": bodies})
-            self.silent.pop(url, None)
+            self.silent[url] = Silence()
             items = field(checked(status, answer, address), "items", list, url)
             if len(items) != len(bodies):
                 raise EnvError(f"{url}: {len(items)} items in answer to {len(bodies)}")
-        except NO_ANSWER as error:
-            self.leave_alone(url, began)
-            # An answer that is late may be the fault of an episode, not of the server.
-            late = isinstance(error, urllib3.exceptions.ReadTimeoutError)
-            sentence = f"{address}: {type(error).__name__}: {brief(str(error))}"
-            return [EnvError(sentence, away=not late)] * len(bodies)
         except EnvError as error:
+            if isinstance(error, NoAnswer):
+                self.leave_alone(url, began)
             return [error] * len(bodies)
         answers = [read_item(url, verb, body, item) for body, item in zip(bodies, items)]
         self.open |= {answer.session for answer in answers if isinstance(answer, Answer)}
@@ -161,16 +151,14 @@ class EnvClient:
         at least, half of the patience at most."""
         now = time.monotonic()
         rest = min(max(1, now - began), self.patience / 2)
-        before = self.silent.get(url)
-        since = before.since if before else now
-        self.silent[url] = Silence(since, now + rest)
+        self.silent[url] = Silence(min(self.silent[url].since, now), now + rest)
 
     def close(self):
         """Close all sessions; a server that is gone has closed them already."""
         for url in self.urls:
             numbers = [number for root, number in self.open if root == url]
             if numbers:
-                with suppress(EnvError, *NO_ANSWER):
+                with suppress(EnvError):
                     exchange(self.http, "POST", f"{url}/closes", {"ids": numbers})
         self.open.clear()
 
@@ -195,12 +183,13 @@ def find_server(http, url, name):
     how = f"start one, python env_server.py {name}, and give the address it prints"
     try:
         _, health = exchange(http, "GET", f"{root}/health")
-    except NO_ANSWER as error:
-        raise EnvError(f"no environment server at {root} ({type(error).__name__}); {how}") from None
+    except NoAnswer as error:
+        why = type(error.__cause__).__name__
+        raise EnvError(f"no environment server at {root} ({why}); {how}") from None
     if not isinstance(health, dict) or health.get("server") != "nanoAgentGym":
         raise EnvError(f"{root} answers, but not as our server; {how}, or give the address of an "
                        "original AgentGym server as --data")
-    names = field(health, "environments", list[str], root)
-    if name not in names:
-        raise EnvError(f"{root} serves {', '.join(names)}, not {name}; {how}")
+    served = field(health, "environments", list[str], root)
+    if name not in served:
+        raise EnvError(f"{root} serves {', '.join(served)}, not {name}; {how}")
     return f"{root}/{name}"

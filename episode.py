@@ -11,7 +11,7 @@ simple, slow, and the definition of what `rollout.collect` must do.
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -84,7 +84,8 @@ class Trajectory:
 # ---- one episode --------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+# Compared by identity, so that it can be the key of a dict.
+@dataclass(eq=False)
 class World:
     """One environment as it is played: where, and how the policy speaks there. The agents of one
     policy's worlds have the same tokenizer and longest reply."""
@@ -105,11 +106,6 @@ class Exchange(NamedTuple):
     words: str                  # the part of it that stays in view
 
 
-State = Literal["asking",       # the environment must answer `request`
-                "replying",     # the policy must reply with an action
-                "lesson",       # the policy must write what it learned from a failed try (reflect)
-                "over"]
-
 # The policy's random numbers are seeded by (*key, turn), the environment's by (*key, LUCK).
 LUCK = 2**32 - 1
 
@@ -119,27 +115,39 @@ class Episode:
 
     key: the seed of the episode, a tuple of ints: (seed, step, 0, place, member) in training,
     (seed, EVALUATION, place, member) where a run is evaluated, (seed, place, member) in eval.py.
-    place: the task's number among those played; member: the episode's in its group."""
+    place: the task's number among those played; member: the episode's in its group.
+
+    state: "asking"     the environment must answer `request`
+           "replying"   the policy must reply with an action
+           "lesson"     the policy must write what it learned from a failed try (reflect)
+           "over"
+    """
 
     def __init__(self, agent, task_id, key, horizon):
         self.agent = agent
         self.format = FORMATS[agent.format]
-        self.horizon = horizon      # turns of a try
+        # Turns of a try.
+        self.horizon = horizon
         self.trajectory = Trajectory(task_id, tuple(key), getattr(agent.module, "NAME", ""))
-        self.history = []           # an Exchange for each turn of this try
-        self.messages = []          # the conversation in view, as a chat server would hold it
-        self.lessons = []           # what the agent wrote after each failed try (reflect)
-        self.observation = ""       # what the policy replies to next
-        self.complaint = ""         # about its last reply
-        self.token_ids = []         # of the reply that is being sampled
+
+        # An Exchange for each turn of this try; the conversation in view, as a chat server would
+        # hold it; what the agent wrote after each failed try (reflect).
+        self.history = []
+        self.messages = []
+        self.lessons = []
+        # What the policy replies to next, and what is wrong with its last reply.
+        self.observation = ""
+        self.complaint = ""
+        # The reply that is being sampled, and a number in [0, 1) for each token that it may have.
+        self.token_ids = []
         self.logprobs = []
-        self.uniforms = None        # a number in [0, 1) for each token that this reply may have
+        self.uniforms = None
 
         # All tries at a task meet the same luck.
         luck = np.random.default_rng((*key, LUCK)).integers(2**31)
         self.first_request = Reset(task_id, int(luck))
         self.request = self.first_request
-        self.state: State = "asking"
+        self.state = "asking"
 
     @property
     def seen(self):
@@ -191,51 +199,46 @@ class Episode:
         self.messages.append(message)
         _, words, cut = split_thoughts(text)
         if self.state == "lesson":
-            self.take_lesson(words, turn)
+            self.take_lesson(words)
         else:
             turn.cut = cut
-            self.take_action(text, words, cut, message)
+            # The form `think` keeps its thoughts in view; the others keep the words behind them.
+            if self.agent.format == "think":
+                words = text
+            self.history.append(Exchange(self.observation, message, words))
+            # A reply that was cut within its thoughts means no action.
+            action = ""
+            self.complaint = CUT
+            if not cut:
+                action, self.complaint = self.agent.read(words, message)
+            self.request = Step(action)
         self.state = "asking"
 
-    def take_lesson(self, words, turn):
+    def take_lesson(self, words):
         """The reply was a lesson: the same task is tried again. The return is the last try's, so
         failing pays nothing."""
-        turn.valid = None
-        for failed in self.trajectory.turns[:-1]:
-            failed.reward = 0.0
+        *failed, lesson = self.trajectory.turns
+        lesson.valid = None
+        for turn in failed:
+            turn.reward = 0.0
         self.lessons.append(words.strip())
         self.history = []
         self.request = self.first_request
 
-    def take_action(self, text, words, cut, message):
-        """The reply means an action; one that was cut within its thoughts means none."""
-        # The form `think` keeps its thoughts in view; the others keep the words behind them.
-        if self.agent.format == "think":
-            words = text
-        self.history.append(Exchange(self.observation, message, words))
-        if cut:
-            action = ""
-            self.complaint = CUT
-        else:
-            action, self.complaint = self.agent.read(words, message)
-        self.request = Step(action)
-
     def observe(self, observation, reward=0.0, done=False, info=None):
         """Take the environment's answer to `request`: show it to the policy, or end the episode."""
+        trajectory = self.trajectory
         if isinstance(self.request, Reset):
             self.observation = self.agent.first(observation)
-            self.show(self.observation, "replying")
-            return
+        else:
+            self.observation = self.agent.later(observation, self.complaint)
+            info = info or {}
+            turn = trajectory.turns[-1]
+            turn.reward = float(reward)
+            turn.valid = info.get("valid", True)
+            trajectory.score = float(info.get("score", reward))
+            trajectory.success = bool(info.get("success", False))
 
-        info = info or {}
-        trajectory = self.trajectory
-        turn = trajectory.turns[-1]
-        turn.reward = float(reward)
-        turn.valid = info.get("valid", True)
-        trajectory.score = float(info.get("score", reward))
-        trajectory.success = bool(info.get("success", False))
-
-        self.observation = self.agent.later(observation, self.complaint)
         if not done and len(self.history) < self.horizon:
             self.show(self.observation, "replying")
         elif not trajectory.success and len(self.lessons) + 1 < self.format.tries:
@@ -256,9 +259,8 @@ class Episode:
         self.uniforms = generator.random(agent.max_turn_tokens)
 
         # What is no longer in view cannot be taken out of a context: a new one begins.
-        anew = not self.messages or agent.context == "memory"
-        if agent.context == "window" and len(self.history) > agent.window:
-            anew = True
+        slid = agent.context == "window" and len(self.history) > agent.window
+        anew = not self.messages or agent.context == "memory" or slid
         if anew:
             self.messages = agent.start() + shortened(self, text)
         else:
@@ -293,10 +295,10 @@ def shortened(episode, text):
     """
     history = episode.history
     recent = history[-episode.agent.window:]
-    keeps = dict(episode.format.keeps)
+    keeps = episode.format.keeps
     if episode.agent.context == "memory":
         recent = []
-        keeps["note"] = NOTE
+        keeps += (("note", NOTE),)
 
     paragraphs = []
     if history and history[0].observation:
@@ -304,10 +306,10 @@ def shortened(episode, text):
     for lesson in episode.lessons:
         paragraphs.append(f"After an earlier try you wrote: {lesson}")
     replies = "\n".join([exchange.words for exchange in history])
-    for name, pattern in keeps.items():
-        found = pattern.findall(replies)
-        if found and found[-1].strip():
-            paragraphs.append(f"Your {name}: {found[-1].strip()}")
+    for name, pattern in keeps:
+        newest = "".join(pattern.findall(replies)[-1:]).strip()
+        if newest:
+            paragraphs.append(f"Your {name}: {newest}")
     if recent:
         paragraphs.append(f"(earlier turns not shown: {len(history) - len(recent)})")
 
@@ -315,8 +317,7 @@ def shortened(episode, text):
     observations = [exchange.observation for exchange in recent] + [text]
     messages = [said("user", "\n\n".join(paragraphs + observations[:1]))]
     for exchange, observation in zip(recent, observations[1:]):
-        messages.append(exchange.message)
-        messages.append(answer_to(exchange.message, observation))
+        messages += [exchange.message, answer_to(exchange.message, observation)]
     return messages
 
 

@@ -4,8 +4,8 @@
             start     send         receive  prefill     draw
 
 `collect` must sample the very tokens that `episode.play` does. `Slots` holds the episodes by what
-each waits for. `Scheduler` is the environments' side: it sends requests and takes the answers.
-`Sampler` is the policy's: it prefills contexts and decodes a token of all replies at a time.
+each waits for. `Scheduler` lets them go on: it sends requests to the environments and takes their
+answers, it prefills contexts and decodes a token of all replies at a time.
 """
 import gc
 import math
@@ -23,6 +23,9 @@ from engine import Engine, Sequence, sample
 from episode import Episode
 from parallel import gathered, gathered_weights, progress, rank, world_size
 
+# Bytes of KV memory where there is no GPU.
+CPU_MEMORY = 2**30
+
 # ---- playing ------------------------------------------------------------------------------------
 
 
@@ -35,7 +38,6 @@ class Stats:
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
     preempted: int = 0              # how often a sequence lost its pages to another
-    gone: str = ""                  # why no server is left, which ends the run
 
     def __add__(self, other):
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
@@ -44,39 +46,42 @@ class Stats:
 
 
 def collect(policy, tasks, group_size, horizon, key=(0,), places=None, temperature=1.0,
-            engine=None, max_concurrent=math.inf, retries=2, finished=None):
+            engine=None, max_concurrent=math.inf, finished=None):
     """Many episodes at once on paged KV memory -> (trajectories, Stats).
 
     tasks: [(World, task id)]; each is played by group_size members, adjacent in the result. A group
-    with a member whose environment failed `retries` + 1 times is left out whole: it is no reward of
-    0. An episode's key is (*key, place, member). places[i] is the place of tasks[i] in the whole
-    step (i by default), so that a rank draws the numbers that one process would. temperature: of
-    the sampler; 0 takes the most likely token.
+    whose environment keeps failing is left out whole: it is no reward of 0. An episode's key is
+    (*key, place, member). places[i] is the place of tasks[i] in the whole step (i by default), so
+    that a rank draws the numbers that one process would. temperature: of the sampler; 0 takes the
+    most likely token.
     finished(the group's Episodes) is called as soon as a group is played. ServersGone when no
     server has answered for the client's patience."""
     if not tasks:
         return [], Stats()
-    rows = min(len(tasks) * group_size, max_concurrent)
-    engine = engine or make_engine(policy, tasks[0][0].agent, rows)
-    slots = Slots(tasks, group_size, horizon, key, places or range(len(tasks)), retries, finished)
-    Scheduler(slots, engine, temperature).run()
-    slots.stats.tokens = engine.tokens.copy()
-    slots.stats.dropped = len(slots.lost)
-    kept = [slot for slot in slots.everyone if slot.group not in slots.lost]
-    return [slot.episode.trajectory for slot in kept], slots.stats
+    if not engine:
+        rows = min(len(tasks) * group_size, max_concurrent)
+        engine = make_engine(policy, tasks[0][0].agent, rows)
+    places = places or range(len(tasks))
+    scheduler = Scheduler(engine, temperature, tasks, group_size, horizon, key, places, finished)
+    scheduler.run()
+    stats = scheduler.stats
+    stats.tokens = engine.tokens
+    stats.dropped = len(scheduler.lost)
+    played = [slot.episode.trajectory for slot in scheduler.everyone
+              if slot.group not in scheduler.lost]
+    return played, stats
 
 
-def make_engine(policy, agent, rows, memory=None):
-    """An engine with rows and pages for so many episodes at a time, within `memory` bytes of KV."""
+def make_engine(policy, agent, rows):
+    """An engine with rows and pages for so many episodes at a time, as far as there is memory."""
     page_size = PAGE_SIZES[policy.kernel]
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * page_size * policy.compute_dtype.itemsize
-    if memory is None:
-        memory = 2**30
-        if policy.device.type == "cuda":
-            # Models that nobody holds are cycles; torch keeps what the update no longer needs.
-            gc.collect()
-            torch.cuda.empty_cache()
-            memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
+    memory = CPU_MEMORY
+    if policy.device.type == "cuda":
+        # Models that nobody holds are cycles; torch keeps what the update no longer needs.
+        gc.collect()
+        torch.cuda.empty_cache()
+        memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     # At least one episode must fit; more pages than all rows can use are of no use.
     width = math.ceil(agent.max_context / page_size)
     pages = max(width, min(rows * width, int(memory / page_bytes)))
@@ -87,9 +92,10 @@ def make_engine(policy, agent, rows, memory=None):
 # ---- the episodes -------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)            # compared by identity, so that it can be the key of a dict
+# Compared by identity, so that it can be the key of a dict.
+@dataclass(eq=False)
 class Slot:
-    """An episode while `collect` plays it."""
+    """An episode while it is played beside others."""
     episode: Episode
     group: int
     client: EnvClient
@@ -102,9 +108,13 @@ class Slots:
     """The episodes of one `collect`, and what they share, whoever plays them.
 
     Each stands in one of six sets, in the order in which it came there; a dict without values
-    serves as an ordered set. Arguments: as `collect` has them."""
+    serves as an ordered set, and `ready[slot] = in_flight.pop(slot)` moves a slot from one to
+    another, where it comes last. Arguments: as `collect` has them."""
 
-    def __init__(self, tasks, group_size, horizon, key, places, retries=2, finished=None):
+    # So often may an episode's environment fail before its group is given up.
+    retries = 2
+
+    def __init__(self, tasks, group_size, horizon, key, places, finished=None):
         self.everyone = []
         for group, (world, task_id) in enumerate(tasks):
             turns = min(horizon, world.most_turns)
@@ -112,16 +122,21 @@ class Slots:
                 episode = Episode(world.agent, task_id, (*key, places[group], member), turns)
                 self.everyone.append(Slot(episode, group, world.client))
 
-        self.waiting = dict.fromkeys(self.everyone)     # not started
-        self.asking = {}            # their requests to the environment are still to be sent
-        self.in_flight = {}         # their requests have been sent
-        self.ready = {}             # their contexts have tokens to be prefilled
-        self.decoding = {}          # their replies are being sampled
-        self.done = {}              # played to the end, or given up with their group
+        # Not started.
+        self.waiting = dict.fromkeys(self.everyone)
+        # Their requests to the environment are still to be sent; have been sent.
+        self.asking = {}
+        self.in_flight = {}
+        # Their contexts have tokens to be prefilled; their replies are being sampled.
+        self.ready = {}
+        self.decoding = {}
+        # Played to the end, or given up with their group.
+        self.done = {}
 
-        self.idle = {slot.client: [] for slot in self.everyone}     # sessions to be used again
-        self.lost = set()           # groups with a member whose environment kept failing
-        self.retries = retries
+        # A client's sessions that are to be used again.
+        self.idle = {slot.client: [] for slot in self.everyone}
+        # Groups with a member whose environment kept failing.
+        self.lost = set()
         self.finished = finished
         self.stats = Stats()
         self.bar = progress(None, "episodes", total=len(self.everyone))
@@ -131,18 +146,13 @@ class Slots:
         """How many have started and are not done."""
         return len(self.everyone) - len(self.waiting) - len(self.done)
 
-    def too_few(self, slots):
-        """Is it better to decode on until more have come? An eighth of those that play is enough
-        for a batch."""
-        return self.decoding and len(slots) < self.playing // 8
-
     def start(self, most):
         """Let slots that wait begin until `most` are playing."""
         for slot in list(self.waiting)[:most - self.playing]:
             idle = self.idle[slot.client]
             if idle:
                 slot.session = idle.pop()
-            move(slot, self.waiting, self.asking)
+            self.asking[slot] = self.waiting.pop(slot)
 
     def fail(self, slot, error):
         """The environment failed, after the client's own attempts: the episode waits to be played
@@ -152,7 +162,7 @@ class Slots:
         slot.episode = Episode(failed.agent, failed.trajectory.task_id, failed.trajectory.key,
                                failed.horizon)
         slot.session = None
-        move(slot, self.in_flight, self.waiting)
+        self.waiting[slot] = self.in_flight.pop(slot)
 
         slot.failures += 1
         most = 100 if error.away else self.retries
@@ -167,11 +177,11 @@ class Slots:
         source: the set in which the slot stands."""
         if slot.session:
             self.idle[slot.client].append(slot.session)
-        move(slot, source, self.done)
+        self.done[slot] = source.pop(slot)
         self.bar.update()
         if self.finished and slot.group not in self.lost:
             group = [other for other in self.everyone if other.group == slot.group]
-            if all(other in self.done for other in group):
+            if self.done.keys() >= set(group):
                 self.finished([other.episode for other in group])
 
     def close(self):
@@ -181,47 +191,50 @@ class Slots:
         self.bar.close()
 
 
-def move(slot, source, target):
-    """From one set of Slots to another, where it comes last."""
-    del source[slot]
-    target[slot] = None
+# ---- the event loop -----------------------------------------------------------------------------
 
 
-# ---- the environments' side ---------------------------------------------------------------------
+class Scheduler(Slots):
+    """Slots whose replies a policy samples in an Engine.
 
+    It sends requests, receives observations, prefills and decodes one token; and so on."""
 
-class Scheduler:
-    """The event loop: send requests, receive observations, prefill, decode one token; repeat."""
-
-    def __init__(self, slots, engine, temperature):
-        self.slots = slots
+    def __init__(self, engine, temperature, tasks, *arguments):
+        super().__init__(tasks, *arguments)
         self.engine = engine
-        self.sampler = Sampler(engine, slots, temperature)
-        self.sent = {}              # future of the answers -> the slots that they are for
+        self.temperature = temperature
+        # The future of some answers -> the slots that they are for.
+        self.sent = {}
         # A PARALLEL world's steps may take long, so its slots do not wait for each other.
-        modules = [slot.episode.agent.module for slot in slots.everyone]
-        self.lockstep = not any(getattr(module, "PARALLEL", False) for module in modules)
+        self.lockstep = not any(getattr(world.module, "PARALLEL", False) for world, _ in tasks)
 
     def run(self):
-        with closing(self.slots), ThreadPoolExecutor(32) as pool:
-            while len(self.slots.done) < len(self.slots.everyone):
-                self.slots.start(self.engine.rows)
+        with closing(self), ThreadPoolExecutor(32) as pool:
+            while len(self.done) < len(self.everyone):
+                self.start(self.engine.rows)
                 self.send(pool)
                 self.receive()
-                self.sampler.prefill()
-                self.sampler.decode()
+                self.prefill()
+                self.decode()
+
+    def too_few(self, slots):
+        """Is it better to decode on until more have come? An eighth of those that play is enough
+        for a batch."""
+        return self.decoding and len(slots) < self.playing // 8
+
+    # The environments' side.
 
     def send(self, pool):
         """In lockstep a client gets all its requests in one call, when enough slots ask or nobody
         decodes. Otherwise each request is a call of its own, at once."""
-        asking = list(self.slots.asking)
-        if self.lockstep and self.slots.too_few(asking):
+        if self.lockstep and self.too_few(self.asking):
             return
         parcels = defaultdict(list)
-        for slot in asking:
+        for slot in self.asking:
             receiver = slot.client if self.lockstep else slot
             parcels[receiver].append(slot)
-            move(slot, self.slots.asking, self.slots.in_flight)
+        self.in_flight |= self.asking
+        self.asking = {}
         for parcel in parcels.values():
             requests = [(slot.session, slot.episode.request) for slot in parcel]
             future = pool.submit(parcel[0].client.answer, requests)
@@ -234,62 +247,52 @@ class Scheduler:
         enough = ALL_COMPLETED
         if not self.lockstep:
             enough = FIRST_COMPLETED
-            if self.slots.decoding or self.sampler.readable():
+            if self.decoding or self.readable():
                 timeout = 0
         began = time.perf_counter()
         came, _ = wait(self.sent, timeout=timeout, return_when=enough)
-        self.slots.stats.seconds["environment"] += time.perf_counter() - began
+        self.stats.seconds["environment"] += time.perf_counter() - began
 
         answers = {}
         for future in came:
             answers.update(zip(self.sent.pop(future), future.result(), strict=True))
-        for slot in list(self.slots.in_flight):
+        for slot in list(self.in_flight):
             if slot in answers:
                 self.take(slot, answers[slot])
 
     def take(self, slot, answer):
         """Give a slot its answer: an Answer for its episode, or an EnvError: it is played anew. Who
         does not play on gives pages and row back."""
+        episode = slot.episode
         if isinstance(answer, EnvError):
-            self.slots.fail(slot, answer)
+            self.fail(slot, answer)
         else:
             slot.session = answer.session
-            slot.episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if slot.episode.state == "over" or slot.group in self.slots.lost:
-                self.slots.finish(slot, self.slots.in_flight)
+            episode.observe(answer.observation, answer.reward, answer.done, answer.info)
+            if episode.state == "over" or slot.group in self.lost:
+                self.finish(slot, self.in_flight)
             else:
-                move(slot, self.slots.in_flight, self.slots.ready)
+                self.ready[slot] = self.in_flight.pop(slot)
         if not slot.sequence:
             return
-        if slot in self.slots.ready:
+        if slot in self.ready:
             # Pages that a new context has no use for are free at once, for the others.
-            self.engine.keep_prefix(slot.sequence, slot.episode.seen)
+            self.engine.keep_prefix(slot.sequence, episode.seen)
         else:
             self.engine.release(slot.sequence)
             slot.sequence = None
 
-
-# ---- the policy's side --------------------------------------------------------------------------
-
-
-class Sampler:
-    """Contexts are prefilled, replies decoded, pages given and taken."""
-
-    def __init__(self, engine, slots, temperature):
-        self.engine = engine
-        self.slots = slots
-        self.stats = slots.stats
-        self.temperature = temperature
+    # The policy's side.
 
     def readable(self):
         """Slots to prefill now. A first prompt waits for the group's other members, to be read
         once; while others decode, all wait until enough are ready."""
         awaited = set()
-        for slot in self.slots.asking | self.slots.in_flight:
+        for slot in self.asking | self.in_flight:
             if not slot.episode.trajectory.contexts:
                 awaited.add(slot.group)
-        ready = [s for s in self.slots.ready if s.sequence or s.group not in awaited]
-        if self.slots.too_few(ready):
+        ready = [slot for slot in self.ready if slot.sequence or slot.group not in awaited]
+        if self.too_few(ready):
             return []
         return ready
 
@@ -302,17 +305,17 @@ class Sampler:
         # Members of a group begin with the same prompt: one of them reads it, the others fork
         # from that one.
         readers = []
-        followers = []
-        reader_of = {}          # a new prompt -> its reader's place in `readers`
-        rows = []               # of the logits, of each follower
+        # A new prompt, or a slot that follows, -> the row of its reader: in `readers`, and so in
+        # the logits.
+        row_of = {}
+        followers = {}
         for slot in admitted:
             if not slot.sequence:
                 prompt = tuple(slot.episode.seen)
-                if prompt in reader_of:
-                    followers.append(slot)
-                    rows.append(reader_of[prompt])
+                if prompt in row_of:
+                    followers[slot] = row_of[prompt]
                     continue
-                reader_of[prompt] = len(readers)
+                row_of[prompt] = len(readers)
                 slot.sequence = self.engine.start()
             readers.append(slot)
 
@@ -320,52 +323,52 @@ class Sampler:
         sequences = [slot.sequence for slot in readers]
         logits = self.engine.prefill(sequences, [slot.episode.seen for slot in readers])
         self.stats.seconds["prefill"] += time.perf_counter() - began
-        for slot, row in zip(followers, rows):
+        for slot, row in followers.items():
             slot.sequence = self.engine.fork(sequences[row])
 
-        for slot in readers + followers:
-            move(slot, self.slots.ready, self.slots.decoding)
-        self.draw(readers + followers, logits[[*range(len(readers)), *rows]])
+        slots = readers + list(followers)
+        rows = list(range(len(readers))) + list(followers.values())
+        for slot in slots:
+            self.decoding[slot] = self.ready.pop(slot)
+        self.draw(slots, logits[rows])
 
     def decode(self):
         """Read the last token of each slot that decodes, and sample the next one."""
-        while self.slots.decoding:
-            slots = list(self.slots.decoding)
-            sequences = [slot.sequence for slot in slots]
-            if self.engine.pages_short(sequences) > 0:
-                self.preempt(spare=slots[0])        # the first of them always goes on
-                continue
-            began = time.perf_counter()
-            last = [slot.episode.token_ids[-1] for slot in slots]
-            logits = self.engine.decode(sequences, last)
-            self.stats.seconds["decode"] += time.perf_counter() - began
-            self.draw(slots, logits)
+        slots = list(self.decoding)
+        while self.engine.pages_short([slot.sequence for slot in slots]) > 0:
+            # The first of them always goes on.
+            self.preempt(spare=slots[0])
+            slots = list(self.decoding)
+        if not slots:
             return
+        began = time.perf_counter()
+        last = [slot.episode.token_ids[-1] for slot in slots]
+        logits = self.engine.decode([slot.sequence for slot in slots], last)
+        self.stats.seconds["decode"] += time.perf_counter() - began
+        self.draw(slots, logits)
 
     def draw(self, slots, logits):
         """Sample a token for each slot; a reply that has ended becomes a request."""
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         began = time.perf_counter()
-        episodes = [slot.episode for slot in slots]
-        uniforms = torch.tensor([one.uniforms[len(one.token_ids)] for one in episodes])
+        uniforms = [slot.episode.uniforms[len(slot.episode.token_ids)] for slot in slots]
         ids, logprobs = sample(logits, upload(uniforms, logits.device), self.temperature)
         # As one tensor, they wait for a GPU once.
-        drawn = torch.stack([ids.double(), logprobs.double()]).tolist()
-        for slot, token, logprob in zip(slots, *drawn):
+        tokens, logprobs = torch.stack([ids.double(), logprobs.double()]).tolist()
+        for slot, token, logprob in zip(slots, tokens, logprobs):
             slot.episode.sampled(int(token), logprob)
             if slot.episode.state == "asking":
-                move(slot, self.slots.decoding, self.slots.asking)
+                self.asking[slot] = self.decoding.pop(slot)
         self.stats.seconds["sampling"] += time.perf_counter() - began
 
     def admit(self, ready):
         """The first of `ready` that fit into free pages; one page is left for each that decodes.
         If none fits and nobody decodes, slots that wait elsewhere give theirs back."""
-        decoding = len(self.slots.decoding)
         free = self.engine.pages.free
-        while ready and not decoding and self.pages_missing(ready[0]) > len(free):
+        while ready and not self.decoding and self.pages_missing(ready[0]) > len(free):
             self.preempt(spare=ready[0])
         admitted = []
-        room = len(free) - decoding
+        room = len(free) - len(self.decoding)
         for slot in ready:
             room -= self.pages_missing(slot)
             if room >= 0:
@@ -375,16 +378,19 @@ class Sampler:
     def pages_missing(self, slot):
         """Pages for what the slot has in view and a token more, beyond those that it has."""
         page_size = self.engine.pages.page_size
-        cached = slot.sequence.length if slot.sequence else 0
-        wanted = len(slot.episode.seen) + 1
-        return math.ceil(wanted / page_size) - math.ceil(cached / page_size)
+        missing = math.ceil((len(slot.episode.seen) + 1) / page_size)
+        if slot.sequence:
+            missing -= math.ceil(slot.sequence.length / page_size)
+        return missing
 
     def preempt(self, spare):
         """Take the pages of the last slot that has any, except `spare`; it is read again later."""
-        others = [slot for slot in self.slots.everyone if slot is not spare and slot.sequence]
-        slot = [slot for slot in others if slot.sequence.length][-1]
-        if slot in self.slots.decoding:
-            move(slot, self.slots.decoding, self.slots.ready)
+        having = [slot for slot in self.everyone if slot.sequence and slot.sequence.length]
+        slot = having.pop()
+        if slot is spare:
+            slot = having.pop()
+        if slot in self.decoding:
+            self.ready[slot] = self.decoding.pop(slot)
         self.engine.forget(slot.sequence)
         self.stats.preempted += 1
 
@@ -406,18 +412,19 @@ def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurr
         try:
             share = collect(policy, mine, group_size, horizon, key, places, temperature,
                             max_concurrent=max_concurrent)
-        except ServersGone as error:        # the other ranks wait for this one's share
-            words = str(error)
-            share = [], Stats(dropped=len(places), failures=[words], gone=words)
+        except ServersGone as error:
+            # The other ranks wait for this one's share.
+            share = error
 
     played = []
     stats = Stats()
-    for trajectories, counted in gathered(share):
+    for share in gathered(share):
+        if isinstance(share, ServersGone):
+            raise share
+        trajectories, counted = share
         played += trajectories
         stats += counted
     played.sort(key=lambda trajectory: trajectory.key)
-    if stats.gone:
-        raise ServersGone(stats.gone)
     if not played:
         raise EnvError(stats.failures[-1])
     if not any(trajectory.turns for trajectory in played):

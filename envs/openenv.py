@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 
 import envs
-from envs.parts.answers import (MAX_ANSWER, NO_ANSWER, EnvError, brief, checked, connections,
+from envs.parts.answers import (MAX_ANSWER, EnvError, brief, checked, connections,
                                 exchange, field)
 
 NAME, HORIZON, SUCCESS, FAMILIES = "openenv", 20, 1.0, ("seeds",)
@@ -54,7 +54,7 @@ def use(address):
         _, about = exchange(http, "GET", f"{pages}/metadata")
         name = text_field(field(schema, "action", dict, pages), asked["field"], pages)
         prompt = f"{field(about, 'description', str, pages)}\n{HOW}"
-    except (EnvError, *NO_ANSWER) as error:
+    except EnvError as error:
         raise ValueError(f"openenv: no OpenEnv server is at {address}: {error}") from None
     return dict(URL=f"{parts.scheme}{where}/ws", FIELD=name, SUCCESS=float(asked["success"]),
                 REWARD=asked["reward"], PROMPT=prompt)

@@ -34,7 +34,7 @@ from client import EnvError, ServersGone, brief
 from envs.parts.tool_calls import read_call
 from episode import play
 from flags import Count, flag
-from rollout import Slots, move
+from rollout import Slots
 from run import with_nulls
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
@@ -159,7 +159,7 @@ def play_by(api, tasks, places, keep):
         while len(slots.done) < len(slots.everyone):
             slots.start(cfg.max_concurrent)
             for slot in list(slots.asking):
-                move(slot, slots.asking, slots.in_flight)
+                slots.in_flight[slot] = slots.asking.pop(slot)
                 Thread(target=attempt, args=(slot,), daemon=True).start()
             try:
                 slot, error = ended.get(timeout=SILENCE)

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train
+from chat import longest_episode
 from flags import Count, flag
 
 
@@ -33,7 +34,7 @@ plain_credit = train.credit
 def credit(run, batch):
     """train.credit, of rewards from which the penalty is taken at the last sampled token."""
     cfg, mask = run.cfg, batch.response_mask
-    longest = train.longest_episode(cfg.format, cfg.max_turn_tokens, cfg.horizons[-1])
+    longest = longest_episode(cfg.format, cfg.max_turn_tokens, cfg.horizons[-1])
     penalty = overlong_penalty(mask.sum(1), longest, cfg.overlong_buffer)
     batch.token_rewards = batch.token_rewards + penalty[:, None] * train.last_action(mask)
     plain_credit(run, batch)

@@ -26,10 +26,10 @@ from test_env_server import TOY, toy, toy_path  # noqa: F401  fixtures
 from test_rollout import same
 
 from chat import Agent
-from client import EnvClient, EnvError, Reset, ServersGone, Step
+from client import EnvClient, EnvError, Reset, ServersGone, Silence, Step
 from env_server import HttpServer, Service, local_server, respond
 from envs.parts import answers as answers_file
-from rollout import make_engine
+from rollout import Slots, make_engine
 from run import connected
 
 STARTS = {task: f"To {task}." for task in range(5, 99)}
@@ -230,7 +230,7 @@ def test_an_endless_stream_is_cut(monkeypatch, start, piece):
             while True:
                 sent.append(len(piece))
                 handler.connection.sendall(piece)
-    with serving(canned(answer)) as address, pytest.raises(answers_file.NO_ANSWER):
+    with serving(canned(answer)) as address, pytest.raises(answers_file.NoAnswer):
         answers_file.exchange(urllib3.PoolManager(timeout=0.5, retries=False), "GET", address)
     if start.startswith(OK + b"\r\n"):
         assert sum(sent) < 2**25        # 4 MiB are read, some more wait in the connection
@@ -302,33 +302,37 @@ def test_a_lost_answer_is_never_asked_for_again_its_episode_is_played_again():
     assert posts[:4] == ["/toy/resets", "/toy/steps", "/toy/steps", "/toy/resets"]
 
 
-def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(toy_path):      # noqa: F811
+def test_collect_loses_nothing_when_one_of_two_servers_is_killed_and_comes_back(
+        toy_path, monkeypatch):      # noqa: F811
+    monkeypatch.setattr(Slots, "retries", 0)
     with local_server("toy") as one, local_server("toy") as other:
         client = disturbed(EnvClient(f"{one},{other}", "toy"),
                            lambda number: number == 3 and end(one))
-        got, stats = played(client, retries=0)
+        got, stats = played(client)
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
-        ((url, (since, again)),) = client.silent.items()
-        assert url == f"{one}/toy" and again >= since + 1      # left alone for a second
+        since, again = client.silent[f"{one}/toy"]
+        assert again >= since + 1 and client.silent[f"{other}/toy"] == Silence()
         with restarted(one):
             time.sleep(1.1)
             got, stats = played(client)             # where it is asked again, and answers
-            assert undisturbed_by(got) and stats.failures == [] and client.silent == {}
+            assert undisturbed_by(got) and stats.failures == [] and client.silent[f"{one}/toy"] == Silence()
 
 
-def test_collect_outlives_the_absence_of_the_only_server(toy_path):      # noqa: F811
+def test_collect_outlives_the_absence_of_the_only_server(toy_path, monkeypatch):      # noqa: F811
+    monkeypatch.setattr(Slots, "retries", 0)
     with local_server("toy") as url, ExitStack() as stack:
         def before(number):
             if number == 3:
                 end(url)
                 threading.Timer(1.0, lambda: stack.enter_context(restarted(url))).start()
-        got, stats = played(disturbed(EnvClient(url, "toy"), before), retries=0)
+        got, stats = played(disturbed(EnvClient(url, "toy"), before))
         assert undisturbed_by(got) and stats.dropped == 0 and stats.failures
 
 
-def test_collect_raises_when_all_servers_are_gone(toy_path):      # noqa: F811
+def test_collect_raises_when_all_servers_are_gone(toy_path, monkeypatch):      # noqa: F811
     with local_server("toy") as one, local_server("toy") as other:
-        client = disturbed(EnvClient(f"{one},{other}", "toy", patience=0.5),
+        monkeypatch.setattr(EnvClient, "patience", 0.5)
+        client = disturbed(EnvClient(f"{one},{other}", "toy"),
                            lambda number: number == 3 and [end(one), end(other)])
         engine = make_engine(*policy(), 8)
         began = time.perf_counter()
@@ -347,26 +351,28 @@ def test_a_server_that_kills_every_episode_is_given_up_in_time():
     assert none == [] and {*stats.failures} == {"down again"} and stats.dropped == 1
 
 
-def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault():
+def test_an_answer_that_comes_too_late_counts_as_the_episodes_fault(monkeypatch):
     def slow(target, body, *answer):
         if b"dream" in body:
             time.sleep(0.4)
         return answer
     with server(change=slow) as address:
-        client = EnvClient(address, "toy", timeout=0.1)
+        monkeypatch.setattr(EnvClient, "timeout", 0.1)
+        client = EnvClient(address, "toy")
         a, b = opened(client, [7, 8])
         began = time.perf_counter()
         (late,) = client.answer([(a.session, Step("dream"))])
         assert time.perf_counter() - began < 0.35
         (fine,) = client.answer([(b.session, Step("look"))])
     assert isinstance(late, EnvError) and "Timeout" in str(late) and not late.away
-    assert fine.observation == "0: look" and client.silent == {}
+    assert fine.observation == "0: look" and {*client.silent.values()} == {Silence()}
 
 
 @pytest.mark.parametrize("patience, rest", [(120.0, 60.0), (1.0, 0.5), (600.0, 120.0)])
 def test_a_late_server_is_left_alone_for_half_of_the_patience_at_most(url, patience, rest):
     """A wait of 120 s, the default, must not outlast a patience of 60."""
-    client = EnvClient(url, "toy", patience=patience)
+    client = EnvClient(url, "toy")
+    client.patience = patience
     client.leave_alone(client.urls[0], time.monotonic() - 120)
     since, until = client.silent[client.urls[0]]
     assert since == pytest.approx(time.monotonic(), abs=1)
@@ -376,7 +382,7 @@ def test_a_late_server_is_left_alone_for_half_of_the_patience_at_most(url, patie
 # ---- no reward that nobody gave ----
 
 @pytest.mark.parametrize("retries", [0, 50])
-def test_collect_returns_no_reward_that_the_server_did_not_give(retries):
+def test_collect_returns_no_reward_that_the_server_did_not_give(retries, monkeypatch):
     """Three of ten answers to a step are garbage. Each episode that comes back is the one that an
     unbroken server plays, and what failed or was dropped is counted."""
     rng, thrown = random.Random(3), []
@@ -391,7 +397,8 @@ def test_collect_returns_no_reward_that_the_server_did_not_give(retries):
         want = {t.key: t for t in played(EnvClient(address, "toy"), **settings)[0]}
     assert len(want) == 24
     with server(change=garbled) as address:
-        got, stats = played(EnvClient(address, "toy"), retries=retries, **settings)
+        monkeypatch.setattr(Slots, "retries", retries)
+        got, stats = played(EnvClient(address, "toy"), **settings)
     assert len(thrown) > 1 and stats.failures
     assert all(same(t, want[t.key]) for t in got) and len(got) + 2 * stats.dropped == 24
     assert (stats.dropped > 0) == (retries == 0)

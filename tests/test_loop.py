@@ -486,12 +486,11 @@ def as_one_of_three(monkeypatch, collect, others):
 PLAYED = [Trajectory(key=(0, 1, 0), turns=[Turn(0, 1)])], Stats()
 GONE = ServersGone("no server has answered for 60 s")
 NOTHING = [], Stats(dropped=1, failures=["its server failed"])
-NO_SERVER = [], Stats(dropped=1, failures=[str(GONE)], gone=str(GONE))
 
 
 @pytest.mark.parametrize("collected, mine, other, error", [
     (NOTHING, NOTHING, PLAYED, None), (NOTHING, NOTHING, NOTHING, EnvError),
-    (PLAYED, PLAYED, NO_SERVER, ServersGone), (GONE, NO_SERVER, PLAYED, ServersGone)])
+    (PLAYED, PLAYED, GONE, ServersGone), (GONE, GONE, PLAYED, ServersGone)])
 def test_play_tasks_tells_the_other_ranks_before_it_raises(collected, mine, other, error, url,
                                                            model, monkeypatch):
     """A rank that lost its episodes goes on with the others'."""

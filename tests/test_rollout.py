@@ -39,7 +39,7 @@ from chat import ASK_SHOTS, FORMATS, Agent, Chat
 from client import EnvError, Reset, Step
 from engine import Engine
 from episode import Episode, Trajectory, Turn, World
-from rollout import Sampler, Slots, make_engine, move
+from rollout import Scheduler, make_engine
 
 KEY = (0, 1, 0)         # of an episode whose random numbers do not matter
 
@@ -737,13 +737,14 @@ def test_collect_does_not_depend_on_the_order_of_the_answers(rows, monkeypatch):
 
 # ---- pages --------------------------------------------------------------------------------------
 
-def test_make_engine_has_room_for_what_it_is_asked():
+def test_make_engine_has_room_for_what_it_is_asked(monkeypatch):
     """A row's 500 tokens are 16 pages of 32, and a page is 2 tensors x 2 layers x 2 heads x 16 x 32
     x 4 bytes = 16 KiB."""
     engine = make_engine(policy(), agent(), rows=10)
     assert engine.rows == 10 and engine.pages.count == 160 and engine.pages.page_size == 32
-    assert make_engine(policy(), agent(), 10, memory=20 * 2**14).pages.count == 20
-    assert make_engine(policy(), agent(), 10, memory=1).pages.count == 16      # one at least
+    for memory, pages in ((20 * 2**14, 20), (1, 16)):                          # one at least
+        monkeypatch.setattr(rollout, "CPU_MEMORY", memory)
+        assert make_engine(policy(), agent(), 10).pages.count == pages
     assert math.prod(engine.memory.kv.shape) == 2 * 2 * (160 + 1) * 2 * 32 * 16     # graphs' own
 
 
@@ -754,15 +755,15 @@ def test_make_engine_has_room_for_what_it_is_asked():
     ((8, 27), 8, 5, True, 0)])      # 27 + 1 tokens are 4 pages: together 6
 def test_admit_counts_a_token_more_and_a_page_for_each_slot_that_decodes(
         lengths, page_size, pages, decodes, admitted):
-    slots = Slots([(World(None, agent()), 1)] * 2, 1, 5, (0,), range(2))
+    engine = Engine(policy(), 2, pages, page_size)
+    slots = Scheduler(engine, 1.0, [(World(None, agent()), 1)] * 2, 1, 5, (0,), range(2))
     for slot, length in zip(slots.everyone, lengths):
         slot.episode.observe("x" * (length - 3))            # <|user|>, <|end|>, <|assistant|>
         assert len(slot.episode.seen) == length
-        move(slot, slots.waiting, slots.ready)
-    sampler = Sampler(Engine(policy(), 2, pages, page_size), slots, 1.0)
+        slots.ready[slot] = slots.waiting.pop(slot)
     first, second = slots.everyone
     if decodes:
-        first.sequence = sampler.engine.start()
-        sampler.engine.prefill([first.sequence], [first.episode.seen])
-        move(first, slots.ready, slots.decoding)
-    assert sampler.admit([*slots.ready]) == [first, second][decodes:][:admitted]
+        first.sequence = engine.start()
+        engine.prefill([first.sequence], [first.episode.seen])
+        slots.decoding[first] = slots.ready.pop(first)
+    assert slots.admit([*slots.ready]) == [first, second][decodes:][:admitted]

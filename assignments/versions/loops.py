@@ -347,7 +347,7 @@ class Slots:
         slot.session = None
         slot.episode = Episode(before.agent, before.trajectory.task_id, before.trajectory.key,
                                before.horizon)
-        move(slot, self.in_flight, self.waiting)
+        self.waiting[slot] = self.in_flight.pop(slot)
         slot.failures += 1
         most = 100 if error.away else self.retries
         if slot.failures > most:
@@ -361,22 +361,20 @@ class Scheduler:
     def take(self, slot, answer):
         episode = slot.episode
         if isinstance(answer, EnvError):
-            self.slots.fail(slot, answer)
+            self.fail(slot, answer)
         else:
             slot.session = answer.session
             episode.observe(answer.observation, answer.reward, answer.done, answer.info)
-            if episode.state != "over" and slot.group not in self.slots.lost:
-                move(slot, self.slots.in_flight, self.slots.ready)
+            if episode.state != "over" and slot.group not in self.lost:
+                self.ready[slot] = self.in_flight.pop(slot)
                 if slot.sequence is not None:
                     self.engine.keep_prefix(slot.sequence, episode.seen)
                 return
-            self.slots.finish(slot, self.slots.in_flight)
+            self.finish(slot, self.in_flight)
         if slot.sequence is not None:
             self.engine.release(slot.sequence)
         slot.sequence = None
 
-
-class Sampler:
     def prefill(self):
         admitted = self.admit(self.readable())
         if not admitted:
@@ -405,7 +403,7 @@ class Sampler:
                 slots.append(slot)
                 rows.append(readers.index(reader))
         for slot in slots:
-            move(slot, self.slots.ready, self.slots.decoding)
+            self.decoding[slot] = self.ready.pop(slot)
         self.draw(slots, logits[rows])
 
     def draw(self, slots, logits):
@@ -418,7 +416,7 @@ class Sampler:
             slot.episode.sampled(int(token), float(logprob))
             self.stats.seconds["sampling"] += time.perf_counter() - began
             if slot.episode.state == "asking":
-                move(slot, self.slots.decoding, self.slots.asking)
+                self.asking[slot] = self.decoding.pop(slot)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def speak(policy, episode, temperature=1.0):
             return
 
 
-class Sampler:
+class Scheduler:
     def draw(self, slots, logits):
         self.stats.pages = max(self.stats.pages, self.engine.pages.in_use)
         began = time.perf_counter()
@@ -280,7 +280,7 @@ class Sampler:
         self.stats.seconds["sampling"] += time.perf_counter() - began
         for slot in slots:
             if slot.episode.state == "asking":
-                move(slot, self.slots.decoding, self.slots.asking)
+                self.asking[slot] = self.decoding.pop(slot)
 
 
 # ---- step 6 -------------------------------------------------------------------------------------

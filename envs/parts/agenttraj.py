@@ -11,21 +11,18 @@ AgentEvol learns (KEPT_ABOVE).
 """
 import copy
 import json
-import os
-import random
 import re
 import reprlib
 
 from envs import Move, load_env
 from envs.parts.agentgym import Manner
+from envs.parts.answers import fits
 
 
 def threshold(env):
     """A trajectory with a score above this is kept: the values of the authors' released code."""
     return getattr(load_env(env), "KEPT_ABOVE", 0.99)
 
-
-# ---- reading ------------------------------------------------------------------------------------
 
 def read_trajectories(path, names):
     """The trajectories of these environments in a file, as successes in the form of `envs.record`,
@@ -40,67 +37,77 @@ def read_trajectories(path, names):
                          "AgentTraj-L") from None
     if type(items) is not list or not items:
         raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
-    demos = [read_item(item, f"{path}: item {i}") for i, item in enumerate(items)]
+    # A file may call an environment by another name than ours.
     own_name = {getattr(load_env(name), "ITEM_NAME", name): name for name in names}
-    for demo in demos:
+    demos = []
+    others = set()
+    for i, item in enumerate(items):
+        demo = read_item(item, f"{path}: item {i}")
         demo["env"] = own_name.get(demo["env"], demo["env"])
-    found = {demo["env"] for demo in demos}
-    if not found & {*names}:
-        raise ValueError(f"{path}: only {', '.join(sorted(found))}, nothing of "
-                         f"{', '.join(names)}; give --env")
-    return [demo for demo in demos if demo["env"] in names]
+        if demo["env"] in names:
+            demos.append(demo)
+        else:
+            others.add(demo["env"])
+    if not demos:
+        only = ", ".join(sorted(others))
+        wanted = ", ".join(names)
+        raise ValueError(f"{path}: only {only}, nothing of {wanted}; give --env")
+    return demos
 
 
 def read_item(item, where):
     """One item of a file as `read_trajectories` gives it. ValueError; where: for its sentence."""
     name, messages = checked_item(item, where)
+    env, _, number = name.rpartition("_")
+    env = re.sub("^(lmrlgym|tool)_", "", env)
     said = [message["value"] for message in messages]
     trained = [message.get("loss") is True for message in messages[1::2]]
 
     # If the first reply is not learned, it is the consent, and what stands before it the rules.
-    opening = 0 if trained[0] else 2
+    opening = []
+    if not trained[0]:
+        opening = said[:2]
+        del said[:2], trained[0]
     turns = []
-    for i in range(opening, len(said) - 1, 2):
+    for seen, reply in zip(said[::2], said[1::2]):
         info = dict(success=False, valid=True, score=0.0)
-        turns.append(Move(said[i], None, said[i + 1], 0.0, False, info))
+        turns.append(Move(seen, None, reply, 0.0, False, info))
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
-    last = said[-1] if len(said) % 2 else ""
-    env, _, number = name.rpartition("_")
-    return dict(env=re.sub("^(lmrlgym|tool)_", "", env), task_id=int(number), turns=turns,
-                opening=said[:opening], success=True, last=last, trained=trained[opening // 2:])
+    # An observation that nobody answered, if it ends with one.
+    last = "".join(said[2 * len(turns):])
+    return dict(env=env, task_id=int(number), turns=turns, opening=opening, success=True,
+                last=last, trained=trained)
 
 
 def checked_item(item, where):
     """(item_id, conversations) of an item in which every field is as it must be. ValueError."""
-    def expect(fits, name, value, expected):
-        if not fits:
+    def expect(right, name, value, expected):
+        if not right:
             raise ValueError(f"{where}: {name} is {reprlib.repr(value)}; expected {expected}")
 
-    expect(type(item) is dict, "it", item, "an object with item_id and conversations")
+    expect(fits(item, dict), "it", item, "an object with item_id and conversations")
     name = item.get("item_id")
-    expect(type(name) is str and re.fullmatch(r"\w+_\d{1,9}", name), "item_id", name,
-           '"<environment>_<number>"')
+    numbered = fits(name, str) and re.fullmatch(r"\w+_\d{1,9}", name)
+    expect(numbered, "item_id", name, '"<environment>_<number>"')
     where = f"{where} ({name})"
     messages = item.get("conversations")
-    expect(type(messages) is list and len(messages) > 1, "conversations", messages,
-           "a list of two messages or more")
+    several = fits(messages, list) and len(messages) > 1
+    expect(several, "conversations", messages, "a list of two messages or more")
     for i, message in enumerate(messages):
         at = f"conversations[{i}]"
-        expect(type(message) is dict, at, message, "an object with from, value, loss")
+        expect(fits(message, dict), at, message, "an object with from, value, loss")
         who = ("human", "gpt")[i % 2]
-        expect(message.get("from") == who, f"{at}.from", message.get("from"),
-               f'"{who}": human and gpt speak by turns')
+        speaker = message.get("from")
+        turn = f'"{who}": human and gpt speak by turns'
+        expect(speaker == who, f"{at}.from", speaker, turn)
         value = message.get("value")
-        expect(type(value) is str and value == value.encode(errors="replace").decode(),
-               f"{at}.value", value, "a text, without half a character")
+        expect(fits(value, str), f"{at}.value", value,
+               "a text of at most a million characters, without half a one")
         loss = message.get("loss")
-        if who == "gpt":
-            expect(loss is None or type(loss) is bool, f"{at}.loss", loss,
-                   "false or null, or true")
-        else:
-            expect(loss is None or loss is False, f"{at}.loss", loss, "false or null")
+        expect(fits(loss, bool | None), f"{at}.loss", loss, "true, false or null")
+        expect(not loss or who == "gpt", f"{at}.loss", loss, "false or null")
     losses = [message.get("loss") for message in messages[1::2]]
     expect(True in losses, "loss of gpt's", losses, "a true")
     return name, messages
@@ -121,49 +128,3 @@ def opening(agent, demo):
     rules, agreed = demo["opening"] or (agent.manner.rules, agent.manner.agreed)
     own.manner = Manner(rules, lambda reply: (reply, ""), agreed=agreed)
     return own
-
-
-# ---- writing ------------------------------------------------------------------------------------
-
-WORDINGS = ("{}", "Let me think. {}", "{} So this is my next step.", "What do I know? {}",
-            "{} That brings me closer to the goal.")
-FORM = "Your response should use the following format:\nThought:\n<Your Thought>\n\n" \
-       "Action:\n<Your Action>"
-
-
-def write_trajectories(path, demos, seed):
-    """Write the successes among an expert's demonstrations (envs.record) as such a file, its
-    reasons in several wordings -> how many."""
-    rng = random.Random(seed)
-    items = []
-    for demo in demos:
-        module = load_env(demo["env"])
-        texts = conversation(module, demo["turns"], rng)
-        if demo["success"]:
-            messages = []
-            for i, text in enumerate(texts):
-                if i % 2:
-                    messages.append({"from": "gpt", "loss": i > 1, "value": text})
-                else:
-                    messages.append({"from": "human", "loss": None, "value": text})
-            items.append(dict(item_id=f"{module.NAME}_{demo['task_id']}", conversations=messages))
-    if not items:
-        raise ValueError("no demonstration to write: the expert played none, or had no success")
-    if os.path.exists(path):
-        raise ValueError(f"{path} is there already; remove it, or give another --out")
-    with open(path, "w") as file:
-        json.dump(items, file, indent=1)
-    return len(items)
-
-
-def conversation(module, turns, rng):
-    """The texts of a demonstration, human's and gpt's by turns."""
-    manner = getattr(module, "AGENTGYM", None) or Manner(f"{module.PROMPT}\n{FORM}", None)
-    texts = [manner.rules, manner.agreed]
-    for i, move in enumerate(turns):
-        observation = move.observation
-        if i == 0:
-            observation = manner.first(observation, module.PROMPT)
-        thought = rng.choice(WORDINGS).format(move.thought)
-        texts += [observation, manner.write.format(thought=thought, action=move.action)]
-    return texts

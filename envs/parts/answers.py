@@ -7,12 +7,14 @@ Nothing that a server sends is used before `fields` has checked it. What is wron
 """
 import json
 import reprlib
+from typing import get_args
 
 import urllib3
 
-MAX_ITEMS = 256                     # of a request, and so the most sessions that it opens
-MAX_ANSWER = 2**25                  # bytes of an answer: 32 MiB
-NO_ANSWER = OSError, urllib3.exceptions.HTTPError
+# Items of one request, and so the most sessions that it opens.
+MAX_ITEMS = 256
+# Bytes of an answer: 32 MiB.
+MAX_ANSWER = 2**25
 
 
 class EnvError(RuntimeError):
@@ -22,6 +24,10 @@ class EnvError(RuntimeError):
     def __init__(self, sentence, away=False):
         super().__init__(sentence)
         self.away = away
+
+
+class NoAnswer(EnvError):
+    """Nothing came, or too late, or without an end."""
 
 
 def connections(timeout, attempts):
@@ -34,34 +40,43 @@ def connections(timeout, attempts):
 
 
 def exchange(http, method, url, body=None):
-    """Send once -> (HTTP status, JSON or None if the answer is none)."""
-    response = http.request(method, url, json=body, preload_content=False)
-    text = response.read(MAX_ANSWER + 1, decode_content=False)
-    if len(text) > MAX_ANSWER:
-        response.close()
-        raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
-    response.release_conn()
-    if 300 <= response.status < 400:
-        raise EnvError(f"{url} redirects to {brief(response.headers['Location'])}; give the "
-                       "server's own address")
+    """Send once -> (HTTP status, JSON or None if the answer is none). NoAnswer; EnvError."""
     try:
-        return response.status, json.loads(text, parse_constant=int)    # NaN is no int: none
+        response = http.request(method, url, json=body, preload_content=False)
+        text = response.read(MAX_ANSWER + 1, decode_content=False)
+        if len(text) > MAX_ANSWER:
+            response.close()
+            raise OSError(f"an answer of more than {MAX_ANSWER} bytes")
+    except (OSError, urllib3.exceptions.HTTPError) as error:
+        # An answer that is late may be the fault of an episode, not of the server.
+        late = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+        why = f"{type(error).__name__}: {brief(str(error))}"
+        raise NoAnswer(f"{url}: {why}", away=not late) from error
+    response.release_conn()
+    status = response.status
+    if 300 <= status < 400:
+        place = brief(response.headers["Location"])
+        raise EnvError(f"{url} redirects to {place}; give the server's own address")
+    try:
+        # NaN, which is no number, is no JSON either: int does not take it.
+        return status, json.loads(text, parse_constant=int)
     except (ValueError, RecursionError):
-        return response.status, None
+        return status, None
 
 
 def fits(value, kind):
     """Whether a value that was sent is taken for one of this kind."""
-    if kind is float:           # even a sum of them is finite
-        return type(value) in (int, float) and abs(value) < 1e30
-    if kind is str:             # half a character, no tokenizer takes
-        short = type(value) is str and len(value) <= 2**20
+    own = type(value)
+    if kind is float:
+        # Even a sum of them is finite.
+        return own in (int, float) and abs(value) < 1e30
+    if kind is str:
+        # Half a character, a surrogate without its other, is taken by no tokenizer.
+        short = own is str and len(value) <= 2**20
         return short and value == value.encode(errors="replace").decode()
     if kind == list[str]:
-        return type(value) is list and all(fits(text, str) for text in value)
-    if kind == bool | None:
-        return value is None or type(value) is bool
-    return type(value) is kind
+        return own is list and all(fits(text, str) for text in value)
+    return own is kind or own in get_args(kind)
 
 
 def fields(answer, kinds, url):
@@ -69,11 +84,15 @@ def fields(answer, kinds, url):
     server sends is read here."""
     found = {}
     for name, kind in kinds.items():
-        value = answer.get(name) if isinstance(answer, dict) else None
+        value = None
+        if isinstance(answer, dict):
+            value = answer.get(name)
         if not fits(value, kind):
-            expected = "a finite float" if kind is float else getattr(kind, "__name__", kind)
-            raise EnvError(f"{url}: {name} is {brief(value)} in {brief(answer)}; expected "
-                           f"{expected}")
+            expected = getattr(kind, "__name__", kind)
+            if kind is float:
+                expected = "a finite float"
+            came = f"{name} is {brief(value)} in {brief(answer)}"
+            raise EnvError(f"{url}: {came}; expected {expected}")
         found[name] = value
     return found
 
@@ -86,11 +105,14 @@ def field(answer, name, kind, url):
 def checked(status, answer, url):
     """The answer (JSON, None if it was none), unless it reports a failure, with whatever status:
     then ValueError if the request was wrong, else EnvError. A step never is: any text is one."""
-    fields = answer if isinstance(answer, dict) else {}
-    if answer is not None and "error" not in fields and status < 300:
+    told = {}
+    if isinstance(answer, dict):
+        told = answer
+    if answer is not None and "error" not in told and status < 300:
         return answer
-    status = fields.get("status", status)           # of one item in an answer
-    why = fields.get("error", fields.get("detail", "an answer that is no JSON"))
+    # Of one item in an answer.
+    status = told.get("status", status)
+    why = told.get("error", told.get("detail", "an answer that is no JSON"))
     sentence = f"{url}: {brief(why)} (status {brief(status)})"
     if status in (400, 413, 422) and not url.endswith(("/step", "/steps")):
         raise ValueError(sentence)

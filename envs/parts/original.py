@@ -9,30 +9,38 @@ of our local game. The original does not say what success is, nor whether it und
 an action: success is a score of SUCCESS, `valid` is None.
 """
 import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import envs
-from envs.parts.answers import NO_ANSWER, EnvError, brief, checked, connections, exchange, field
+from envs.parts.answers import EnvError, brief, checked, connections, exchange, field, fields
 from envs.parts.wires import wire_of
 
-TIMEOUT = 50.0          # seconds for an answer; our own client waits 120 s for ours
-ATTEMPTS = 10           # to connect, within a minute: time for a restart
-RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}   # not asked by ours
-ITEM = {"id": int, "observation": str, "reward": float, "done": bool}
+# Seconds for an answer; our own client waits 120 s for ours.
+TIMEOUT = 50.0
+# To connect, within a minute: time for a restart.
+ATTEMPTS = 10
+# What the reset of two originals wants besides the task, and ours do not.
+RESET_ALSO = {"alfworld": {"world_type": "Text"}, "webarena": {"seed": 0}}
+ITEM = {"id": int, "observation": str, "reward": float, "done": bool, "score": float}
 
 
 def use(module, address):
     """What differs in this module's world when it is played on the original server at `address`.
     ValueError: it is not played there."""
-    changed = dict(Served=served(module, address), PARALLEL=True)       # its steps take their time
-    if module.NAME == "wordle":
-        words = vocabulary(changed["Served"]())
-        changed["PROMPT"] = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
+    try:
+        Served = served(module, address)
+        # Its steps take their time.
+        changed = dict(Served=Served, PARALLEL=True)
+        if module.NAME == "wordle":
+            words = vocabulary(Served())
+            changed["PROMPT"] = module.PROMPT.replace(", ".join(module.LISTED), ", ".join(words))
+    except EnvError as error:
+        raise ValueError(f"an original AgentGym server was named, but {error}") from None
     return changed
 
 
 def served(module, address):
-    """-> a class like module.Env, whose episodes are played at `address`. ValueError: see `find`"""
+    """-> a class like module.Env, whose episodes are played at `address`. Errors: see `find`."""
     once = connections(TIMEOUT, attempts=1)
     base = find(once, address, module.NAME)
     patient = connections(TIMEOUT, ATTEMPTS)
@@ -41,59 +49,46 @@ def served(module, address):
 
 
 def vocabulary(session):
-    """The words of an original wordle, which has its own. ValueError: it names none."""
-    with one_sentence_of(EnvError):
-        words = session.ask(f"filtered_vocab?id={session.create()}")
-        return field({"words": words}, "words", list[str], session.base)
+    """The words of an original wordle, which has its own. EnvError: it names none."""
+    words = session.ask(f"filtered_vocab?id={session.create()}")
+    return field({"words": words}, "words", list[str], session.base)
 
 
 def find(http, address, name):
     """The URL where the original at this address plays the world. It greets at its root, where most
-    worlds are, too. ValueError: there is none."""
+    worlds are, too. ValueError: another server is there; EnvError: none answers."""
     root = address.rstrip("/").removesuffix(f"/{name}")
     below = f"{root}/{name}"
-    with one_sentence_of(EnvError, *NO_ANSWER):
-        if greets(http, below):
-            return below
-        if greets(http, root):
-            return below if name in ("maze", "wordle") else root        # LMRL-Gym has both
+    for url in (below, root):
+        _, greeting = exchange(http, "GET", f"{url}/")
+        if re.match("(?i)this is environment|ok$", str(greeting)):
+            # LMRL-Gym greets at its root for both of its worlds.
+            if name in ("maze", "wordle"):
+                return below
+            return url
     raise ValueError(f"{address} answers, but not as an original AgentGym server of {name}")
-
-
-def greets(http, url):
-    _, greeting = exchange(http, "GET", f"{url}/")
-    return re.match("(?i)this is environment|ok$", str(greeting))
-
-
-@contextmanager
-def one_sentence_of(*errors):
-    """Within, these errors are a ValueError, which ends a command by its sentence."""
-    try:
-        yield
-    except errors as error:
-        raise ValueError(f"an original AgentGym server was named, but {error}") from None
 
 
 class Original(envs.Base):
     """A session on the server at `base`; `served` sets the class's module, wire and base, and what
     sends, `once` and `patient`. EnvError: that server failed. Ours then answers with an error, not
     with a reward."""
-    number = None       # of the session there
+    # The session's id there.
+    number = None
 
     def ask(self, verb, body=None, http=None):
         """Send once -> the answer. EnvError; ValueError: it refuses the task."""
         url = f"{self.base}/{verb}"
         method = "GET" if body is None else "POST"
-        try:
-            status, answer = exchange(http or self.patient, method, url, body)
-        except NO_ANSWER as error:
-            raise EnvError(f"{url}: {type(error).__name__}: {brief(str(error))}") from None
+        status, answer = exchange(http or self.patient, method, url, body)
         return checked(status, answer, url)
 
     def create(self):
         """The id of a new session there."""
         key = self.wire.id_key
-        made = self.ask("create", {"id": 0} if key == "env_idx" else {})
+        # Those of the second dialect want a number, which they do not read.
+        body = {"id": 0} if key == "env_idx" else {}
+        made = self.ask("create", body)
         if not isinstance(made, dict):
             made = {key: made}
         return field(made, key, int, self.base)
@@ -102,7 +97,8 @@ class Original(envs.Base):
         if self.number is None:
             self.number = self.create()
         name = self.module.NAME
-        item = self.item("reset", {self.wire.task_key: task_id, **RESET_ALSO.get(name, {})})
+        body = {self.wire.task_key: task_id} | RESET_ALSO.get(name, {})
+        item = self.item("reset", body)
         # Its reset tells the page alone, this the objective as well.
         if name == "webarena":
             item["observation"] = self.ask(f"observation?env_idx={self.number}")
@@ -110,19 +106,20 @@ class Original(envs.Base):
 
     def act(self, action):
         item = self.item("step", {"action": action})
-        return item["observation"], item["reward"], item["done"], item["info"]
+        won = item["score"] >= self.module.SUCCESS
+        # A won episode is over, also where the original goes on: babyai would pay twice.
+        done = item["done"] or won
+        info = dict(success=won, valid=None, score=item["score"])
+        return item["observation"], item["reward"], done, info
 
     def item(self, verb, body):
         """What /reset or /step answers -> `item_of` it, every value checked."""
         url = f"{self.base}/{verb}"
         answer = self.ask(verb, {self.wire.id_key: self.number} | body)
         try:
-            item = item_of(self.wire, verb, self.number, answer, self.module.SUCCESS)
+            item = fields(item_of(self.wire, verb, self.number, answer), ITEM, url)
         except (LookupError, TypeError):
             raise EnvError(f"{url}: {brief(answer)} is no answer of {self.module.NAME}") from None
-        for name, kind in ITEM.items():
-            field(item, name, kind, url)
-        field(item["info"], "score", float, url)
         if item["id"] != self.number:
             raise EnvError(f"{url}: an answer of id {item['id']} to {self.number}")
         return item
@@ -134,11 +131,10 @@ class Original(envs.Base):
                 self.ask("close", {self.wire.id_key: self.number}, self.once)
 
 
-def item_of(wire, verb, number, answer, success):
+def item_of(wire, verb, number, answer):
     """What the original answered for its session `number` -> {"id", "observation", "reward",
-    "done", "info"}. success: the score that counts as one. LookupError, TypeError: it is no such
-    answer."""
-    form = wire.reset if verb == "reset" else wire.step
+    "done", "score"}. LookupError, TypeError: it is no such answer."""
+    form = getattr(wire, verb)
     if form[0] == "[":
         answer = answer[0] if type(answer) is list else None
     if form[0] != "{":
@@ -154,10 +150,6 @@ def item_of(wire, verb, number, answer, success):
         answer = {"reward": 0, "done": False} | answer
     done = answer["terminated" if "terminated" in form else "done"]
     score = answer["score" if "score" in form else "reward"]
-    won = score >= success
-    # A won episode is over, also where the original goes on: babyai would pay twice.
-    if done is False and won:
-        done = True
-    return dict(id=answer.get(wire.id_key, number), observation=observation,
-                reward=answer.get("reward"), done=done,
-                info=dict(success=won, valid=None, score=score))
+    number = answer.get(wire.id_key, number)
+    reward = answer.get("reward")
+    return dict(id=number, observation=observation, reward=reward, done=done, score=score)

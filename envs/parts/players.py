@@ -33,9 +33,9 @@ def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
         return "", env.random_action(rng)
 
     moves, last = play(env, task_id, choose, horizon, stream)
-    conversation = []
     reward = 0
     valid = 0
+    conversation = []
     for move in moves:
         reward += float(move.reward)
         valid += move.info.get("valid", True)
@@ -51,10 +51,13 @@ def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
 def mean_and_error(values):
     """Mean, and its standard error sqrt(var / n) with Bessel's correction; nan where undefined."""
     n = len(values)
-    mean = sum(values) / n if n else math.nan
-    if n < 2:
+    if n == 0:
+        return math.nan, math.nan
+    mean = sum(values) / n
+    if n == 1:
         return mean, math.nan
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    squares = sum((value - mean) ** 2 for value in values)
+    return mean, math.sqrt(squares / (n - 1) / n)
 
 
 def builtin_rate(module, player, tasks, horizon, seed=0):

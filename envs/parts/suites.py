@@ -17,7 +17,8 @@ of the second one tell, a group of families shared out evenly where it counts th
 from curriculum import choose_tasks
 from envs import data_of, open_env
 
-SUITES = {      # name -> {environment: (tasks, most turns)}
+# name -> {environment: (tasks, most turns)}
+SUITES = {
     "agenteval": {
         "webshop": (200, 10), "webarena": (20, 25), "maze": (25, 15), "wordle": (25, 8),
         "alfworld": (200, 30), "sciworld": (200, 30), "babyai": (90, 20), "textcraft": (100, 20),
@@ -27,7 +28,8 @@ SUITES = {      # name -> {environment: (tasks, most turns)}
         "webarena": (50, 15), "searchqa": (400, 4), "textcraft": (100, 20), "babyai": (90, 20),
         "sciworld": (200, 20)},
 }
-COMPOSITION = {     # environment -> {family: tasks}; any other: a sample of all its tasks
+# environment -> {family: tasks}. Of any other: a sample of all its tasks.
+COMPOSITION = {
     "textcraft": {"depth 1": 31, "depth 2": 41, "depth 3": 25, "depth 4": 3},
     "babyai": dict.fromkeys("""
         GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObjS6 GoToLocalS8N7 GoToObjMazeS7
@@ -64,6 +66,8 @@ def suite_tasks(module, n):
     held = {module.family(task) for task in choose_tasks(module, "test", 0)}
     parts = COMPOSITION.get(module.NAME, {})
     share = n / max(sum(parts.values()), 1)
-    parts = {f: round(share * count) for f, count in parts.items() if f in held}
-    return [task for family, count in (parts or {"": n}).items()
-            for task in choose_tasks(module, "test", count, family)]
+    tasks = []
+    for family, count in parts.items():
+        if family in held:
+            tasks += choose_tasks(module, "test", round(share * count), family)
+    return tasks or choose_tasks(module, "test", n)

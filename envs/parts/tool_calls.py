@@ -8,21 +8,22 @@ HERMES = re.compile("<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 LLAMA = re.compile(r"(?:<\|python_tag\|>)?({.*)", re.DOTALL)
 
 
-def read_calls(syntax, text):
-    """The words of a reply -> (what stands before its calls, [(name, arguments), ...]). syntax:
-    HERMES or LLAMA. None stands for a call that cannot be read."""
+def lone_call(syntax, text):
+    """The words of a reply -> (what stands before its call, what is `read_call` of it), unless it
+    has none or several. syntax: HERMES or LLAMA."""
     calls = list(syntax.finditer(text))
-    if not calls:
-        return text, []
-    before = text[:calls[0].start()].rstrip("\n")
-    return before, [read_call(call[1]) for call in calls]
+    if len(calls) != 1:
+        return text, None
+    (call,) = calls
+    return text[:call.start()].rstrip("\n"), read_call(call[1])
 
 
 def read_call(text):
     """JSON -> (name, {argument: text or number}), or None."""
     try:
         call = json.loads(text)
-        json.dumps(call, ensure_ascii=False).encode()           # no half of a surrogate pair
+        # Half of a surrogate pair, which no tokenizer takes, is a ValueError here.
+        json.dumps(call, ensure_ascii=False).encode()
         name = call["name"]
         arguments = call.get("arguments", call.get("parameters", {}))
         kinds = {type(value) for value in arguments.values()}
@@ -43,7 +44,8 @@ def syntax_of(chat, asked, tools):
     """How a chat template writes a call: HERMES or LLAMA. chat: chat.py's Chat; asked: messages
     that it may answer by a call. ValueError: it has no tools, or writes calls in another way."""
     prompt = chat.prompt(asked)
-    call = calling("", "f", {"x": "V1V"})
+    made = "f", {"x": "V1V"}
+    call = calling("", *made)
     try:
         written = chat.prompt([*asked, call, dict(role="tool", content="V2V")])
     except ValueError:
@@ -52,7 +54,8 @@ def syntax_of(chat, asked, tools):
         chat.refuse("has no tools; use another --format")
     reply = written.removeprefix(prompt.removesuffix(chat.opened)).partition(chat.stop)[0]
     for syntax in (HERMES, LLAMA):
-        if read_calls(syntax, reply)[1] == [("f", {"x": "V1V"})]:
+        _, call = lone_call(syntax, reply)
+        if call == made:
             return syntax
     before = written.partition("V1V")[0][-60:]
     chat.refuse(f"writes a tool call as {before!r}...; known are Hermes JSON (Qwen2.5, Qwen3) and "
@@ -62,17 +65,17 @@ def syntax_of(chat, asked, tools):
 def action_of(message, tools):
     """A reply as a message -> (the action that its call means, complaint). tools: {name: (the
     action's form, schema)}."""
-    there_are = f"There are: {', '.join(tools)}."
-    if not message.get("tool_calls"):
-        return "", "Your reply had no tool call, several, or one that cannot be read; make one. " \
-                   f"{there_are}"
-    call = message["tool_calls"][0]["function"]
-    name = call["name"]
-    arguments = call["arguments"]
-    if type(arguments) is str:                                  # as an API sends them
-        arguments = json.loads(arguments)
-    if name in tools:
-        form, _ = tools[name]
-        if set(re.findall(r"{(\w+)}", form)) == set(arguments):
-            return form.format(**arguments), ""
-    return "", f"Your call {name}({', '.join(arguments)}) fits no tool. {there_are}"
+    complaint = "Your reply had no tool call, several, or one that cannot be read; make one."
+    if message.get("tool_calls"):
+        call = message["tool_calls"][0]["function"]
+        name = call["name"]
+        arguments = call["arguments"]
+        # An API sends them as text.
+        if type(arguments) is str:
+            arguments = json.loads(arguments)
+        if name in tools:
+            form, _ = tools[name]
+            if set(re.findall(r"{(\w+)}", form)) == set(arguments):
+                return form.format(**arguments), ""
+        complaint = f"Your call {name}({', '.join(arguments)}) fits no tool."
+    return "", f"{complaint} There are: {', '.join(tools)}."

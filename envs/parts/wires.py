@@ -54,7 +54,8 @@ def reset_shaped(wire, session):
     if "task_description" in wire.reset:
         room = reply["observation"].removeprefix(reply["task_description"])
         reply["observation"] = room.lstrip()
-        reply["reward"] = reply["score"]        # as the original
+        # As the original does.
+        reply["reward"] = reply["score"]
     if "available_actions" in wire.reset:
         reply["observation"] = reply["observation"].partition("\nAVAILABLE ACTIONS: ")[0]
     return reply

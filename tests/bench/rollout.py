@@ -23,7 +23,7 @@ import numpy as np
 
 from chat import Agent, make_tokenizer
 from episode import Episode
-from rollout import Sampler
+from rollout import Scheduler
 from tests.bench.engine import (
     SHAPES,
     bench_decode,
@@ -98,14 +98,14 @@ def plain(theirs, agent, client, tasks, group_size, horizon, seed):
 
 def forgetting(*arguments, **more):
     """`collect`, made to drop a sequence's pages at the end of its turn."""
-    plain_draw = Sampler.draw
+    plain_draw = Scheduler.draw
 
-    def draw(sampler, slots, logits):
-        plain_draw(sampler, slots, logits)
+    def draw(scheduler, slots, logits):
+        plain_draw(scheduler, slots, logits)
         for slot in slots:
-            if slot in sampler.slots.asking:
-                sampler.engine.forget(slot.sequence)
-    with mock.patch.object(Sampler, "draw", draw):
+            if slot in scheduler.asking:
+                scheduler.engine.forget(slot.sequence)
+    with mock.patch.object(Scheduler, "draw", draw):
         return collect(*arguments, **more)
 
 

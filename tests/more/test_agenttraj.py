@@ -22,11 +22,12 @@ from agentevol import example_weight, successes
 from chat import ASK_REACT, Agent
 from cloning import Clone, demonstrations_for, make_agents, replay, train_tokenizer
 from envs import Move, demonstrations, load_env, maze, textcraft, textcraft_small, wordle
-from envs.parts.agenttraj import read_trajectories, write_trajectories
+from envs.parts.agenttraj import read_trajectories
 from envs.parts.maze_prompt import MAZE
 from episode import Episode, Trajectory
 from flags import parse_flags
 from recipes import demos as recipe
+from recipes.demos import write_trajectories
 from test_agentevol import sampled_texts
 
 AGREED = "OK. I'll follow your instructions and try my best to solve the task."

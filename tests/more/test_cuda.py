@@ -323,20 +323,20 @@ def test_a_layer_of_a_decode_step_is_few_operations(stand_in, kind, rank, most):
 def pretended(stand_in, monkeypatch):
     """A Pretended GPU and a list, to which each decode step adds how often it waited. In attention
     a token's query is mixed with numbers of all keys and values that are given."""
-    gpu, waits, decode = Pretended(), [], rollout.Sampler.decode
+    gpu, waits, decode = Pretended(), [], rollout.Scheduler.decode
 
     def attention(query, key, value, *lengths, **more):
         assert all(gpu.on_gpu(x) for x in (query, key, value, *lengths, *more.values())
                    if isinstance(x, torch.Tensor))
         return query + key.mean() + value.mean()
 
-    def counting(sampler):
-        before, decoded = gpu.waits, sampler.engine.tokens["decode"]
-        decode(sampler)
-        if sampler.engine.tokens["decode"] > decoded:
+    def counting(scheduler):
+        before, decoded = gpu.waits, scheduler.engine.tokens["decode"]
+        decode(scheduler)
+        if scheduler.engine.tokens["decode"] > decoded:
             waits.append(gpu.waits - before)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**9, 10**9))
-    monkeypatch.setattr(rollout.Sampler, "decode", counting)
+    monkeypatch.setattr(rollout.Scheduler, "decode", counting)
     stand_in("varlen", attention)
     monkeypatch.setitem(torch.utils.checkpoint._allowed_determinism_checks_to_fns, "default",
                         lambda x: None)         # C++ saves tensors without their pretended device
