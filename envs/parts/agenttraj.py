@@ -33,12 +33,15 @@ def read_trajectories(path, names):
         with open(path, encoding="utf-8-sig") as file:
             items = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
-                         "AgentTraj-L") from None
+        expected = "a list of trajectories as in AgentTraj-L"
+        raise ValueError(f"{path}: no JSON file: {error}; expected {expected}") from None
     if type(items) is not list or not items:
         raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
     # A file may call an environment by another name than ours.
-    own_name = {getattr(load_env(name), "ITEM_NAME", name): name for name in names}
+    own_name = {}
+    for name in names:
+        there = getattr(load_env(name), "ITEM_NAME", name)
+        own_name[there] = name
     demos = []
     others = set()
     for i, item in enumerate(items):

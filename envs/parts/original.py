@@ -115,11 +115,14 @@ class Original(envs.Base):
     def item(self, verb, body):
         """What /reset or /step answers -> `item_of` it, every value checked."""
         url = f"{self.base}/{verb}"
-        answer = self.ask(verb, {self.wire.id_key: self.number} | body)
+        body[self.wire.id_key] = self.number
+        answer = self.ask(verb, body)
         try:
-            item = fields(item_of(self.wire, verb, self.number, answer), ITEM, url)
+            item = item_of(self.wire, verb, self.number, answer)
         except (LookupError, TypeError):
-            raise EnvError(f"{url}: {brief(answer)} is no answer of {self.module.NAME}") from None
+            name = self.module.NAME
+            raise EnvError(f"{url}: {brief(answer)} is no answer of {name}") from None
+        item = fields(item, ITEM, url)
         if item["id"] != self.number:
             raise EnvError(f"{url}: an answer of id {item['id']} to {self.number}")
         return item

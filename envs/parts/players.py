@@ -43,9 +43,10 @@ def play_builtin(module, player, task_id, horizon, seed=0, stream=None):
         conversation.append(dict(role="assistant", content=move.action))
     conversation.append(dict(role="user", content=last))
     end = moves[-1].info
-    return dict(env=module.NAME, task_id=task_id, success=bool(end["success"]),
-                score=float(end["score"]), reward=reward, turns=len(moves), valid=valid,
-                conversation=conversation)
+    success = bool(end["success"])
+    score = float(end["score"])
+    return dict(env=module.NAME, task_id=task_id, success=success, score=score, reward=reward,
+                turns=len(moves), valid=valid, conversation=conversation)
 
 
 def mean_and_error(values):

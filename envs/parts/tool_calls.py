@@ -15,7 +15,8 @@ def lone_call(syntax, text):
     if len(calls) != 1:
         return text, None
     (call,) = calls
-    return text[:call.start()].rstrip("\n"), read_call(call[1])
+    before = text[:call.start()].rstrip("\n")
+    return before, read_call(call[1])
 
 
 def read_call(text):
@@ -52,7 +53,8 @@ def syntax_of(chat, asked, tools):
         written = ""
     if tools[0]["function"]["name"] not in prompt or "V1V" not in written:
         chat.refuse("has no tools; use another --format")
-    reply = written.removeprefix(prompt.removesuffix(chat.opened)).partition(chat.stop)[0]
+    before = prompt.removesuffix(chat.opened)
+    reply = written.removeprefix(before).partition(chat.stop)[0]
     for syntax in (HERMES, LLAMA):
         _, call = lone_call(syntax, reply)
         if call == made:
