@@ -158,3 +158,13 @@ def test_presets_are_what_the_documentation_says():
         told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
                                     lambda kind, given, base=base: [("ppo", base)])
         assert told == train.Config(**train.ALGOS[name]), name
+
+
+def test_agents_page_is_short_and_names_what_is_there():
+    """Every file, and every program of its commands."""
+    page = (ROOT / "AGENTS.md").read_text()
+    assert len(page.splitlines()) <= 30
+    named = re.findall(r"`([\w/.]+\.(?:py|md|html))`|`(\w+/)`|python (\w[\w/]*\.py)", page)
+    paths = {path for groups in named for path in groups if path}
+    assert len(paths) > 12
+    assert [path for path in paths if not (ROOT / path).exists()] == []
