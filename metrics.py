@@ -322,8 +322,9 @@ def final_table(run):
         lines.append(table_row(title, rate))
     lines.append(f"{run.folder}: report.html, step_{run.step}/")
     if getattr(cfg, "quick", False):
+        of_them = f" of {cfg.families}" if cfg.families else ""
         lines.append(f"This was a taste (--quick): {cfg.steps} steps, judged by {cfg.eval_tasks} "
-                     "tasks. For a result leave --quick out.")
+                     f"tasks{of_them}. For a result leave --quick out.")
     parallel.say("\n".join(lines))
 
 

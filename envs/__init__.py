@@ -27,7 +27,8 @@ What more may be there:
                           that the task does not ask for
     Env.close()           gives back what is held: a process, a file
     TINY                  what a tiny policy needs here: flags of train.py and, under "clone", of
-                          agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400))
+                          agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400));
+                          under "quick" more of train.py's, for --quick
     ONE_WORD              a regular expression of what is one token to it: r"^#.*\\n?", a grid's row
     EXAMPLE               an action: a model whose reply held none is shown its form by this one
     SEVERAL_LINES = True  an action may have several lines; else it ends with its first
