@@ -21,8 +21,8 @@ score >= SUCCESS; the action was understood; the score of the episode so far.
 What more may be there:
 
     Env.expert()          (thought, action) of a player that succeeds from here
-    Env.random_action(rng)  an action that looks legal, drawn with rng. Without these two a run needs
-                          a --model that acts already, and its table has no such rows
+    Env.random_action(rng)   an action that looks legal, drawn with rng. Without these two a run
+                          needs a --model that acts already, and its table has no such rows
     Env.other_goal(rng)   (thought, action) of a player who knows the rules and plays for something
                           that the task does not ask for
     Env.close()           gives back what is held: a process, a file

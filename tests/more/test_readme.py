@@ -95,9 +95,10 @@ def test_a_wrapped_class_is_played_as_it_plays_itself(checkout):
         print([turn[2] for turn in turns], turns[-1][3])
     """
     won, lost = run(checkout, "-c", program).splitlines()
-    assert won == ("Ticket 7 waits. ('Ticket: what is 1 + 7?', 0.1, False, {'success': False, "
-                   "'valid': True, 'score': 0.0}) ('Closed.', 1.0, True, {'success': True, 'valid': "
-                   "True, 'score': 1.0})")
+    assert won == ("Ticket 7 waits. "
+                   "('Ticket: what is 1 + 7?', 0.1, False, {'success': False, 'valid': True, "
+                   "'score': 0.0}) "
+                   "('Closed.', 1.0, True, {'success': True, 'valid': True, 'score': 1.0})")
     assert lost == f"{[False] * 9 + [True]} {{'success': False, 'valid': True, 'score': 0.0}}"
 
 
