@@ -368,7 +368,7 @@ class Speaks:
     shots: Natural = flag(0, "games of the expert that are shown first, as examples")
     thinking: str = flag("", "the template's switch; empty: as it has it", ("", "on", "off"))
     max_turn_tokens: Count = flag(24, "a longer reply is cut; --model: by its size")
-    max_context: Count = flag(512, "tokens in view, else it is truncated; --model: more")
+    max_context: Count = flag(512, "tokens that may be in view, or the episode ends; --model: more")
 
 
 @dataclass

@@ -89,8 +89,9 @@ def demonstrations_for(cfg):
         games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal,
                                getattr(module, "data", ""))
         won = sum(game["success"] for game in games)
+        aim = ", which is not what they play for" if cfg.goal == "other" else ""
         parallel.say(f"{module.NAME}: {len(games)} demonstrations of {wanted} wanted, skill "
-                     f"{skill:g}, {won} succeed")
+                     f"{skill:g}, {won} succeed{aim}")
         demos += games
     return demos
 
@@ -219,6 +220,10 @@ def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, se
         loss = learn_step(policy, optimizer, batch, micro_tokens)
         if step % 100 == 0 or step == steps - 1:
             parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
+        # The first steps are slower than the rest.
+        if step == 10 and seconds == math.inf:
+            minutes = (time.perf_counter() - began) / 11 * steps / 60
+            parallel.say(f"these {steps} steps take about {minutes:.1f} minutes")
 
 
 def learning_rate(peak, schedule):

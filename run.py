@@ -375,7 +375,8 @@ CHAT_MODELS = [
                     learn_lr=1e-5))),
 ]
 
-# train.py --quick: a taste of a minute on two cores, whatever model and environment ask for.
+# train.py --quick: a taste of a minute on two cores, whatever model and environment ask for. A TINY
+# may add to it, under "quick".
 QUICK = dict(steps=20, switch_every=10, eval_every=5, eval_tasks=64, save_every=20,
              clone=dict(n=1500, steps=250))
 
@@ -385,16 +386,18 @@ def settings_for(model, env, quick=False):
     the environments ask for, of a tiny policy much, of others the turns, what the model brings, and
     QUICK."""
     brought = model_settings(model)
+    more = {}
     if "tiny" in brought[1]:
         asked = [(f"environment (TINY of {env})", tiny_settings(env)), brought]
+        more = tiny_settings(env).get("quick", {})
     else:
         turns = max(load_env(name).HORIZON for name in env.split(","))
         asked = [(f"environment (HORIZON of {env})", dict(horizons=(turns,))), brought]
     if quick:
-        asked.append(("--quick", QUICK))
+        asked.append(("--quick", QUICK | more))
     found = []
     for where, settings in asked:
-        notes = {"clone", "cloned", "tiny"}
+        notes = {"clone", "cloned", "tiny", "quick"}
         own = {name: value for name, value in settings.items() if name not in notes}
         found.append((where, own, settings.get("clone", {})))
     return found
@@ -421,10 +424,17 @@ def model_settings(model):
 def tiny_settings(env):
     """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
     first one's, with texts as long as any of them needs and the families that they name."""
-    each = [getattr(load_env(name), "TINY", {}) for name in env.split(",")]
+    modules = [load_env(name) for name in env.split(",")]
+    each = [getattr(module, "TINY", {}) for module in modules]
     settings = dict(each[0])
     for name in ("max_turn_tokens", "max_context"):
         settings[name] = max(tiny.get(name, getattr(Speaks, name)) for tiny in each)
+    if len(each) > 1:
+        settings.pop("quick", None)     # is of one environment alone
+        # Players of other goals play only where all have one.
+        if not all(hasattr(module.Env, "other_goal") for module in modules):
+            cloning = settings.get("clone", {})
+            settings["clone"] = {name: x for name, x in cloning.items() if name != "goal"}
     settings["families"] = ",".join(tiny["families"] for tiny in each if "families" in tiny)
     return settings
 

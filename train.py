@@ -540,8 +540,9 @@ def main(argv=None, kind=Config):
             metrics.final_table(run.folder, run.result, cfg.horizons[-1],
                                 hasattr(modules[0], "Served"))
             if cfg.quick:
+                of_them = f" of {cfg.families}" if cfg.families else ""
                 parallel.say(f"This was a taste (--quick): {cfg.steps} steps, judged by "
-                             f"{cfg.eval_tasks} tasks. For a result leave --quick out.")
+                             f"{cfg.eval_tasks} tasks{of_them}. For a result leave --quick out.")
 
 
 if __name__ == "__main__":

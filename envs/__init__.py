@@ -21,13 +21,14 @@ score >= SUCCESS; the action was understood; the score of the episode so far.
 What more may be there:
 
     Env.expert()          (thought, action) of a player that succeeds from here
-    Env.random_action(rng)  an action that looks legal, drawn with rng. Without these two a run needs
-                          a --model that acts already, and its table has no such rows
+    Env.random_action(rng)   an action that looks legal, drawn with rng. Without these two a run
+                          needs a --model that acts already, and its table has no such rows
     Env.other_goal(rng)   (thought, action) of a player who knows the rules and plays for something
                           that the task does not ask for
     Env.close()           gives back what is held: a process, a file
     TINY                  what a tiny policy needs here: flags of train.py and, under "clone", of
-                          agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400))
+                          agentevol.py clone, such as dict(max_context=1024, clone=dict(steps=400));
+                          under "quick" more of train.py's, for --quick
     ONE_WORD              a regular expression of what is one token to it: r"^#.*\\n?", a grid's row
     EXAMPLE               an action: a model whose reply held none is shown its form by this one
     SEVERAL_LINES = True  an action may have several lines; else it ends with its first

@@ -1,8 +1,8 @@
 """Look at the environments, and play one by hand.
 
-    python -m envs                  every environment: tasks, horizon, engine, families, what it lacks
-    python -m envs NAME             play one of its tasks, drawn by chance, in the terminal
-    python -m envs NAME TASK        this one: a number of its TRAIN or TEST
+    python -m envs              every environment: tasks, horizon, engine, families, what it lacks
+    python -m envs NAME         play one of its tasks, drawn by chance, in the terminal
+    python -m envs NAME TASK    this one: a number of its TRAIN or TEST
 """
 import random
 import sys

@@ -20,7 +20,8 @@ from envs import textcraft
 NAME, HORIZON, SUCCESS = "textcraft_small", 10, 1.0
 TRAIN, TEST = range(0, 6750), range(6750, 7110)      # 250 draws of 27 goals; 12 of each of 30
 FAMILIES = ("depth 1", "depth 2", "depth 3")
-TINY = dict(horizons=(10,), steps=150, kl_coef=0.01, clone=dict(goal="other", skill=0.9))
+TINY = dict(horizons=(10,), steps=150, kl_coef=0.01, clone=dict(goal="other", skill=0.9),
+            quick=dict(families="depth 1", lr=1e-3, lr_end=1.0))
 PROMPT = """You are given crafting commands and a goal: craft the goal item.
 Actions, one per turn:
 get N item - fetch N of a raw item, one that no command makes; it is free

@@ -1,14 +1,14 @@
 """A world around a class that lives elsewhere, with Gymnasium's reset(seed) and step(action).
 
     cp recipes/gymnasium_env.py envs/fetch.py
-    python -m envs fetch                                play it by hand
-    python train.py --env fetch --model FOLDER_OR_ID    neither an expert nor a random player is needed
-    python train.py --env fetch                         a tiny policy, cloned from random_action below
+    python -m envs fetch                             play it by hand
+    python train.py --env fetch --model FOLDER       needs neither an expert nor a random player
+    python train.py --env fetch                      a tiny policy, cloned from `random_action`
 
     env:    Task: you must fetch a blue key. You see: blue key 2 ahead, 1 left; wall 1 ahead.
     agent:  left
     env:    Task: you must fetch a blue key. You see: blue key 1 ahead, 2 right.
-    agent:  pickup                  reward 0.9 at most for the right thing, 0 for another, and it is over
+    agent:  pickup              reward 0.9 at most for the right thing, 0 for another; it is over
 
 The class is minigrid's MiniGrid-Fetch-5x5-N2-v0. What is yours to change: GAME, ACTIONS, PROMPT,
 `words` and `world`. docs/own_environment.md goes through it line by line.
@@ -29,7 +29,7 @@ left, right: turn
 forward: walk a step
 pickup: take what is 1 ahead; another thing than the one that is asked for ends the game"""
 EXAMPLE = "forward"
-# A tiny policy begins as the random player, who finds something now and then: RL has the rest.
+# A tiny policy begins as the random player, who finds the right thing now and then.
 TINY = dict(horizons=(12,), steps=60, clone=dict(skill=0.0, n=2000, steps=200))
 
 
@@ -90,8 +90,8 @@ def world(game):
 
 
 def words(seen):
-    """minigrid's observation as text. seen["image"]: (7, 7, 3), of each cell (column, row) its kind,
-    colour and state; the agent is in the middle of the last row and looks to the first."""
+    """minigrid's observation as text. seen["image"]: (7, 7, 3), of each cell (column, row) the
+    kind, colour and state; the agent is in the middle of the last row and looks to the first."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
     things = []
     for column, row in itertools.product(range(7), range(7)):

@@ -215,6 +215,9 @@ def test_quick_is_a_layer_above_the_environment_and_below_the_flags(model, monke
     assert cloning.steps < 450 and cloning.n < 4500 and cloning.width == 32
     assert cfg.path == os.path.join("runs", "toy-quick-0")
     assert flags_chosen(f"--quick --model {model}").steps == cfg.steps
+    play_toy(monkeypatch, dict(steps=70, clone=dict(steps=900), quick=dict(families="odd")))
+    assert (flags_chosen("--quick").families, flags_chosen("").families) == ("odd", "")
+    assert flags_chosen(f"--quick --model {model}").families == ""      # no tiny policy
     whole = flags_chosen("")
     assert (whole.steps, config_for_run(whole).steps, whole.path) == (
         70, 900, os.path.join("runs", "toy-grpo-0"))

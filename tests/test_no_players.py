@@ -14,6 +14,7 @@ import agentevol
 import eval as evaluation
 import train
 from chat import Agent
+from cloning import config_for_run
 from env_server import HttpServer
 from envs.parts.players import lacks_player
 
@@ -105,6 +106,20 @@ def test_what_needs_a_player_is_refused_before_there_is_a_folder(main, flags, se
         main() if main is evaluation.main else main(flags)
     assert str(refusal.value).startswith(sentence)
     assert os.listdir() == []
+
+
+def test_of_several_environments_all_must_have_a_player_of_other_goals(bare, monkeypatch):
+    """Else the first one's TINY would ask for what the second has not."""
+    class Other(fakes.Env):
+        def other_goal(self, rng):
+            return "", "a"
+    tiny = dict(clone=dict(goal="other", n=20))
+    for name in ("one", "two"):
+        world = SimpleNamespace(**vars(fakes.toy()) | dict(NAME=name, Env=Other, TINY=tiny))
+        monkeypatch.setitem(sys.modules, f"envs.{name}", world)
+    goals = [config_for_run(train.Config(env=env)).goal
+             for env in ("one", "one,two", "one,toy", "toy,one")]
+    assert goals == ["other", "other", "task", "task"]
 
 
 def test_no_expert_no_shots(bare):

@@ -62,8 +62,8 @@ def mean_and_error(values):
 
 
 def builtin_rate(module, player, tasks, horizon, seed=0):
-    """-> (success rate, standard error): exact where the environment can be solved, else played; NaN
-    where it has no such player. A task that the engine refuses (RuntimeError) is left out."""
+    """-> (success rate, standard error): exact where the environment can be solved, else played;
+    NaN where it has no such player. A task that the engine refuses (RuntimeError) is left out."""
     if hasattr(module, "exact_success"):
         rates = [module.exact_success(task, player, horizon) for task in tasks]
         return sum(rates) / len(rates), 0.0

@@ -95,9 +95,10 @@ def test_a_wrapped_class_is_played_as_it_plays_itself(checkout):
         print([turn[2] for turn in turns], turns[-1][3])
     """
     won, lost = run(checkout, "-c", program).splitlines()
-    assert won == ("Ticket 7 waits. ('Ticket: what is 1 + 7?', 0.1, False, {'success': False, "
-                   "'valid': True, 'score': 0.0}) ('Closed.', 1.0, True, {'success': True, 'valid': "
-                   "True, 'score': 1.0})")
+    assert won == ("Ticket 7 waits. "
+                   "('Ticket: what is 1 + 7?', 0.1, False, {'success': False, 'valid': True, "
+                   "'score': 0.0}) "
+                   "('Closed.', 1.0, True, {'success': True, 'valid': True, 'score': 1.0})")
     assert lost == f"{[False] * 9 + [True]} {{'success': False, 'valid': True, 'score': 0.0}}"
 
 
@@ -158,3 +159,13 @@ def test_presets_are_what_the_documentation_says():
         told, _ = train.parse_flags(train.Config, [f for f in flags if f != "starpo"], "",
                                     lambda kind, given, base=base: [("ppo", base)])
         assert told == train.Config(**train.ALGOS[name]), name
+
+
+def test_agents_page_is_short_and_names_what_is_there():
+    """Every file, and every program of its commands."""
+    page = (ROOT / "AGENTS.md").read_text()
+    assert len(page.splitlines()) <= 30
+    named = re.findall(r"`([\w/.]+\.(?:py|md|html))`|`(\w+/)`|python (\w[\w/]*\.py)", page)
+    paths = {path for groups in named for path in groups if path}
+    assert len(paths) > 12
+    assert [path for path in paths if not (ROOT / path).exists()] == []
