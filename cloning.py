@@ -86,8 +86,9 @@ def demonstrations_for(cfg):
         # A fair choice of them, because families may lie one behind the other.
         if wanted < len(tasks):
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
+        data = getattr(module, "data", "")
         games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal,
-                               getattr(module, "data", ""))
+                               data)
         won = sum(game["success"] for game in games)
         parallel.say(f"{module.NAME}: {len(games)} demonstrations of {wanted} wanted, skill "
                      f"{skill:g}, {won} succeed")
@@ -117,10 +118,8 @@ def train_tokenizer(demos, agents, vocabulary):
                 observation = agent.first(observation)
             texts.append(observation)
             texts.append(FORMATS[agent.format].compose(move.thought, move.action, i))
-    one_word = []
-    for agent in agents.values():
-        if hasattr(agent.module, "ONE_WORD"):
-            one_word.append(agent.module.ONE_WORD)
+    modules = [agent.module for agent in agents.values()]
+    one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
     return make_tokenizer(texts, vocabulary, *one_word)
 
 
@@ -178,7 +177,8 @@ def replay_one(demo, agent):
         trajectory.score = max(agent.module.SUCCESS, 1.0)
         for turn, trained in zip(trajectory.turns, demo["trained"]):
             if not trained:
-                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
+                length = turn.end - turn.start
+                trajectory.response_mask[turn.start:turn.end] = [0] * length
     return trajectory
 
 
@@ -256,8 +256,9 @@ def clone_policy(cfg, out, device, demos=None):
     else:
         tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
-                     f"random weights, {len(tokenizer)} tokens")
+        millions = policy.model.num_parameters() / 1e6
+        parallel.say(f"no --model: cloned is a Llama of {millions:.2f}M random weights, "
+                     f"{len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
     if demos:
         trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
