@@ -206,9 +206,11 @@ def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, se
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen = order[:batch_size]
         order = order[batch_size:]
-        batch = to_batch([trajectories[i] for i in chosen], policy.device)
-        each = torch.tensor([weights[i] for i in chosen], device=policy.device)
-        batch.weights = algos.example_weights(batch.response_mask, each)
+        examples = [trajectories[i] for i in chosen]
+        batch = to_batch(examples, policy.device)
+        each = [weights[i] for i in chosen]
+        of_rows = torch.tensor(each, device=policy.device)
+        batch.weights = algos.example_weights(batch.response_mask, of_rows)
         loss = learn_step(policy, optimizer, batch, micro_tokens)
         if step % 100 == 0 or step == steps - 1:
             parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
@@ -218,7 +220,8 @@ def learning_rate(peak, schedule):
     """The rate at this share of the schedule, from 0 to 1: it rises over the first 5%, then falls
     by a cosine to a tenth of its peak."""
     rising = min(schedule / 0.05 + 0.02, 1)
-    falling = 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * schedule))
+    cosine = 0.5 + 0.5 * math.cos(math.pi * schedule)
+    falling = 0.1 + 0.9 * cosine
     return peak * rising * falling
 
 
@@ -254,14 +257,16 @@ def clone_policy(cfg, out, device, demos=None):
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
     else:
-        tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
+        agents = make_agents(modules, speaks)
+        tokenizer = train_tokenizer(demos, agents, cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
         millions = policy.model.num_parameters() / 1e6
         parallel.say(f"no --model: cloned is a Llama of {millions:.2f}M random weights, "
                      f"{len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
     if demos:
-        trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
+        agents = make_agents(modules, speaks, tokenizer)
+        trajectories = replay(demos, agents)
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
               cfg.micro_tokens, cfg.seed)
     _, settings = model_settings(cfg.model)
@@ -287,7 +292,8 @@ def clone_longer(path, clone, agents, device, seconds):
     undo what was learned, and in another order."""
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
     policy = parallel.load(path, device, clone)
-    trajectories = replay(demonstrations_for(clone), agents)
+    demos = demonstrations_for(clone)
+    trajectories = replay(demos, agents)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, clone.lr / 4, clone.batch,
           clone.micro_tokens, clone.seed + 1, seconds)
     return policy.eval()
