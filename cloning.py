@@ -86,8 +86,9 @@ def demonstrations_for(cfg):
         # A fair choice of them, because families may lie one behind the other.
         if wanted < len(tasks):
             tasks = random.Random(cfg.seed).sample(tasks, len(tasks))
+        data = getattr(module, "data", "")
         games = demonstrations(module.NAME, tasks, wanted, skill, cfg.seed, cfg.horizon, cfg.goal,
-                               getattr(module, "data", ""))
+                               data)
         won = sum(game["success"] for game in games)
         aim = ", which is not what they play for" if cfg.goal == "other" else ""
         parallel.say(f"{module.NAME}: {len(games)} demonstrations of {wanted} wanted, skill "
@@ -131,10 +132,8 @@ def train_tokenizer(demos, agents, vocabulary):
                 texts.append(message["content"])
         for observation, reply in agent.demonstrated(demo):
             texts += [observation, reply]
-    one_word = []
-    for agent in agents.values():
-        if hasattr(agent.module, "ONE_WORD"):
-            one_word.append(agent.module.ONE_WORD)
+    modules = [agent.module for agent in agents.values()]
+    one_word = [module.ONE_WORD for module in modules if hasattr(module, "ONE_WORD")]
     return make_tokenizer(texts, vocabulary, *one_word)
 
 
@@ -186,7 +185,8 @@ def replay_one(demo, agent):
         trajectory.score = max(agent.module.SUCCESS, 1.0)
         for turn, trained in zip(trajectory.turns, demo["trained"]):
             if not trained:
-                trajectory.response_mask[turn.start:turn.end] = [0] * (turn.end - turn.start)
+                length = turn.end - turn.start
+                trajectory.response_mask[turn.start:turn.end] = [0] * length
     return trajectory
 
 
@@ -214,9 +214,11 @@ def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, se
             order = rng.sample(range(len(trajectories)), len(trajectories))
         chosen = order[:batch_size]
         order = order[batch_size:]
-        batch = to_batch([trajectories[i] for i in chosen], policy.device)
-        each = torch.tensor([weights[i] for i in chosen], device=policy.device)
-        batch.weights = algos.example_weights(batch.response_mask, each)
+        examples = [trajectories[i] for i in chosen]
+        batch = to_batch(examples, policy.device)
+        each = [weights[i] for i in chosen]
+        of_rows = torch.tensor(each, device=policy.device)
+        batch.weights = algos.example_weights(batch.response_mask, of_rows)
         loss = learn_step(policy, optimizer, batch, micro_tokens)
         if step % 100 == 0 or step == steps - 1:
             parallel.say(f"learn {step:5d} | loss {loss:.3f} | {spent:.0f} s")
@@ -230,7 +232,8 @@ def learning_rate(peak, schedule):
     """The rate at this share of the schedule, from 0 to 1: it rises over the first 5%, then falls
     by a cosine to a tenth of its peak."""
     rising = min(schedule / 0.05 + 0.02, 1)
-    falling = 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * schedule))
+    cosine = 0.5 + 0.5 * math.cos(math.pi * schedule)
+    falling = 0.1 + 0.9 * cosine
     return peak * rising * falling
 
 
@@ -266,13 +269,16 @@ def clone_policy(cfg, out, device, demos=None):
         tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
     else:
-        tokenizer = train_tokenizer(demos, make_agents(modules, speaks), cfg.vocabulary)
+        agents = make_agents(modules, speaks)
+        tokenizer = train_tokenizer(demos, agents, cfg.vocabulary)
         policy = make_policy(len(tokenizer), cfg.width, cfg.layers, cfg.heads, cfg.seed)
-        parallel.say(f"no --model: cloned is a Llama of {policy.model.num_parameters() / 1e6:.2f}M "
-                     f"random weights, {len(tokenizer)} tokens")
+        millions = policy.model.num_parameters() / 1e6
+        parallel.say(f"no --model: cloned is a Llama of {millions:.2f}M random weights, "
+                     f"{len(tokenizer)} tokens")
         policy = parallel.as_trained(policy, device, cfg)
     if demos:
-        trajectories = replay(demos, make_agents(modules, speaks, tokenizer))
+        agents = make_agents(modules, speaks, tokenizer)
+        trajectories = replay(demos, agents)
         learn(policy, trajectories, [1.0] * len(demos), cfg.steps, cfg.lr, cfg.batch,
               cfg.micro_tokens, cfg.seed)
     _, settings = model_settings(cfg.model)
@@ -305,7 +311,8 @@ def clone_longer(path, clone, agents, device, seconds):
     undo what was learned, and in another order."""
     parallel.say(f"control: cloning on for {seconds:.0f} s, without RL")
     policy = parallel.load(path, device, clone)
-    trajectories = replay(demonstrations_for(clone), agents)
+    demos = demonstrations_for(clone)
+    trajectories = replay(demos, agents)
     learn(policy, trajectories, [1.0] * len(trajectories), 10**6, clone.lr / 4, clone.batch,
           clone.micro_tokens, clone.seed + 1, seconds)
     return policy.eval()

@@ -331,11 +331,10 @@ MAY_CHANGE = {"out", "resume"} | names_of(Plays)
 def layers(kind, given):
     """What is asked for beside the flags `given`, as `parse_flags` wants it: how a model speaks;
     what an evaluation to be resumed was begun with. ValueError."""
-    found = []
-    if given.get("model"):
-        where, settings = model_settings(given["model"])
-        found.append((where, part_of(settings, Speaks)))
-    return found + begun(kind(**given).path, given, kind, MAY_CHANGE)
+    cfg = kind(**given)
+    where, settings = model_settings(cfg.model)
+    speaks = part_of(settings, Speaks)
+    return [(where, speaks)] + begun(cfg.path, given, kind, MAY_CHANGE)
 
 
 def main(kind=Config, description=__doc__, elsewhere=None):

@@ -448,7 +448,7 @@ def begun(folder, given, kind, may_change):
         return []
     was = read_settings(path)
     of_a_recipe = was.keys() - names_of(kind)
-    for name in (given.keys() - may_change) | of_a_recipe:
+    for name in given.keys() - may_change | of_a_recipe:
         if given.get(name) != was.get(name):
             raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
                              f"{name}={was.get(name)!r}; leave it out, or start another run")

@@ -443,7 +443,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     """Killed before the first iteration, in its learning, in a checkpoint, in the final report; at
     first of fewer iterations."""
     flags = dict(model=model, start=start, **TINY | dict(iterations=3))
-    script(url, out="whole", **flags)
+    script(url, out=(out := "whole"), **flags)
     begun(url, out="e", **flags | dict(iterations=1))
     with pytest.raises(SystemExit, match="^agentevol.py: --resume: seed=1, but e was begun with "):
         script(url, "--resume", out="e", seed=1)
@@ -463,8 +463,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
     assert not same(weights_of("e/step_3"), weights_of("e/clone"))
     assert lines_of("e") == lines_of("whole") and len(lines_of("e")) == 3
     assert open("e/samples.jsonl").read() == open("whole/samples.jsonl").read()
-    broken, whole = (json.load(open(f"{out}/result.json")) for out in ("e", "whole"))
-    assert broken["evaluations"] == whole["evaluations"]
+    assert len({str(json.load(open(f"{x}/result.json"))["evaluations"]) for x in ("e", out)}) == 1
 
 
 # ---- two ranks ----------------------------------------------------------------------------------
