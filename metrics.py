@@ -50,7 +50,7 @@ def evaluate(run):
     rates, sampled = greedy_and_sampled(run.policy, run.eval_tasks, cfg.horizons[-1], cfg.seed,
                                         cfg.max_concurrent)
     run.evaluations.append((run.step, rates))
-    shown = not any(lacks_player(module, "expert") for module in run.modules.values())
+    shown = not any(lacks_player(world.module, "expert") for world in run.worlds)
     hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model, shown)
     if hopeless:
         parallel.say(hopeless)
