@@ -203,6 +203,15 @@ def test_learn_ends_when_its_seconds_are_over():
     assert not same(before, policy.state_dict())
 
 
+def test_learn_says_how_long_its_steps_take(monkeypatch, capsys):
+    """By a clock that goes a second a call, 11 steps took 12 seconds: 240 take 262."""
+    ticks = itertools.count()
+    monkeypatch.setattr(cloning.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(cloning, "learn_step", lambda *_: 1.5)
+    learn(toy_policy(), [t for t, _ in WEIGHED], [1.0] * 3, 240, 1e-3, 1, 8192, 0)
+    assert "these 240 steps take about 4.4 minutes" in capsys.readouterr().out
+
+
 def test_clone_longer_is_gentler_and_in_another_order(url, model, here, monkeypatch):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     calls = []
