@@ -85,8 +85,8 @@ class Batch:
             else:
                 whole.append(row)
 
-        # The fewest rounds in which no part is larger than asked for, or than the longest piece, for
-        # which there must be memory anyway.
+        # The fewest rounds in which no part is larger than asked for, or than the longest piece,
+        # for which there must be memory anyway.
         pieces = [lengths[row] for row in whole] + [end - begin for _, begin, end in cut]
         limit = max(tokens, *pieces)
         rounds = math.ceil(max(share / limit, (len(cut) + 1) / ranks))

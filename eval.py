@@ -93,6 +93,14 @@ def play_model(tasks, places, keep, policy, k, seed, temperature, max_concurrent
     return stats.failures
 
 
+def refuse_missing(modules, player):
+    """ValueError: one of these environments has no such built-in player."""
+    for module in modules:
+        if lacks_player(module, player):
+            raise ValueError(f"{lacks_player(module, player)}; give a policy, --model "
+                             "FOLDER_OR_HUB_ID")
+
+
 def play_by_itself(tasks, places, keep, player, k, seed):
     """Play by a built-in player. An environment's engine may refuse a task (RuntimeError)."""
     for world, task in progress(tasks, f"{player} player"):
@@ -259,14 +267,11 @@ def evaluate(cfg, origins=None, elsewhere=None):
     else:
         modules = open_envs(cfg.env, cfg.data)
     modules.sort(key=lambda module: module.NAME)
-    for module in modules:
-        lacking = lacks_player(module, cfg.policy) if cfg.policy else ""
-        if lacking:
-            raise ValueError(f"{lacking}; give a policy, --model FOLDER_OR_HUB_ID")
     families = families_of(modules, cfg.families)
     policy = None
     servers = connected(cfg.env_url, modules)
     if cfg.policy:
+        refuse_missing(modules, cfg.policy)
         play = partial(play_by_itself, player=cfg.policy, k=cfg.k, seed=cfg.seed)
         # It asks nobody.
         servers = nullcontext([None] * len(modules))

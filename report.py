@@ -91,6 +91,11 @@ def main(argv=None):
     parser.add_argument("--text", action="store_true", help="print episodes, write no page")
     parser.add_argument("--step", type=int, help="with --text: of this step alone")
     flags = parser.parse_args(argv)
+    for folder in flags.runs:
+        if not Path(folder, "config.json").exists():
+            there = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
+            parser.error(f"{folder} is not a run's folder: it has no config.json; there are: "
+                         f"{', '.join(there) or 'none in runs/'}")
     try:
         if flags.text:
             print_samples(Path(flags.runs[0], "samples.jsonl"), flags.step)

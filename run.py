@@ -405,8 +405,8 @@ def settings_for(model, env, quick=False):
 
 def model_settings(model):
     """(where, how a model speaks and its rates): folders that we write bring their own, others get
-    those of CHAT_MODELS. There "clone" holds flags of agentevol.py, "cloned" those by which it was cloned,
-    and "tiny" says that it was from nothing, as a policy without --model is."""
+    those of CHAT_MODELS. There "clone" holds flags of agentevol.py, "cloned" those by which it was
+    cloned, and "tiny" says that it was from nothing, as a policy without --model is."""
     if not model:
         return "", dict(tiny=True)
     path = Path(model, "defaults.json")

@@ -193,6 +193,15 @@ def test_learning_rate_rises_for_a_twentieth_and_falls_by_a_cosine_to_a_tenth():
     assert [rates[i] / 0.02 for i in expected] == pytest.approx([*expected.values()], abs=1e-5)
 
 
+def test_learn_says_how_long_its_steps_take(monkeypatch, capsys):
+    """By a clock that goes a second a call, 11 steps took 12 seconds: 240 take 262."""
+    ticks = itertools.count()
+    monkeypatch.setattr(cloning.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(cloning, "learn_step", lambda *_: 1.5)
+    learn(toy_policy(), [t for t, _ in WEIGHED], [1.0] * 3, 240, 1e-3, 1, 8192, 0)
+    assert "these 240 steps take about 4.4 minutes" in capsys.readouterr().out
+
+
 def test_clone_longer_learns_gently_and_in_another_order_for_its_seconds(model, demos):
     """The control: cloning's peak again would undo what was learned, its seed repeat the order."""
     agents = make_agents([load_env("toy")], SPEAKS, AutoTokenizer.from_pretrained(model))
@@ -531,8 +540,8 @@ ASKED = {"toy": dict(clone=dict(lr=2e-3, n=50, steps=90, goal="other"), max_cont
 
 
 def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model, monkeypatch):
-    """Of several what the first asks for, and the longest texts; what they ask of RL is not
-    cloning's."""
+    """Of several what the first asks for, and the longest texts, but another goal only where all
+    have a player for it; what they ask of RL is not cloning's."""
     for name, tiny in ASKED.items():
         monkeypatch.setattr(sys.modules[f"envs.{name}"], "TINY", tiny, raising=False)
     own, both = dict(families="zero,one", format="think"), dict(families="zero,one", horizon=9)
@@ -543,7 +552,7 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
     assert parsed(Clone, "--env toy") == Clone(
         env="toy", lr=2e-3, n=50, steps=90, goal="other", max_context=300, horizon=9)
     assert parsed(Clone, "--env toy,sums --steps 5") == Clone(
-        env="toy,sums", lr=2e-3, n=50, steps=5, goal="other", max_context=512, **both)
+        env="toy,sums", lr=2e-3, n=50, steps=5, max_context=512, **both)
     # AgentEvol's demonstrations are its own: few, of the expert
     assert parsed(Evolve, "--env sums") == Evolve(env="sums", n=300, skill=1.0, lr=1e-3, **own)
     assert parsed(Evolve, "--env toy,sums --batch 3") == Evolve(

@@ -275,8 +275,10 @@ def disturbed(client, before):
 @functools.cache
 def policy():
     tokenizer = chat_tokenizer()
+    # Several lines, so that the policy's random tokens end no reply and all ask at a time.
+    module = SimpleNamespace(NAME="toy", SEVERAL_LINES=True)
     return twins("llama", vocabulary=len(tokenizer), loud=[0], seed=4)[0], Agent(
-        tokenizer, "Be quick.", max_turn_tokens=4, max_context=900)
+        tokenizer, "Be quick.", max_turn_tokens=4, max_context=900, module=module)
 
 
 def played(client, tasks=range(5, 9), group_size=2, horizon=4, **settings):

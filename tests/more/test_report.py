@@ -125,13 +125,21 @@ def test_text_of_marks_exactly_the_trained_tokens():
     assert "not understood" not in text and text.endswith("score 0.5, done]")
 
 
-def test_main_prints_the_episodes_of_a_step_and_names_what_is_no_run(runs, capsys):
+def test_main_prints_the_episodes_of_a_step_and_names_what_is_no_run(
+        runs, here, capsys):
     report.main(["--text", str(runs / "seed0"), "--step", "1"])
     heads = re.findall("^---- (.*) ----$", capsys.readouterr().out, re.MULTILINE)
     assert heads == ["step 1, test"] * 8 + ["step 1, train"] * 8
     with pytest.raises(SystemExit):
-        report.main([str(runs)])
-    assert re.search(r"error: .*No such file.*config.json", capsys.readouterr().err)
+        report.main(["nope"])
+    assert ("nope is not a run's folder: it has no config.json; there are: none in runs/"
+            in capsys.readouterr().err)
+    for name in ("b", "a"):
+        shutil.copytree(runs / "seed0", f"runs/{name}")
+    with pytest.raises(SystemExit):
+        report.main(["runs/a", "runs"])
+    assert "runs is not a run's folder: it has no config.json; there are: runs/a, runs/b\n" \
+        in capsys.readouterr().err
 
 
 # ---- the pages ----------------------------------------------------------------------------------
