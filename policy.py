@@ -14,7 +14,9 @@ elsewhere), A sampled tokens, V vocabulary.
 """
 import math
 import os
+import re
 import types
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +25,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils import logging as transformers_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from attention import NEVER, OURS, choose_kernel, kv_shape, layout_for
 
 HEAD_CHUNK = 2048    # tokens whose (tokens, V) logits exist at a time
+# What a file may hold beside a model's weights: tables that are computed anew, heads that guess
+# several tokens ahead, other senses.
+BESIDE = re.compile(r"rotary|\bmtp\b|visual|vision|audio")
 transformers_logging.disable_progress_bar()            # they would break our log's lines
 
 
@@ -238,11 +244,21 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
     path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch".
     ValueError: no model, or one that cannot run here: see `check_model`."""
     check_model(path)
+    if not os.path.isdir(path) and find_adapter_config_file(path):
+        raise ValueError(f"{path} holds adapters; download it, and give its folder")
+    # Adapters beside the weights are lora.py's, so transformers is sent to look for them elsewhere.
+    elsewhere = dict(subfolder="no-adapters")
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
-                                  use_safetensors=True, output_loading_info=True)
+                                  use_safetensors=True, output_loading_info=True,
+                                  adapter_kwargs=elsewhere)
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
+    surplus = sorted(name for name in info["unexpected_keys"] if not BESIDE.search(name))
+    if surplus:
+        raise ValueError(f"{path}: {len(surplus)} weights that a {model.config.model_type} of its "
+                         f"config.json does not have: {', '.join(surplus[:3])}; they would be left "
+                         "out. Mend its config.json, or save the model without them")
     known_ids = None
     if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
         last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
@@ -255,11 +271,36 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
 
 def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
+    check_path(path)
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
         raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
                          .splitlines()[0]) from e
+
+
+def check_path(path):
+    """ValueError: `path` is a run and no model, or it looks like a folder and is none. Nobody asks
+    the hub for such a name, which takes half a minute."""
+    text = str(path)
+    path = Path(path)
+    if path.is_dir():
+        found = [str(step) for step in path.glob("step_*")]
+        if found:
+            newest = sorted(found, key=lambda step: (len(step), step))[-4:]
+            raise ValueError(f"{path} is a run; give one of its policies: {', '.join(newest)}")
+        return
+    if path.is_file():
+        raise ValueError(f"{path}: expected a folder with config.json and 16-bit safetensors; single "
+                         "files, .gguf among them, are not read")
+    # A hub id is NAME or OWNER/NAME.
+    if len(path.parts) < 3 and not text.endswith("/") and not text.startswith((".", "~", "runs/")):
+        return
+    parent = path.parent
+    while not parent.is_dir():
+        parent = parent.parent
+    there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
+    raise ValueError(f"{text}: no such folder; in {parent} are {', '.join(there[:12]) or 'none'}")
 
 
 def longest_text(config):
@@ -278,6 +319,10 @@ def rope_of(config):
 def check_model(path):
     """ValueError, before any weight is read: no model at `path`, or one that cannot run here."""
     config = from_pretrained(AutoConfig, path)
+    if getattr(config, "quantization_config", None):
+        how = dict(config.quantization_config).get("quant_method", "quantised")
+        raise ValueError(f"{path}: its weights are {how}, which is not read here; take the model's "
+                         "16-bit safetensors")
     try:
         check_config(config)
     except Exception as e:                 # other people's code: whatever it raises, it cannot run

@@ -42,7 +42,7 @@ from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
 from flags import Adapters, Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
 from flags import flag, parse_flags
-from lora import Base, base_of
+from lora import Base, base_of, has_adapters
 from parallel import progress
 from policy import check_model
 from run import Run, begun, both_splits, connected, keep_settings, last_checkpoint, model_settings
@@ -317,7 +317,7 @@ def setup(cfg, modules, clients, began, origins):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
-    if cfg.lora and base_of(start_model) == start_model:
+    if cfg.lora and not has_adapters(start_model):
         # RL began with fresh adapters, which add nothing yet: without them it is that policy.
         run.reference = Base(policy)
     elif cfg.kl_coef:

@@ -1,14 +1,19 @@
 """pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops."""
 import itertools
+import json
 import math
+import os
 import random
+import re
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fakes import CONFIGS, chat_tokenizer, token_logprobs, twins
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -42,15 +47,65 @@ def differ(logits, stock, texts):
 
 def test_load_policy_says_what_is_missing(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    for path in (tmp_path, "./nowhere", "no/such/folder"):
-        with pytest.raises(ValueError, match=f"^{path}: no folder or hub id that "):
-            load_policy(path)
+    with pytest.raises(ValueError, match=f"^{tmp_path}: no folder or hub id that "):
+        load_policy(tmp_path)
     stock = twins("qwen2")[1]
     weights = stock.state_dict()
     del weights["model.layers.1.self_attn.q_proj.weight"]
     stock.save_pretrained(tmp_path, state_dict=weights)
     with pytest.raises(ValueError, match="no weights for model.layers.1.self_attn.q_proj.weight"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("surplus, told", [
+    ("model.layers.0.self_attn.q_proj.bias", True), ("v_head.summary.weight", True),
+    ("model.layers.0.self_attn.q_proj.lora_A.weight", True),
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", False), ("mtp.layers.0.norm.weight", False),
+    ("visual.blocks.0.norm1.weight", False)])
+def test_load_policy_refuses_weights_that_its_model_would_leave_out(surplus, told, tmp_path):
+    """A llama without biases in config.json, its file with one: another policy would play."""
+    stock = twins("llama")[1]
+    stock.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {surplus: torch.ones(3)}, tmp_path / "model.safetensors",
+              metadata={"format": "pt"})
+    if not told:
+        load_policy(tmp_path)
+        return
+    with pytest.raises(ValueError, match=f"{tmp_path}: 1 weights that a llama .* {surplus}; they"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["fp8", "gptq", "bitsandbytes"])
+def test_load_policy_does_not_read_quantised_weights(how, tmp_path):
+    twins("llama")[1].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) |
+                               dict(quantization_config=dict(quant_method=how, bits=4))))
+    with pytest.raises(ValueError, match=f"weights are {how}, which is .* 16-bit safetensors"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("path, sentence", [
+    ("runs/typo", "no such folder; in runs are other, there"),
+    ("runs/there/step_9", "no such folder; in runs/there are step_1, step_20"),
+    ("./nowhere", "no such folder; in . are runs"),
+    ("no/such/folder", "no such folder; in . are runs"),
+    ("typo/", "no such folder; in . are runs"),
+    ("runs/there", "is a run; give one of its policies: runs/there/step_1, runs/there/step_20"),
+    ("model.gguf", "expected a folder with config.json and 16-bit safetensors"),
+])
+def test_a_wrong_path_is_told_without_asking_the_hub(path, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/there/step_20", "runs/there/step_1", "runs/other"):
+        os.makedirs(folder)
+    Path("model.gguf").write_bytes(b"GGUF")
+
+    def asked(*_, **__):
+        raise AssertionError("the hub was asked")
+    monkeypatch.setattr(policy_module.AutoConfig, "from_pretrained", asked)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_policy(path)
 
 
 def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):

@@ -450,7 +450,7 @@ MISTAKES = [
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
     ("--horizons 5,7,6", r"horizons \(5, 7, 6\): .* none below the one before it"),
-    ("--model ./absent", "./absent: no folder or hub id that transformers can load"),
+    ("--model ./absent", "./absent: no such folder; in . are none"),
     ("--env toy,toy", "env='toy,toy': expected each environment once"),
     ("--families strange", r"no families \['strange'\]; known: toy: even, odd"),
     ("--control --model MODEL", "--control goes on with the cloning .* leave it out"),
