@@ -31,6 +31,7 @@ from curriculum import choose_tasks, families_of
 from envs import open_envs
 from envs.parts.players import builtin_rate, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
+from evaluation import limits_told
 from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, parse_flags, part_of
 from lora import load_adapted
 from parallel import device_of, progress
@@ -120,6 +121,8 @@ def play_of(episode):
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
         turns=len(t.turns), valid=sum(valid) if told else None, tokens=sum(t.response_mask),
+        limited=sum(turn.limited for turn in t.turns),
+        wordless=sum(turn.wordless for turn in t.turns),
         conversation=conversation))
 
 
@@ -234,7 +237,11 @@ def notes_on(groups, wanted, max_turn_tokens, max_context):
         notes.append(f"{turns.count(0)} of {len(turns)} episodes had no turn and count as "
                      f"failures: their prompt and a reply of {max_turn_tokens} exceed "
                      f"--max-context {max_context} tokens")
-    return notes
+    plays = [play for group in groups for play in group]
+    # A built-in player's replies have no tokens.
+    limited = sum(play.get("limited", 0) for play in plays)
+    wordless = sum(play.get("wordless", 0) for play in plays)
+    return notes + limits_told(sum(turns), limited, wordless, max_turn_tokens)
 
 
 # ---- an evaluation ------------------------------------------------------------------------------

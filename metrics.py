@@ -15,7 +15,7 @@ import parallel
 import report
 from batch import Batch, on_all_rows, to_batch
 from envs.parts.players import mean_and_error
-from evaluation import greedy_and_sampled, means
+from evaluation import greedy_and_sampled, limits_told, means
 from panel import collapse_warnings
 from rollout import Stats
 from run import last_checkpoint, with_nulls, write_json
@@ -52,6 +52,11 @@ def evaluate(run):
     hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model)
     if hopeless:
         parallel.say(hopeless)
+    turns = [turn for t in sampled for turn in t.turns]
+    limited = sum(turn.limited for turn in turns)
+    wordless = sum(turn.wordless for turn in turns)
+    for sentence in limits_told(len(turns), limited, wordless, run.cfg.max_turn_tokens):
+        parallel.say(f"WARNING: {sentence}")
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_results(run)
 
@@ -160,6 +165,8 @@ def of_trajectories(played, group_size):
         valid=mean_and_error(told)[0],          # NaN if nobody says
         turns=len(turns) / n,
         cut_thoughts=sum(turn.cut for turn in turns) / max(len(turns), 1),
+        limited=sum(turn.limited for turn in turns) / max(len(turns), 1),
+        wordless=sum(turn.wordless for turn in turns) / max(len(turns), 1),
         response_length=sum(map(len, sampled)) / max(len(turns), 1),
         distinct_3gram=distinct_ngrams(sampled),
         truncated=sum(t.truncated != "" for t in played) / n,
@@ -224,6 +231,9 @@ def log_line(m):
             rare.append(f"{name} {m[name]}")
     if m["cut_thoughts"] > 0:
         rare.append(f"cut_thoughts {m['cut_thoughts']:.0%}")
+    for name in ("limited", "wordless"):
+        if m[name] > 0.1:
+            rare.append(f"{name} {m[name]:.0%}")
     if m["valid"] < 0.5:
         rare.append(f"valid {m['valid']:.0%}")
     if m["kl"] > 0.05:

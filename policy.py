@@ -291,8 +291,8 @@ def check_path(path):
             raise ValueError(f"{path} is a run; give one of its policies: {', '.join(newest)}")
         return
     if path.is_file():
-        raise ValueError(f"{path}: expected a folder with config.json and 16-bit safetensors; single "
-                         "files, .gguf among them, are not read")
+        raise ValueError(f"{path}: expected a folder with config.json and 16-bit safetensors; a "
+                         "single file, such as .gguf, is not read")
     # A hub id is NAME or OWNER/NAME.
     if len(path.parts) < 3 and not text.endswith("/") and not text.startswith((".", "~", "runs/")):
         return

@@ -394,7 +394,10 @@ def test_measure_on_a_hand_made_step(url, model):
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
-    assert m["cut_thoughts"] == 1 / 5
+    assert m["cut_thoughts"] == 1 / 5 and m["limited"] == m["wordless"] == 0
+    played[3].turns[1].wordless = played[0].turns[0].limited = played[1].turns[0].limited = True
+    assert metrics.log_line(metrics.measure(run, metrics.Outcome(
+        2, played, stats, [], None, figures, 5.0))).endswith(", limited 40%, wordless 20%")
     assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%")
     assert metrics.log_line(m | dict(valid=0.4, kl=0.1)).endswith(", valid 40%, kl 0.10")
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
