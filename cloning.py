@@ -72,6 +72,7 @@ def demonstrations_for(cfg):
                          "; those of a file need --format react or agentgym and --context full")
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
+        demos = without_held_out(demos, modules)
         parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
 
@@ -93,6 +94,28 @@ def demonstrations_for(cfg):
                      f"{skill:g}, {won} succeed")
         demos += games
     return demos
+
+
+def without_held_out(demos, modules):
+    """A file's demonstrations without those of held-out tasks, by which a policy would be judged on
+    what it has learned; said is how many, and which ids are no task's. ValueError: none is left."""
+    known, held_out = set(), set()
+    for module in modules:
+        known |= {(module.NAME, task_id) for task_id in module.TRAIN}
+        held_out |= {(module.NAME, task_id) for task_id in module.TEST}
+    ids = [(demo["env"], demo["task_id"]) for demo in demos]
+    kept = [demo for demo, task in zip(demos, ids) if task not in held_out]
+    unknown = [f"{env}_{number}" for env, number in ids if (env, number) not in known | held_out]
+    left = len(demos) - len(kept)
+    if not kept:
+        raise ValueError(f"all {left} demonstrations are of held-out tasks (TEST); expected tasks "
+                         "of TRAIN")
+    if left:
+        parallel.say(f"{left} of {len(demos)} demonstrations are of held-out tasks: left out")
+    if unknown:
+        parallel.say(f"{len(unknown)} of {len(demos)} demonstrations have an id that no task has, "
+                     f"such as {unknown[0]}: nobody can tell whether they are of held-out tasks")
+    return kept
 
 
 def make_agents(modules, speaks, tokenizer=None):

@@ -232,7 +232,8 @@ def test_evaluate_says_that_replies_are_cut_by_their_limit(url, model, capsys):
     cut = sum(token != stop for token in last)
     assert cut > len(last) / 2
     note = f"{cut} of {len(last)} replies were cut at --max-turn-tokens 1: "
-    assert results["notes"][0].startswith(note) and note in capsys.readouterr().out
+    assert any(told.startswith(note) for told in results["notes"])
+    assert note in capsys.readouterr().out
 
 
 def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):

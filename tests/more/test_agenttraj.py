@@ -175,6 +175,23 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     assert os.listdir() == ["f.json"]
 
 
+@pytest.mark.parametrize("command", ["clone", "evolve"])
+def test_demonstrations_of_held_out_tasks_are_never_learned(command, tmp_path, monkeypatch, capsys):
+    """Of the file's five one is of TRAIN, three of TEST, one of no task."""
+    monkeypatch.chdir(tmp_path)
+    numbers = [maze.TRAIN[0], *maze.TEST[:2], maze.TEST[-1], 999_999_999]
+    items = [ITEM | dict(item_id=f"maze_{number}") for number in numbers]
+    (tmp_path / "f.json").write_text(json.dumps(items))
+    cfg = Clone(env="maze", demos="f.json", format="agentgym")
+    assert [demo["task_id"] for demo in demonstrations_for(cfg)] == [numbers[0], numbers[-1]]
+    said = capsys.readouterr().out
+    assert "3 of 5 demonstrations are of held-out tasks: left out\n" in said
+    assert "1 of 5 demonstrations have an id that no task has, such as maze_999999999:" in said
+    (tmp_path / "f.json").write_text(json.dumps(items[1:4]))
+    with pytest.raises(SystemExit, match="agentevol.py: all 3 demonstrations are of held-out task"):
+        agentevol.main([command, "--env=maze", "--demos=f.json", "--format=agentgym"])
+
+
 # ---- what is trained on -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("losses, expected", [
