@@ -52,12 +52,13 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import data_of, known_envs, open_env
-from envs.parts.answers import MAX_ITEMS
+from envs.parts.answers import MAX_ITEMS, EnvError
 from envs.parts.wires import reset_shaped, shaped, wire_of
 
 MAX_BODY = 2**23            # bytes of a request
 MAX_SESSIONS = 4096         # of one environment in one process
 IDLE_SECONDS = 1800.0       # a session without a request for this long is closed
+QUIET_SECONDS = 60.0        # an outage is told once in so long
 
 
 class Refused(Exception):
@@ -133,6 +134,7 @@ class Service:
         self.env_class = getattr(self.module, "Served", self.module.Env)    # Served: original.py
         self.ids = itertools.count()
         self.sessions = {}              # id -> Session
+        self.told = -math.inf           # when an outage was told last, by time.monotonic()
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.pool = ThreadPoolExecutor(32) if getattr(self.module, "PARALLEL", False) else None
 
@@ -158,12 +160,21 @@ class Service:
             except ValueError as refusal:
                 raise Refused(400, str(refusal)) from refusal
             except Exception as crash:
-                traceback.print_exc()
+                self.tell(crash)
                 session.close_env()
                 raise Refused(500, f"The environment of id {session.id} broke, reset it first: "
                                    f"{type(crash).__name__}: {crash}") from crash
             finally:
                 session.used = time.monotonic()
+
+    def tell(self, crash):
+        """Print what broke a session: a mistake in an environment's code with its place; that a
+        server behind it gave no answer as one line, for all the episodes that meet it."""
+        if not isinstance(crash, EnvError):
+            traceback.print_exception(crash)
+        elif time.monotonic() - self.told > QUIET_SECONDS:
+            self.told = time.monotonic()
+            print(f"env_server: {self.name}: {crash}", file=sys.stderr)
 
     @contextlib.contextmanager
     def hold_new(self):

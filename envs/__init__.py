@@ -86,7 +86,11 @@ class Base:
             raise ValueError(f"{self.module.NAME}: the episode is over; reset first")
         # Half of a surrogate pair is no text that a tokenizer takes, if it is echoed.
         action = action.encode(errors="replace").decode()
-        observation, reward, self.done, info = self.act(action)
+        observation, reward, done, info = self.act(action)
+        # Of numpy, or as a number, it is a bool as well; None would say that no episode has begun.
+        if done not in (False, True):
+            raise TypeError(f"{self.module.NAME}: act gave done={done!r}; expected True or False")
+        self.done = bool(done)
         return observation, reward, self.done, info
 
     def close(self):

@@ -413,7 +413,7 @@ class Env(envs.Base):
         else:
             observation = f"Could not execute {text[:80]}{self.world.hint}"
         done = self.goal in self.inventory
-        # An action that comes too early is understood; one that names what is not there is nonsense.
+        # What comes too early is understood; what names a thing that is not there is nonsense.
         early = observation.startswith("Could not find enough items to craft ")
         understood = early or not observation.startswith("Could not")
         info = {"success": done, "valid": understood, "score": float(done)}

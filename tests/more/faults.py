@@ -772,6 +772,10 @@ FAULTS = {
          "closed",
          "test_wires_of_the_second_dialect"),
         ("look", 'key == "id"', 'key != "id"', "test_wires_of_the_first_dialect"),
+        ("Service.tell",
+         "time.monotonic() - self.told > QUIET_SECONDS",
+         "True",
+         "test_an_outage_is_one_line_in_the_terminal"),
     ],
     "envs/__init__.py": [
         ("data_of",
@@ -810,6 +814,10 @@ FAULTS = {
          'game["success"]',
          "game",
          "test_demonstrations_of_an_expert_are_successes"),
+        ("Base.step",
+         "bool(done)",
+         "done",
+         "test_done_may_be_of_numpy_or_a_number"),
     ],
     "envs/parts/agenttraj.py": [
         ("opening",
