@@ -40,9 +40,12 @@ from lora import base_of
 from policy import check_model
 from run import (
     Run,
+    asked_to_end,
     begun,
     both_splits,
     connected,
+    end_saved,
+    ending_softly,
     keep_settings,
     last_checkpoint,
     new_folder,
@@ -101,6 +104,9 @@ def evolve(run, base_set):
         metrics.evaluate(run)                               # on tasks that nobody learns from
         metrics.record_iteration(run, explored, kept, stats, seconds)
         save(run)
+        ending = asked_to_end(run)
+        if ending:
+            end_saved(run, ending)
 
 
 def explore(run):
@@ -215,7 +221,8 @@ def main(argv=None, evolving=Evolve):
             run, base_set = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:         # else the run is resumed
                 metrics.evaluate(run)
-            evolve(run, base_set)
+            with ending_softly(run):
+                evolve(run, base_set)
             metrics.final_table(run)
 
 

@@ -283,7 +283,12 @@ def evaluate(cfg, origins=None, elsewhere=None):
             tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg.resume)
         keep_settings(folder, cfg, origins or {})
-        groups = play_missing(play, tasks, os.path.join(folder, "trajectories.jsonl"), cfg.seed)
+        kept = os.path.join(folder, "trajectories.jsonl")
+        try:
+            groups = play_missing(play, tasks, kept, cfg.seed)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"; {kept} holds what was played: the same command with "
+                                    f"--resume --out {folder} goes on") from None
     if not groups:
         raise EnvError(f"{cfg.suite or cfg.env}: no task could be played")
     rows = rows_of(worlds, groups, cfg.seed)

@@ -3,6 +3,7 @@
     runs/<name>/
         config.json             the flags
         metrics.jsonl, ...      what is watched: see metrics.py
+        lock                    which process writes here
         step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM
             trainer/            optimizer, critic, value head: each rank's rows in a file of its own
             trainer.json        what else the run remembers; all of it is data, no pickle is read
@@ -11,12 +12,15 @@
 Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
 another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
+import fcntl
 import functools
 import inspect
 import json
 import math
 import os
 import shutil
+import signal
+import socket
 import sys
 import time
 from contextlib import contextmanager, nullcontext
@@ -58,7 +62,7 @@ class Run:
     optimizer: object = None      # of the policy and that critic
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     began: float = 0.0            # when the process began, by time.perf_counter
-    ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
+    ending: int = 0               # the signal that asked this rank to end: see `ending_softly`
     control: dict = None          # the control's rates
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
@@ -169,6 +173,41 @@ def both_splits(worlds, families, n, seen=()):
 
 
 @contextmanager
+def ending_softly(run):
+    """Within, SIGTERM or Ctrl-C asks the run to end after its step, by run.ending; a second Ctrl-C
+    ends it at once."""
+    def asked(number, _):
+        run.ending = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+            parallel.say("Ctrl-C: this step is finished and saved; once more ends the run at once")
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A shell's job in the background does not hear Ctrl-C.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, asked)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def asked_to_end(run):
+    """The signal that came to one of the ranks, or 0. One that comes while they ask each other
+    waits for the next step."""
+    return max(parallel.gathered(run.ending))
+
+
+def end_saved(run, number):
+    """End the process after a save, for this signal."""
+    word = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    parallel.say(f"{word}: saved at step {run.step}, --resume goes on from there, in {run.folder}")
+    sys.exit(128 + number)
+
+
+@contextmanager
 def one_sentence(script):
     """Within, an error that a user can mend ends the process with one sentence (python -X dev: and
     its place in the code)."""
@@ -179,6 +218,9 @@ def one_sentence(script):
         if sys.flags.dev_mode:
             place = f" {inspect.trace()[-1][1:4]}"
         sys.exit(f"{script}: {error}{place}")
+    except KeyboardInterrupt as error:
+        print(f"\n{script}: ended by Ctrl-C{error}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except dcp.CheckpointException as error:        # of the ranks that could not write or read
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
     except torch.OutOfMemoryError as error:
@@ -212,7 +254,32 @@ def open_folder(path, resume):
         parallel.say(f"--resume: {folder} is not there, so it begins")
     if parallel.rank() == 0:
         os.makedirs(folder, exist_ok=True)
+        lock(folder)
     return folder
+
+
+LOCKED = {}         # the folders that this process writes to: {real path: an open file}
+
+
+def lock(folder):
+    """Keep other processes out of a run's folder until this one ends, however it ends. ValueError:
+    another one is at work there, such as a job that Slurm has queued twice."""
+    path = os.path.realpath(folder)
+    if path in LOCKED:
+        return
+    file = open(os.path.join(folder, "lock"), "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ValueError(f"{folder}: another process writes to this run, {file.read().strip()}; "
+                         "wait until it ends, or end it") from None
+    except OSError:         # this file system has no locks
+        return
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    LOCKED[path] = file
 
 
 def keep_settings(folder, settings, origins):

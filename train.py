@@ -20,8 +20,6 @@ to the last bit; a GPU does not add in the same order twice.
 """
 import math
 import os
-import signal
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -45,8 +43,9 @@ from flags import flag, parse_flags
 from lora import Base, base_of, has_adapters
 from parallel import progress
 from policy import check_model
-from run import Run, begun, both_splits, connected, keep_settings, last_checkpoint, model_settings
-from run import one_sentence, open_folder, open_worlds, restore, save, settings_for
+from run import Run, asked_to_end, begun, both_splits, connected, end_saved, ending_softly
+from run import keep_settings, last_checkpoint, model_settings, one_sentence, open_folder
+from run import open_worlds, restore, save, settings_for
 
 # ---- the algorithm ------------------------------------------------------------------------------
 
@@ -70,7 +69,7 @@ def train(run):
         seconds = time.perf_counter() - began
         metrics.record(run, metrics.Outcome(horizon, played, stats, kept, batch, figures, seconds))
         run.step += 1
-        evaluate_and_save(run)                         # after SIGTERM it ends the process
+        evaluate_and_save(run)                         # if asked to, it ends the process
 
 
 def set_learning_rate(optimizer, step, steps, lr, lr_end):
@@ -286,18 +285,16 @@ def optimizer_step(models, optimizer, loss, max_grad_norm):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """After a step, if due: evaluate, save. If SIGTERM came in this step, save and end the run."""
+    """After a step, if due: evaluate, save. If the run was asked to end, save and end it."""
     cfg = run.cfg
     last = run.step == cfg.steps
     if last or cfg.eval_every and run.step % cfg.eval_every == 0:
         metrics.evaluate(run)
-    # SIGTERM to one rank ends all; one that comes while they ask each other waits for the next step
-    ending = any(parallel.gathered(run.ending))
+    ending = asked_to_end(run)
     if last or ending or run.step % cfg.save_every == 0:
         save(run)
     if ending:
-        parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
-        sys.exit(128 + signal.SIGTERM)
+        end_saved(run, ending)
 
 
 # ---- setting up ---------------------------------------------------------------------------------
@@ -536,9 +533,8 @@ def main(argv=None, kind=Config):
             run = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:       # else the run is resumed
                 metrics.evaluate(run)
-            signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
-            train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            with ending_softly(run):
+                train(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
                 run.control, _ = greedy_and_sampled(run, clone_longer(run))
             metrics.final_table(run)

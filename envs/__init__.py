@@ -50,6 +50,7 @@ import importlib
 import multiprocessing
 import random
 import re
+import signal
 import sys
 import time
 from functools import partial
@@ -307,5 +308,7 @@ def play_all(play_one, task_ids):
                   disable=None)
     if seconds <= PATIENCE:
         return games + [play_one(task_id) for task_id in bar(others)]
-    with multiprocessing.get_context("spawn").Pool() as pool:
+    # Ctrl-C is for this process, which then ends them.
+    deaf = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(None, signal.signal, deaf) as pool:
         return games + list(bar(pool.imap(play_one, others, chunksize=4)))

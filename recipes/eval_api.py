@@ -39,8 +39,28 @@ from run import with_nulls
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
 SILENCE = 15                    # seconds without an answer before we say so
-RETRIES = Retry(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None,
-                raise_on_status=False, backoff_factor=1)    # after 0, 2, 4, ... 32 seconds
+LONGEST_WAIT = 300              # seconds that a busy server may ask for
+
+
+class Patience(Retry):
+    """urllib3's way to ask again, that keeps why: `said`. ValueError: the server asks to wait for
+    longer than LONGEST_WAIT."""
+    said = ""           # of the last answer that was none; one for all requests
+
+    def sleep(self, response=None):
+        if response is not None:
+            asked = response.headers.get("Retry-After", "")
+            Patience.said = f"; it said status {response.status}"
+            if asked:
+                Patience.said += f" and to wait (Retry-After: {brief(asked)})"
+            if (self.get_retry_after(response) or 0) > LONGEST_WAIT:
+                raise ValueError(f"no answer{Patience.said}, more than {LONGEST_WAIT} s; what was "
+                                 "played is kept: later, give --resume and --out FOLDER")
+        super().sleep(response)
+
+
+RETRIES = Patience(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None,
+                   raise_on_status=False, backoff_factor=1)    # after 0, 2, 4, ... 32 seconds
 TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
 NO_COMPLETION = (requests.exceptions.ChunkedEncodingError, requests.JSONDecodeError, LookupError,
                  TypeError, AttributeError)
@@ -97,6 +117,7 @@ class Api:
             answer = self.http.post(self.cfg.api_base.rstrip("/") + "/chat/completions", json=body,
                                     timeout=TIMEOUT, allow_redirects=False)
             self.heard = time.monotonic()
+            Patience.said = ""
             said = brief((answer.text or answer.reason).replace(self.key, "OPENAI_API_KEY"))
             if answer.status_code == 200:
                 return read_completion(answer.json())
@@ -181,7 +202,8 @@ def play_by(api, tasks, places, keep):
             except Empty:
                 silent = time.monotonic() - api.heard
                 if silent > SILENCE:
-                    print(f"{cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
+                    print(f"{cfg.api_base}: no answer for {silent:.0f} s{Patience.said}",
+                          file=sys.stderr)
                 continue
             if error is None:
                 slots.finish(slot, slots.in_flight)

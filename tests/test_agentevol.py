@@ -348,10 +348,10 @@ class Played:
         self.learned, self.loaded, self.saved, self.recorded, self.now = [], [], [], [], 0.0
         cfg = Evolve(**dict(iterations=len(explored), learn_steps=7, learn_lr=0.5, seed=30,
                             batch=5, micro_tokens=6) | settings)
-        self.run = SimpleNamespace(cfg=cfg, step=0, policy=NamedPolicy("last"), optimizer=None,
-                                   start_model="base", evaluations=[],
-                                   modules=dict(maze=SimpleNamespace(SUCCESS=1.0),
-                                                babyai=SimpleNamespace(SUCCESS=0.05)))
+        self.run = SimpleNamespace(
+            cfg=cfg, step=0, ending=0, policy=NamedPolicy("last"), optimizer=None,
+            start_model="base", evaluations=[], modules=dict(
+                maze=SimpleNamespace(SUCCESS=1.0), babyai=SimpleNamespace(SUCCESS=0.05)))
 
     def evolve(self, base_set):
         with patch.multiple(
@@ -474,7 +474,7 @@ def test_main_evolves_and_reports(url, here, capsys):
     """From nothing, with the picture: the folder of a run like train.py's."""
     script(url, out="e/", **TINY)
     assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
-        "clone", "config.json", "metrics.jsonl", "report.html", "result.json",
+        "clone", "config.json", "lock", "metrics.jsonl", "report.html", "result.json",
         "samples.jsonl", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
@@ -516,7 +516,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             if next(left, None) is None:
                 raise KeyboardInterrupt
             return real(*arguments)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
             patch.setattr(owner, name, killing)
             script(url, "--resume", out="e", iterations=3)
     script(url, "--resume", out="e")

@@ -253,7 +253,7 @@ def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
     assert rows["sums", "all"]["n"] == 9                    # all there are
     assert rows["toy", "all"]["turns"] == 1 < rows["sums", "all"]["turns"] <= 2
     assert {p.name for p in (tmp_path / "runs/small-random").iterdir()} == {
-        "config.json", "trajectories.jsonl", "results.json", "report.html"}
+        "config.json", "lock", "trajectories.jsonl", "results.json", "report.html"}
     out = capsys.readouterr().out
     assert out.startswith("absent is left out: absent needs its engine: pip install words\n"
                           "nowhere is left out: unknown environment 'nowhere'\n")

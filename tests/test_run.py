@@ -7,6 +7,9 @@ import pickle
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +22,7 @@ from test_train import before_each_update, lines_of, same, weights_of
 from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 
+import agentevol
 import parallel
 import rollout
 import run as runs
@@ -172,7 +176,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(owner, name, url
         runs.save(run)
     assert str(runs.checkpoints("runs/x")[-1]) == "runs/x/step_0"
     runs.save(run)                                  # what was left beside it is in nobody's way
-    assert sorted(os.listdir("runs/x")) == ["config.json", "step_0", "step_1"]
+    assert sorted(os.listdir("runs/x")) == ["config.json", "lock", "step_0", "step_1"]
 
 
 def test_save_has_all_on_the_disk_before_it_gets_its_name(url, model, monkeypatch):
@@ -280,3 +284,67 @@ def test_no_pickle_is_read(url, model):
     assert os.path.exists("executed")
 
 
+
+
+def test_ctrl_c_ends_the_run_as_sigterm_does_and_twice_at_once(url, model, capsys, interruptible):
+    """The first comes within step 2; with a second one within step 3 nothing more is saved."""
+    for presses, saved in ((1, "step_2"), (2, "step_1")):
+        name, updates = f"pressed-{presses}", []
+
+        def press(presses=presses, updates=updates):
+            updates.append(1)
+            if len(updates) == 3:
+                for _ in range(presses):
+                    os.kill(os.getpid(), signal.SIGINT)
+        with before_each_update(press), pytest.raises(SystemExit) as end:
+            train.main(command(model=model, env_url=url, name=name, steps=4, save_every=1))
+        assert end.value.code == 128 + signal.SIGINT
+        assert runs.checkpoints(f"runs/{name}")[-1].name == saved
+        said = capsys.readouterr()
+        assert "Ctrl-C: this step is finished and saved; once more ends" in said.out
+        told = f"Ctrl-C: saved at step 2, --resume goes on from there, in runs/{name}" in said.out
+        assert told == (presses == 1) and ("train.py: ended by Ctrl-C" in said.err) != told
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_ctrl_c_within_an_iteration_of_agentevol_saves_it(url, model, capsys, interruptible,
+                                                          monkeypatch):
+    real, presses = agentevol.learn, iter([signal.SIGINT])
+
+    def learn(*arguments, **more):
+        for number in presses:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **more)
+    monkeypatch.setattr(agentevol, "learn", learn)
+    with pytest.raises(SystemExit) as end:
+        agentevol.main(["evolve", "--env-url", url, "--env", "toy", "--model", model, "--out", "e",
+                        *"--n 4 --steps 2 --batch 2 --max-turn-tokens 4 --max-context 300 "
+                        "--format act --explore 4 --eval-tasks 4 --learn-steps 2".split()])
+    assert end.value.code == 128 + signal.SIGINT
+    assert [path.name for path in runs.checkpoints("e")] == ["step_1"]
+    assert "Ctrl-C: saved at step 1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def interruptible():
+    """Python's own handler: a shell's job in the background does not hear SIGINT."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+# ---- two processes and one folder ---------------------------------------------------------------
+
+def test_a_folder_has_one_writer():
+    """A second process is refused as long as the first one lives, and not after it was killed."""
+    code = ("import run, sys; run.open_folder('runs/x', True); print('in', flush=True); "
+            "sys.stdin.read()")
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True,
+                             stdout=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert "in" in [line.strip() for line in (first.stdout.readline(), first.stdout.readline())]
+    with pytest.raises(ValueError, match=f"^runs/x: another process writes to this run, process "
+                                         f"{first.pid} on {socket.gethostname()}; wait until"):
+        runs.open_folder("runs/x", True)
+    first.kill()
+    first.communicate()
+    assert runs.open_folder("runs/x", True) == runs.open_folder("runs/x", True) == "runs/x"

@@ -430,7 +430,7 @@ def test_main_clones_trains_and_reports(url, capsys):
     players = {who: rate["success"] for who, rate in result["players"].items()}
     assert players["expert"] == 1 and 0 < players["random"] <= 1
     assert sorted(os.listdir("runs/all")) == [
-        "clone", "config.json", "metrics.jsonl", "report.html", "result.json",
+        "clone", "config.json", "lock", "metrics.jsonl", "report.html", "result.json",
         "samples.jsonl", "step_2"]
     out = capsys.readouterr().out
     for row in ("before", "after grpo", "control: ", "random player", "expert player"):

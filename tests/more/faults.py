@@ -376,6 +376,10 @@ FAULTS = {
          "(t.env, t.task_id)",
          "t.task_id",
          "test_successes_are_the_first_of_each_task_or_all"),
+        ("evolve",
+         "asked_to_end(run)",
+         "0",
+         "test_ctrl_c_within_an_iteration_of_agentevol_saves_it"),
     ],
     "train.py": [
         ("layers",
@@ -439,10 +443,6 @@ FAULTS = {
          "cfg.critic_lr",
          "cfg.lr",
          "test_every_update_has_the_rate_of_its_step_a_critics_a_constant_one"),
-        ("main",
-         "signal.signal(signal.SIGTERM, signal.SIG_DFL)",
-         "pass",
-         "test_sigterm_ends_the_run_after_its_step_with_a_checkpoint"),
     ],
     "lora.py": [
         ("adapt.add",
@@ -1336,6 +1336,18 @@ FAULTS = {
          "self.history",
          "self.history[-1:]",
          "test_a_resumed_runs_seconds_of_rl_are_those_of_both_parts"),
+        ("lock",
+         "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+         "pass",
+         "test_a_folder_has_one_writer"),
+        ("ending_softly",
+         "signal.signal(number, signal.default_int_handler)",
+         "pass",
+         "test_ctrl_c_ends_the_run_as_sigterm_does_and_twice_at_once"),
+        ("ending_softly",
+         "before.items()",
+         "()",
+         "test_sigterm_ends_the_run_after_its_step_with_a_checkpoint"),
     ],
     "chat.py": [
         ("Agent.later",
@@ -1412,9 +1424,9 @@ FAULTS = {
          "episode.trajectory.key[0]",
          "test_speak_asks_for_what_the_flags_say"),
         ("",
-         "Retry(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None, "
+         "Patience(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None, "
          "raise_on_status=False, backoff_factor=1)",
-         "Retry(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None, "
+         "Patience(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None, "
          "raise_on_status=False, backoff_factor=2)",
          "test_a_server_that_stays_in_trouble_ends_the_run"),
         ("play_by", "silent > SILENCE", "silent < SILENCE", "test_a_silent_api_is_told_of"),
@@ -1428,6 +1440,10 @@ FAULTS = {
          "float(told)",
          "int(told or 0)",
          "test_read_completion_takes_counts_in_any_form"),
+        ("Patience.sleep",
+         "(self.get_retry_after(response) or 0) > LONGEST_WAIT",
+         "False",
+         "test_a_wait_of_hours_ends_the_run_and_a_short_one_is_told"),
     ],
     "envs/parts/players.py": [
         ("player_rate", "len(tasks) / n", "1 / len(worlds)", "test_player_rate_by_hand"),

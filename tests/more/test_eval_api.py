@@ -317,6 +317,22 @@ def test_ask_waits_as_long_as_it_is_told(world, pauses):
     assert pauses == [7]
 
 
+def test_a_wait_of_hours_ends_the_run_and_a_short_one_is_told(world, pauses, monkeypatch, capsys):
+    """A day is not waited for; of minutes the status and the wait are told."""
+    with served_api(misbehaving((429, b"", {"Retry-After": "86400"}), 99)) as server:
+        with pytest.raises(ValueError, match="status 429 and to wait .Retry-After: 86400., more tha"
+                                             "n 300 s; what was played is kept: .* --resume"):
+            run(config(world, server, n=1, k=1))
+        assert len(server.asked) == 1 and pauses == []
+    monkeypatch.setattr(api, "SILENCE", 0.3)
+    monkeypatch.setattr(urllib3.util.retry, "time", SimpleNamespace(**vars(time) | dict(
+        sleep=lambda seconds: time.sleep(1))))
+    with served_api(misbehaving((429, b"", {"Retry-After": "7"}), 1)) as server:
+        run(config(world, server, n=1, k=1, horizon=1))
+    told = "no answer for 1 s; it said status 429 and to wait (Retry-After: 7)"
+    assert f"{server.url}: {told}\n" in capsys.readouterr().err
+
+
 # ---- the key ----
 
 def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
