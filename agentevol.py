@@ -72,6 +72,7 @@ class Evolve(Plays, Clone):
     learn_steps: Count = flag(400, "optimizer steps of an iteration")
     learn_lr: Positive = flag(1e-3, "at its peak")
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
+    keep_last: Natural = flag(0, "checkpoints that stay, the newest; 0: all")
     resume: bool = flag(False, "go on after the last finished iteration of --out")
 
     algo = "AgentEvol"              # no flag: for the table and the curve
@@ -166,7 +167,7 @@ def setup(cfg, modules, clients, began, origins):
 
 # ---- flags --------------------------------------------------------------------------------------
 
-MAY_CHANGE = {"out", "iterations", "resume"} | {
+MAY_CHANGE = {"out", "iterations", "keep_last", "resume"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}      # with --resume
 
 

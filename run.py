@@ -4,7 +4,9 @@
         config.json             the flags
         metrics.jsonl, ...      what is watched: see metrics.py
         lock                    which process writes here
-        step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM
+        step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM,
+                                in the dtype of the computations
+            prompt.txt          the rules: the system message that the policy was trained with
             trainer/            optimizer, critic, value head: each rank's rows in a file of its own
             trainer.json        what else the run remembers; all of it is data, no pickle is read
             defaults.json       flags for who goes on with this policy: how it speaks, ...
@@ -347,24 +349,35 @@ def full_weights(policy):
     return {k: v for k, v in weights.items() if k in once}
 
 
-def write_policy(policy, weights, tokenizer, folder):
-    """Make `folder` an ordinary model, or one of adapters. weights: its `full_weights`, which all
-    ranks gather together; one of them writes."""
+def write_policy(policy, weights, tokenizer, folder, dtype=torch.float32):
+    """Make `folder` an ordinary model, its numbers of this dtype, or one of adapters. weights: its
+    `full_weights`, which all ranks gather together; one of them writes."""
     if weights is None:
         save_adapters(policy, folder)
     else:
+        weights = {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
         policy.model.save_pretrained(folder, state_dict=weights)
+        # A server computes in the dtype that is written here.
+        config = json.loads(Path(folder, "config.json").read_text())
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        write_json(Path(folder, "config.json"), config)
     tokenizer.save_pretrained(folder)
+    # Who serves it may be another user, and safetensors writes for this one alone.
+    for path in Path(folder).iterdir():
+        if path.is_file():
+            path.chmod(0o644)
 
 
-def trainer_state(models, optimizer):
-    """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
-    which `restore` reads; of sharded ones this rank's rows."""
+def trainer_state(models, optimizer, rounded):
+    """{name: tensor} of what a checkpoint keeps beside the policy's folder: the live tensors, into
+    which `restore` reads; of sharded ones this rank's rows. rounded: the folder has the policy in
+    16 bit, so that its weights as they are trained are kept as well."""
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
             name = name.removeprefix("model.")          # what a Policy holds has names of its own
-            if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
+            beside = rounded or part == "critic" or name.startswith("value_head")
+            if weights.requires_grad and beside:
                 state[f"{part}/{name}"] = weights.detach()
             for key, x in optimizer.state.get(weights, {}).items():
                 state[f"{part}_optimizer/{name}/{key}"] = x
@@ -373,22 +386,42 @@ def trainer_state(models, optimizer):
 
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
-    two keep what --resume needs, all keep their weights."""
+    two keep what --resume needs; the last cfg.keep_last stay, of 0 all."""
     weights = full_weights(run.policy)
     _, settings = model_settings(run.start_model)
     settings |= part_of(vars(run.cfg), Speaks)
     memory = {name: getattr(run, name) for name in REMEMBERED}
     with written_whole(os.path.join(run.folder, f"step_{run.step}")) as aside:
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
-        dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
+        rounded = weights is not None and run.policy.compute_dtype != torch.float32
+        dcp.save(trainer_state(run.trained, run.optimizer, rounded), storage_writer=writer)
         if parallel.rank() == 0:
-            write_policy(run.policy, weights, run.worlds[0].agent.tokenizer, aside)
+            write_policy(run.policy, weights, run.worlds[0].agent.tokenizer, aside,
+                         run.policy.compute_dtype)
+            write_rules(run.worlds, aside)
             write_json(aside / "defaults.json", settings)
             memory["seconds"] = time.perf_counter() - run.began
             write_json(aside / "trainer.json", memory)
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
+        if run.cfg.keep_last:
+            for old in checkpoints(run.folder)[:-run.cfg.keep_last]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def write_rules(worlds, folder):
+    """Write what the policy is told first, for who serves it: prompt.txt, or of several worlds
+    prompt-<environment>.txt."""
+    for world in worlds:
+        name = "prompt.txt" if len(worlds) == 1 else f"prompt-{world.module.NAME}.txt"
+        Path(folder, name).write_text(world.agent.start()[0]["content"])
+
+
+def settings_of_model(folder):
+    """A model's config.json; {} of adapters, which have none."""
+    path = Path(folder, "config.json")
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def last_checkpoint(folder):
@@ -406,7 +439,8 @@ def restore(run, folder):
         run.began -= memory.pop("seconds")
         vars(run).update(memory)
         reader = dcp.HuggingFaceStorageReader(os.path.join(folder, "trainer"))
-        dcp.load(trainer_state(run.trained, run.optimizer), storage_reader=reader)
+        rounded = settings_of_model(folder).get("dtype", "float32") != "float32"
+        dcp.load(trainer_state(run.trained, run.optimizer, rounded), storage_reader=reader)
     except (Exception, dcp.CheckpointException) as error:       # dcp's is a BaseException
         why = f"{type(error).__name__}: {error}".splitlines()[-1]       # of dcp's, the reason
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "

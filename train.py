@@ -474,6 +474,7 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
                                heading="what is watched and kept")
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
     save_every: Count = flag(20, "steps between checkpoints")
+    keep_last: Natural = flag(0, "checkpoints that stay, the newest; 0: all")
     control: bool = flag(False, "afterwards spend RL's seconds on more cloning, as a comparison")
 
     @property
@@ -483,7 +484,7 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
 
 
 # What --resume may change: how far the run goes, what is kept of it, by which machines.
-MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"} | {
+MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "keep_last", "control"} | {
     f.name for base in (Plays, Machine) for f in fields(base)}
 
 

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fakes import command, config, flags_of, started, trained
+from safetensors.torch import load_file
 from test_train import before_each_update, lines_of, same, weights_of
 from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
@@ -348,3 +349,47 @@ def test_a_folder_has_one_writer():
     first.kill()
     first.communicate()
     assert runs.open_folder("runs/x", True) == runs.open_folder("runs/x", True) == "runs/x"
+
+
+# ---- what others read ---------------------------------------------------------------------------
+
+def test_a_checkpoint_is_in_the_dtype_of_the_computations_and_goes_on_in_float32(url, model):
+    """Its weights are those that were trained, rounded; a resumed run has them unrounded."""
+    cfg = config(model, compute="bfloat16", steps=1, lr=3e-3)
+    try:                                        # in a group of one, as on CUDA
+        run = trained(url, cfg)
+        one = {name: whole(x).clone() for name, x in run.policy.state_dict().items()}
+        folder = runs.checkpoints(run.folder)[-1]
+        (held,) = {x.dtype for x in load_file(folder / "model.safetensors").values()}
+        assert held == torch.bfloat16
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+        parallel.end()
+        again = started(url, replace(cfg, resume=True)).policy.state_dict()
+        assert all(torch.equal(x, whole(again[name])) for name, x in one.items())
+        rounded = load_policy(str(folder)).state_dict()
+        assert all(torch.equal(x.bfloat16().float(), rounded[name]) for name, x in one.items())
+        assert any((x != rounded[name]).any() for name, x in one.items())
+    finally:
+        parallel.end()
+
+
+def whole(x):
+    """A tensor that may be sharded."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def test_a_checkpoint_is_for_everybody_and_holds_the_rules(url, model):
+    run = trained(url, config(model, steps=1))
+    folder = runs.checkpoints(run.folder)[-1]
+    for path in folder.iterdir():
+        if path.is_file():
+            assert path.stat().st_mode & 0o777 == 0o644, path
+    rules = (folder / "prompt.txt").read_text()
+    assert rules == run.worlds[0].agent.start()[0]["content"]
+    assert rules.startswith(run.worlds[0].module.PROMPT)
+
+
+@pytest.mark.parametrize("keep, kept", [(0, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+def test_keep_last_leaves_the_newest_checkpoints(keep, kept, url, model):
+    run = trained(url, config(model, steps=4, save_every=1, keep_last=keep))
+    assert [path.name for path in runs.checkpoints(run.folder)] == [f"step_{n}" for n in kept]
