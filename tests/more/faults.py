@@ -308,6 +308,10 @@ FAULTS = {
          'turn["start"]',
          'turn["end"]',
          "test_trackers_are_told_the_figures_and_the_episodes"),
+        ("tracker_id",
+         "not path.exists()",
+         "True",
+         "test_a_resumed_run_is_the_trackers_same_run"),
     ],
     "envs/parts/suites.py": [
         ("",
