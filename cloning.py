@@ -113,8 +113,8 @@ def without_held_out(demos, modules):
     if left:
         parallel.say(f"{left} of {len(demos)} demonstrations are of held-out tasks: left out")
     if unknown:
-        parallel.say(f"{len(unknown)} of {len(demos)} demonstrations have an id that no task has, "
-                     f"such as {unknown[0]}: nobody can tell whether they are of held-out tasks")
+        parallel.say(f"{len(unknown)} of {len(demos)} demonstrations have no item_id, or one that "
+                     f"no task has, such as {unknown[0]}: nobody can tell whether they are held out")
     return kept
 
 
