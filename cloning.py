@@ -114,7 +114,7 @@ def without_held_out(demos, modules):
         parallel.say(f"{left} of {len(demos)} demonstrations are of held-out tasks: left out")
     if unknown:
         parallel.say(f"{len(unknown)} of {len(demos)} demonstrations have no item_id, or one that "
-                     f"no task has, such as {unknown[0]}: nobody can tell whether they are held out")
+                     f"no task has, such as {unknown[0]}: who knows whether they are held out")
     return kept
 
 

@@ -66,8 +66,26 @@ def nothing_to_learn(sampled, env, model):
     if any(t.success for t in sampled) or len({t.reward for t in sampled}) > 1:
         return ""
     return (f"0 of {len(sampled)} tries succeed and all earn the same: RL learns nothing from such "
-            "groups. Show games of the expert (--shots 2), or clone first: python agentevol.py "
-            f"clone --env {env} --model {model}")
+            f"groups. {clone_first(env, model)}")
+
+
+def clone_first(env, model):
+    """What helps a policy that never succeeds."""
+    return ("Show games of the expert (--shots 2), or clone first: python agentevol.py clone "
+            f"--env {env} --model {model}")
+
+
+def idle(history, env, model, steps=2):
+    """A sentence for a run whose tries at a task all earned the same in its last steps, so that none
+    of them taught anything; "" for all others."""
+    last = history[-steps:]
+    if len(last) < steps or any(line["constant_groups"] < 1 for line in last):
+        return ""
+    if min(line["success"] for line in last) == 1:
+        return (f"for {steps} steps every try has succeeded: nothing is left to learn here; take "
+                "harder tasks, or other worlds")
+    return (f"for {steps} steps the tries at each task have earned the same: nothing can be "
+            f"learned from them. {clone_first(env, model)}")
 
 
 def record(run, outcome):
@@ -90,6 +108,11 @@ def record(run, outcome):
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
 
     named = {signal for _, signal, _ in run.warnings}
+    nothing = idle(run.history, cfg.env, run.start_model)
+    if nothing and "idle" not in named:
+        named.add("idle")
+        run.warnings.append((run.step, "idle", nothing))
+        parallel.say(f"WARNING at step {run.step}: {nothing}")
     for signal, sentence in collapse_warnings(run.history):
         if signal in named:
             continue
@@ -117,6 +140,10 @@ def record_iteration(run, explored, kept, stats, seconds):
     if stats.dropped:
         text += f" | dropped {stats.dropped}"
     parallel.say(text)
+    if not kept:
+        parallel.say("WARNING: no try was kept, so only the demonstrations teach. More of them "
+                     "(--n), or longer cloning (--steps), may give a policy that succeeds now and "
+                     "then")
 
 
 # ---- a step's figures ---------------------------------------------------------------------------

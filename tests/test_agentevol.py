@@ -496,6 +496,7 @@ def test_an_iteration_without_a_success_is_survived_and_said(url, model, here, m
     assert [(line["step"], line["kept"]) for line in lines_of("e")] == [(0, 0)]
     said = capsys.readouterr().out
     assert re.findall(r"^iteration (\d) .*kept 0 \|", said, re.MULTILINE) == ["1"]
+    assert "WARNING: no try was kept, so only the demonstrations teach." in said
     assert not same(weights_of("e/step_1"), weights_of("e/clone"))      # by the demonstrations
 
 

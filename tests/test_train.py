@@ -379,6 +379,34 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model,
 
 # ---- what is watched ----------------------------------------------------------------------------
 
+@pytest.mark.parametrize("constant, success, words", [
+    ([1.0, 1.0], [0.0, 0.0], "nothing can be learned from them. .* clone first: python agentevol"),
+    ([0.5, 1.0, 1.0], [0.5, 0.3, 0.0], "nothing can be learned from them"),
+    ([1.0, 1.0], [1.0, 1.0], "nothing is left to learn here; take harder tasks"),
+    ([1.0], [0.0], "^$"), ([1.0, 0.9], [0.0, 0.0], "^$"), ([0.9, 1.0], [0.0, 0.0], "^$")])
+def test_idle_is_told_of_two_steps_without_a_difference(constant, success, words):
+    history = [dict(constant_groups=c, success=s) for c, s in zip(constant, success)]
+    assert re.search(words, metrics.idle(history, "toy", "FOLDER"))
+
+
+def test_a_run_in_which_nothing_can_be_learned_says_so_at_once(url, model, capsys, monkeypatch):
+    """Every try is a failure; once, with the command that helps."""
+    real = train.rollout.play_tasks
+
+    def failing(*arguments):
+        played, stats = real(*arguments)
+        for t in played:
+            t.success, t.score = False, 0.0
+            for turn in t.turns:
+                turn.reward = 0.0
+        return played, stats
+    monkeypatch.setattr(train.rollout, "play_tasks", failing)
+    run = trained(url, config(model, steps=4))
+    said = capsys.readouterr().out
+    assert said.count("WARNING at step 1: for 2 steps the tries at each task have earned") == 1
+    assert [signal for _, signal, _ in run.warnings] == ["idle"]
+
+
 def test_measure_on_a_hand_made_step(url, model):
     run = started(url, config(model, group_size=2))
     played = fakes([1, 0, 0.5, 0.5])
