@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoTokenizer
 
 import algos
 import parallel
@@ -31,7 +30,7 @@ from episode import Episode
 from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
-from policy import from_pretrained, make_policy
+from policy import load_tokenizer, make_policy
 from run import full_weights, model_settings, tiny_settings, write_json, write_policy, written_whole
 
 
@@ -257,7 +256,7 @@ def clone_policy(cfg, out, device, demos=None):
     modules = load_envs(cfg.env, cfg.data)
     speaks = part_of(vars(cfg), Speaks)
     if cfg.model:
-        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
+        tokenizer = load_tokenizer(tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
         _, settings = model_settings(cfg.model)
     else:

@@ -76,8 +76,8 @@ def clone_first(env, model):
 
 
 def idle(history, env, model, steps=2):
-    """A sentence for a run whose tries at a task all earned the same in its last steps, so that none
-    of them taught anything; "" for all others."""
+    """A sentence for a run whose tries at a task all earned the same in its last steps, so that
+    none taught anything; "" for all others."""
     last = history[-steps:]
     if len(last) < steps or any(line["constant_groups"] < 1 for line in last):
         return ""

@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils import logging as transformers_logging
@@ -261,7 +263,7 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
                          "out. Mend its config.json, or save the model without them")
     known_ids = None
     if not os.path.isdir(path) or any(x.startswith("tokenizer") for x in os.listdir(path)):
-        last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
+        last = max(load_tokenizer(path).get_vocab().values())
         if last >= len(model.get_input_embeddings().weight):
             raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
                              "model has embeddings; give it its own tokenizer")
@@ -277,6 +279,30 @@ def from_pretrained(auto, path, **more):
     except Exception as e:                 # a missing, broken or unknown file; a package it needs
         raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
                          .splitlines()[0]) from e
+
+
+# Text by which two ways to split words part: signs, capitals, digits, spaces, line breaks.
+PROBE = "I'm 12345 Years old.\n\n  get 12 wheat   now, craft 3 oil-lamps(x)\t# h\u00e9llo\n"
+
+
+def load_tokenizer(path):
+    """The tokenizer at `path`, which splits words as its tokenizer.json says. ValueError: none."""
+    tokenizer = from_pretrained(AutoTokenizer, path)
+    file = Path(path, "tokenizer.json")
+    if not file.is_file():                  # at the hub, or an older form
+        return tokenizer
+    own = Tokenizer.from_file(str(file))
+    own.no_truncation()
+    own.no_padding()
+    try:
+        same = tokenizer.encode(PROBE, add_special_tokens=False) == own.encode(
+            PROBE, add_special_tokens=False).ids
+    except Exception:           # tokenizers' own kind: a vocabulary of words that lacks these
+        return tokenizer
+    if same:
+        return tokenizer
+    # For some kinds of models, qwen2 among them, AutoTokenizer puts the family's own way there.
+    return from_pretrained(PreTrainedTokenizerFast, path)
 
 
 def check_path(path):

@@ -33,7 +33,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoTokenizer
 
 import parallel
 from chat import Agent, Speaks
@@ -45,7 +44,7 @@ from episode import World
 from evaluation import players_of
 from flags import part_of, told
 from lora import adapters, base_of, save_adapters, tokenizer_path
-from policy import from_pretrained, longest_text, parameters_of
+from policy import load_tokenizer, longest_text, parameters_of
 
 # ---- the parts of a run -------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ def open_worlds(policy, path, modules, clients, speaks):
     settings = part_of(vars(speaks), Speaks)
     tokenizer = None
     if policy:
-        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
+        tokenizer = load_tokenizer(tokenizer_path(path))
         settings["max_context"] = longest_context(policy, path, speaks.max_context)
         ends = policy.model.generation_config.eos_token_id        # None, an id, or several
         settings["stop_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)

@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 import policy as policy_module
 from attention import NEVER, attend, page_runs, walk_pages
-from chat import Agent
+from chat import Agent, make_tokenizer
 from engine import Engine, Pages, prefill_parts, sample, step_inputs
-from policy import Policy, load_policy, longest_text
+from policy import Policy, load_policy, load_tokenizer, longest_text
 from rollout import make_engine
 
 EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
@@ -132,6 +132,22 @@ def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):
     assert (entropy + (want.exp() * want).sum(-1)).abs().max() < 1e-5
     (got.sum() + entropy.sum()).backward()
     assert all(p.grad.isfinite().all() for p in policy.parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_load_tokenizer_splits_words_as_its_own_file_says(kind, tmp_path):
+    """Whatever AutoTokenizer makes of the model's type; and saved again it says the same."""
+    texts = ["get 3 wheat and 12 coal", "craft 1 oil using 2 basket, 1 sand", "Got 12\n\nNow"] * 20
+    tokenizer = make_tokenizer(texts, 330)
+    twins(kind, vocabulary=len(tokenizer))[1].save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = "get 12 wheat   now\n\nGot 12 coal, craft 1 oil using 2 basket"
+    want = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.encode(text, add_special_tokens=False) == want
+    assert loaded.chat_template == tokenizer.chat_template and loaded.eos_token_id == 0
+    loaded.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).encode(text, add_special_tokens=False) == want
 
 
 def test_longest_text_is_the_range_in_which_positions_hold():

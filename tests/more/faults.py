@@ -577,6 +577,10 @@ FAULTS = {
          "len(path.parts) < 3",
          "True",
          "test_a_wrong_path_is_told_without_asking_the_hub"),
+        ("load_tokenizer",
+         "tokenizer.encode(PROBE, add_special_tokens=False)",
+         "own.encode(PROBE, add_special_tokens=False).ids",
+         "test_load_tokenizer_splits_words_as_its_own_file_says"),
     ],
     "engine.py": [
         ("Pages.grow",
