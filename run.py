@@ -518,6 +518,10 @@ def begun(folder, given, kind, may_change):
     ValueError: a flag that may not change, or one of a recipe that `kind` lacks: another run."""
     path = os.path.join(folder, "config.json")
     if not os.path.exists(path):
+        if not given.keys() - {"resume", "name", "out"}:
+            there = sorted(str(run.parent) for run in Path(folder).parent.glob("*/config.json"))
+            raise ValueError(f"--resume: {folder} holds no run; there are "
+                             f"{', '.join(there) or 'none'}. With other flags it would begin")
         return {}
     was = read_settings(path)
     of_a_recipe = was.keys() - {setting.name for setting in fields(kind)}

@@ -393,3 +393,16 @@ def test_a_checkpoint_is_for_everybody_and_holds_the_rules(url, model):
 def test_keep_last_leaves_the_newest_checkpoints(keep, kept, url, model):
     run = trained(url, config(model, steps=4, save_every=1, keep_last=keep))
     assert [path.name for path in runs.checkpoints(run.folder)] == [f"step_{n}" for n in kept]
+
+
+@pytest.mark.parametrize("main, name", [(train.main, ["--name=typo"]),
+                                        (lambda argv: agentevol.main(["evolve", *argv]),
+                                         ["--out=runs/typo"])])
+def test_resume_without_other_flags_begins_no_run(main, name):
+    """It would be one of the default settings; with other flags a run begins, for Slurm."""
+    for there in ("one", "two"):
+        os.makedirs(f"runs/{there}")
+        Path(f"runs/{there}/config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="--resume: runs/typo holds no run; there are runs/one"):
+        main(["--resume", *name])
+    assert sorted(os.listdir("runs")) == ["one", "two"]

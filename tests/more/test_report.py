@@ -131,7 +131,7 @@ def test_main_prints_the_episodes_of_a_step_and_names_what_is_no_run(runs, capsy
     assert heads == ["step 1, test"] * 8 + ["step 1, train"] * 8
     with pytest.raises(SystemExit):
         report.main([str(runs)])
-    assert re.search(r"error: .*No such file.*config.json", capsys.readouterr().err)
+    assert re.search(r"error: there is no .*config.json; expected", capsys.readouterr().err)
 
 
 # ---- the pages ----------------------------------------------------------------------------------
