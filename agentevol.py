@@ -19,6 +19,7 @@ import rollout
 from chat import Speaks
 from cloning import Clone, clone_policy, demonstrations_for, learn, replay
 from curriculum import sample_tasks
+from defaults import begun, settings_for
 from envs import open_envs
 from envs.parts.agenttraj import threshold
 from flags import (
@@ -40,9 +41,11 @@ from lora import base_of
 from policy import check_model
 from run import (
     Run,
-    begun,
+    asked_to_end,
     both_splits,
     connected,
+    end_saved,
+    ending_softly,
     last_checkpoint,
     new_folder,
     one_sentence,
@@ -50,7 +53,6 @@ from run import (
     open_worlds,
     restore,
     save,
-    settings_for,
 )
 
 
@@ -68,6 +70,7 @@ class Evolve(Plays, Clone):
     learn_steps: Count = flag(400, "optimizer steps of an iteration")
     learn_lr: Positive = flag(1e-3, "at its peak")
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
+    keep_last: Natural = flag(0, "checkpoints that stay, the newest; 0: all")
     resume: bool = flag(False, "go on after the last finished iteration of --out")
 
     # No flag: for the table and the curve.
@@ -106,6 +109,9 @@ def evolve(run, base_set):
         metrics.evaluate(run)
         metrics.record_iteration(run, explored, kept, stats, seconds)
         save(run)
+        ending = asked_to_end(run)
+        if ending:
+            end_saved(run, ending)
 
 
 def explore(run):
@@ -160,7 +166,7 @@ def setup(cfg, device, demos, modules, clients, began, origins):
 # ---- flags --------------------------------------------------------------------------------------
 
 # What --resume may change.
-MAY_CHANGE = {"out", "iterations", "resume"} | names_of(Plays, Machine)
+MAY_CHANGE = {"out", "iterations", "keep_last", "resume"} | names_of(Plays, Machine)
 
 
 def layers(kind, given):
@@ -219,7 +225,8 @@ def main(argv=None, evolving=Evolve):
             # Else the run is resumed.
             if not run.evaluations:
                 metrics.evaluate(run)
-            evolve(run, base_set)
+            with ending_softly(run):
+                evolve(run, base_set)
             metrics.final_table(run.folder, run.result, cfg.horizon,
                                 hasattr(modules[0], "Served"))
 

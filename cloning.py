@@ -18,13 +18,13 @@ import time
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoTokenizer
 
 import algos
 import parallel
 from batch import micro_batches, to_batch
 from chat import Agent, Speaks, make_tokenizer
 from curriculum import choose_tasks, families_of
+from defaults import model_settings, settings_for
 from envs import demonstrations, load_envs, open_envs
 from envs.parts.agenttraj import opening, read_trajectories
 from envs.parts.players import lacks_player
@@ -32,8 +32,8 @@ from episode import Episode
 from flags import Adapters, Count, Machine, Natural, Positive, Share, Worlds, flag, part_of, settle
 from lora import tokenizer_path
 from parallel import progress
-from policy import from_pretrained, make_policy
-from run import model_settings, settings_for, write_policy, written_whole
+from policy import load_tokenizer, make_policy
+from run import write_policy, written_whole
 
 
 @dataclass
@@ -73,6 +73,7 @@ def demonstrations_for(cfg):
                          "; those of a file need --format react or agentgym and --context full")
     if cfg.demos:
         demos = read_trajectories(cfg.demos, cfg.env.split(","))
+        demos = without_held_out(demos, modules)
         parallel.say(f"{cfg.demos}: {len(demos)} demonstrations of {cfg.env}")
         return demos
 
@@ -112,6 +113,28 @@ def refuse_without_players(modules, cfg):
                              "its random player, --skill 0")
         if skill < 1 and lacks_player(module, "random"):
             raise ValueError(f"skill={skill:g}: {lacks_player(module, 'random')}; give --skill 1")
+
+
+def without_held_out(demos, modules):
+    """A file's demonstrations without those of held-out tasks, by which a policy would be judged on
+    what it has learned; said is how many, and which ids are no task's. ValueError: none is left."""
+    known, held_out = set(), set()
+    for module in modules:
+        known |= {(module.NAME, task_id) for task_id in module.TRAIN}
+        held_out |= {(module.NAME, task_id) for task_id in module.TEST}
+    ids = [(demo["env"], demo["task_id"]) for demo in demos]
+    kept = [demo for demo, task in zip(demos, ids) if task not in held_out]
+    unknown = [f"{env}_{number}" for env, number in ids if (env, number) not in known | held_out]
+    left = len(demos) - len(kept)
+    if not kept:
+        raise ValueError(f"all {left} demonstrations are of held-out tasks (TEST); expected tasks "
+                         "of TRAIN")
+    if left:
+        parallel.say(f"{left} of {len(demos)} demonstrations are of held-out tasks: left out")
+    if unknown:
+        parallel.say(f"{len(unknown)} of {len(demos)} demonstrations have no item_id, or one that "
+                     f"no task has, such as {unknown[0]}: who knows whether they are held out")
+    return kept
 
 
 def make_agents(modules, speaks, tokenizer=None):
@@ -266,7 +289,7 @@ def clone_policy(cfg, out, device, demos=None):
     modules = load_envs(cfg.env, cfg.data)
     speaks = part_of(vars(cfg), Speaks)
     if cfg.model:
-        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(cfg.model))
+        tokenizer = load_tokenizer(tokenizer_path(cfg.model))
         policy = parallel.load(cfg.model, device, cfg)
     else:
         agents = make_agents(modules, speaks)

@@ -53,7 +53,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from envs import data_of, known_envs, open_env
-from envs.parts.answers import MAX_ITEMS
+from envs.parts.answers import MAX_ITEMS, EnvError
 from envs.parts.wires import reset_shaped, shaped, wire_of
 
 # Bytes of a request.
@@ -62,6 +62,9 @@ MAX_BODY = 2**23
 # Sessions of one environment in one process; one without a request for so long is closed.
 MAX_SESSIONS = 4096
 IDLE_SECONDS = 1800.0
+
+# An outage is told once in so long.
+QUIET_SECONDS = 60.0
 
 
 class Refused(Exception):
@@ -142,6 +145,8 @@ class Service:
         self.ids = itertools.count()
         # id -> Session
         self.sessions = {}
+        # When an outage was told last, by time.monotonic().
+        self.told = -math.inf
         # PARALLEL = True in an env file: its engine works outside Python's lock (sciworld's JVM).
         self.parallel = getattr(self.module, "PARALLEL", False)
         self.pool = ThreadPoolExecutor(32)
@@ -169,12 +174,21 @@ class Service:
             except ValueError as refusal:
                 raise Refused(400, str(refusal)) from refusal
             except Exception as crash:
-                traceback.print_exc()
+                self.tell(crash)
                 session.close_env()
                 raise Refused(500, f"The environment of id {session.id} broke, reset it first: "
                                    f"{type(crash).__name__}: {crash}") from crash
             finally:
                 session.used = time.monotonic()
+
+    def tell(self, crash):
+        """Print what broke a session: a mistake in an environment's code with its place; that a
+        server behind it gave no answer as one line, for all the episodes that meet it."""
+        if not isinstance(crash, EnvError):
+            traceback.print_exception(crash)
+        elif time.monotonic() - self.told > QUIET_SECONDS:
+            self.told = time.monotonic()
+            print(f"env_server: {self.name}: {crash}", file=sys.stderr)
 
     @contextlib.contextmanager
     def hold_new(self):

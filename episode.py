@@ -32,6 +32,8 @@ class Turn:
     reward: float = 0.0
     valid: bool | None = True  # the action was understood; None: nobody says, or it is a lesson
     cut: bool = False          # the reply ended within its thoughts
+    limited: bool = False      # the reply was cut at the longest that it may be
+    wordless: bool = False     # the reply held no words behind its thoughts, and no call
     observation_hash: int = 0  # of the observation replied to; equal texts, equal hashes (GiGPO)
 
 
@@ -178,6 +180,8 @@ class Episode:
         chat = self.agent.chat
         self.trajectory.add_action(token_ids, logprobs)
         last = token_ids[-1]
+        full = len(token_ids) >= self.agent.max_turn_tokens
+        self.trajectory.turns[-1].limited = full and last not in chat.stop_ids
 
         # Behind a reply that was cut, or ended by another stop token, the template still wants its
         # own, which nobody sampled.
@@ -198,6 +202,7 @@ class Episode:
 
         self.messages.append(message)
         _, words, cut = split_thoughts(text)
+        turn.wordless = not words.strip() and not message.get("tool_calls")
         if self.state == "lesson":
             self.take_lesson(words)
         else:

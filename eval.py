@@ -28,18 +28,18 @@ import report
 from chat import Speaks
 from client import EnvError
 from curriculum import choose_tasks, families_of
+from defaults import begun, model_settings
 from envs import open_envs
 from envs.parts.players import builtin_rate, lacks_player, mean_and_error, play_builtin
 from envs.parts.suites import SUITES, open_suite, suite_tasks
+from evaluation import limits_told
 from flags import Count, Device, Natural, NonNegative, Plays, Worlds, flag, names_of, parse_flags
 from flags import part_of
 from lora import load_adapted
 from parallel import device_of, progress
 from rollout import collect
 from run import (
-    begun,
     connected,
-    model_settings,
     one_sentence,
     open_folder,
     open_worlds,
@@ -130,7 +130,10 @@ def play_of(episode):
         valid = sum(told)
     return with_nulls(dict(
         env=t.env, task_id=t.task_id, success=t.success, score=t.score, reward=t.reward,
-        turns=len(t.turns), valid=valid, tokens=sum(t.response_mask), conversation=conversation))
+        turns=len(t.turns), valid=valid, tokens=sum(t.response_mask),
+        limited=sum(turn.limited for turn in t.turns),
+        wordless=sum(turn.wordless for turn in t.turns),
+        conversation=conversation))
 
 
 def read_groups(path):
@@ -250,7 +253,11 @@ def notes_on(groups, wanted, max_turn_tokens, max_context):
         notes.append(f"{turns.count(0)} of {len(turns)} episodes had no turn and count as "
                      f"failures: their prompt and a reply of {max_turn_tokens} exceed "
                      f"--max-context {max_context} tokens")
-    return notes
+    plays = [play for group in groups for play in group]
+    # A built-in player's replies have no tokens.
+    limited = sum(play.get("limited", 0) for play in plays)
+    wordless = sum(play.get("wordless", 0) for play in plays)
+    return notes + limits_told(sum(turns), limited, wordless, max_turn_tokens)
 
 
 # ---- an evaluation ------------------------------------------------------------------------------
@@ -293,7 +300,12 @@ def evaluate(cfg, origins=None, elsewhere=None):
                 ids = choose_tasks(world.module, cfg.split, cfg.n, own)
             tasks += [(world, task) for task in sorted(ids)]
         folder = open_folder(cfg.path, cfg, origins or {})
-        groups, failures = play_missing(play, tasks, f"{folder}/trajectories.jsonl", cfg.seed)
+        kept = f"{folder}/trajectories.jsonl"
+        try:
+            groups, failures = play_missing(play, tasks, kept, cfg.seed)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"; {kept} holds what was played: the same command with "
+                                    f"--resume --out {folder} goes on") from None
     if not groups:
         why = [cfg.suite or cfg.env, "no task could be played"] + failures[-1:]
         raise EnvError(": ".join(why))

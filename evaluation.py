@@ -39,6 +39,19 @@ def rates_of(played, worlds):
                 parts=means(played, "success", family))
 
 
+def limits_told(replies, limited, wordless, max_turn_tokens):
+    """Sentences on rates that a limit has made, and not the policy: of more than a tenth of so many
+    replies, `limited` were cut at max_turn_tokens, `wordless` held no words."""
+    sentences = []
+    if limited > replies / 10:
+        sentences.append(f"{limited} of {replies} replies were cut at --max-turn-tokens "
+                         f"{max_turn_tokens}: the rates are of this limit as well; raise it")
+    if wordless > replies / 10:
+        sentences.append(f"{wordless} of {replies} replies held no words (nothing, a refusal, or "
+                         "thoughts alone) and count as actions that were not understood")
+    return sentences
+
+
 def means(played, name, family=None):
     """{part: mean of this figure over its trajectories}, in the order of the alphabet. The parts
     are environments or, with `family` (task id -> its name), families of tasks."""

@@ -22,8 +22,10 @@ from policy import load_policy
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # PEFT's settings under which the sum above is what it computes.
-PLAIN = dict(peft_type="LORA", use_rslora=False, alpha_pattern={}, use_qalora=False,
-             alora_invocation_tokens=None, layer_replication=None, init_lora_weights=True)
+PLAIN = dict(peft_type="LORA", alpha_pattern={}, use_qalora=False, alora_invocation_tokens=None,
+             layer_replication=None)
+# How A and B began does not matter afterwards, but other beginnings change W as well.
+BEGINNINGS = (True, False, "gaussian", "orthogonal")
 
 
 @dataclass
@@ -97,19 +99,25 @@ def save_adapters(policy, folder):
 def load_adapted(path, *more):
     """`load_policy` (policy.py), for which a folder of adapters is a model, too: their base with
     them. more: as there. ValueError: adapters that are broken, not of this model, or of settings
-    other than PLAIN, which mean another sum than ours."""
+    other than PLAIN, which mean another sum than ours. rsLoRA's sum has alpha / sqrt(r)."""
     base = base_of(path)
     policy = load_policy(base, *more)
-    if base == path:
+    if not has_adapters(path):
         return policy
     try:
         found = load_file(Path(path, WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: no whole {WEIGHTS}: {error}") from None
     config = PLAIN | config_of(path)
-    adapt(policy, config.get("r", 1), config.get("lora_alpha", 1), base)
+    rank = config.get("r", 1)
+    alpha = config.get("lora_alpha", 1)
+    if config.get("use_rslora"):
+        alpha *= rank ** 0.5
+    adapt(policy, rank, alpha, base)
     own = adapters(policy)
     odd = [name for name in PLAIN if config[name] != PLAIN[name]]
+    if config.get("init_lora_weights", True) not in BEGINNINGS:
+        odd.append("init_lora_weights")
     # B of layers that are not in the folder stays 0.
     for name, x in found.items():
         if name in own and x.shape == own[name].shape:
@@ -123,17 +131,36 @@ def load_adapted(path, *more):
     return policy.to(policy.device)
 
 
-def config_of(path):
-    """PEFT's settings of the adapters in folder `path`; {} of another path."""
-    file = Path(path, CONFIG)
-    if not file.is_file():
-        return {}
-    return json.loads(file.read_text())
+def has_adapters(path):
+    """Whether folder `path` holds adapters; the model to which they belong may lie beside them."""
+    return Path(path, CONFIG).is_file()
+
+
+def config_of(folder):
+    """PEFT's settings of the adapters in a folder. ValueError: they are no JSON object."""
+    file = Path(folder, CONFIG)
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: expected PEFT's settings, a JSON object: {error}") from None
 
 
 def base_of(path):
-    """The path of the model to which the adapters in folder `path` belong; else `path` itself."""
-    return config_of(path).get("base_model_name_or_path", path)
+    """The path of the model to which the adapters in folder `path` belong; else `path` itself.
+    ValueError: they do not say of which model they are, or it is not what the hub gives."""
+    if not has_adapters(path):
+        return path
+    config = config_of(path)
+    base = config.get("base_model_name_or_path")
+    if type(base) is not str or not base:
+        raise ValueError(f"{path}/{CONFIG}: base_model_name_or_path is {base!r}; write there the "
+                         "folder or hub id of the model that the adapters were made for")
+    revision = config.get("revision") or "main"
+    if revision != "main" and not Path(base).is_dir():
+        raise ValueError(f"{path}: its adapters belong to revision {revision} of {base}, and only "
+                         "main is loaded from the hub; download that revision and write its folder "
+                         f"as base_model_name_or_path into {CONFIG}")
+    return base
 
 
 def tokenizer_path(path):

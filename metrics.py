@@ -14,7 +14,7 @@ import parallel
 import report
 from batch import Batch, on_all_rows, to_batch
 from envs.parts.players import lacks_player, mean_and_error
-from evaluation import greedy_and_sampled, means
+from evaluation import greedy_and_sampled, limits_told, means
 from panel import collapse_warnings
 from rollout import Stats
 from run import last_checkpoint, with_nulls, write_json
@@ -50,12 +50,21 @@ def evaluate(run):
     rates, sampled = greedy_and_sampled(run.policy, run.eval_tasks, cfg.horizons[-1], cfg.seed,
                                         cfg.max_concurrent)
     run.evaluations.append((run.step, rates))
-    shown = not any(lacks_player(world.module, "expert") for world in run.worlds)
-    hopeless = nothing_to_learn(sampled, run.cfg.env, run.start_model, shown)
+    hopeless = nothing_to_learn(sampled, cfg.env, run.start_model, has_experts(run.worlds))
     if hopeless:
         parallel.say(hopeless)
+    turns = [turn for t in sampled for turn in t.turns]
+    limited = sum(turn.limited for turn in turns)
+    wordless = sum(turn.wordless for turn in turns)
+    for sentence in limits_told(len(turns), limited, wordless, run.cfg.max_turn_tokens):
+        parallel.say(f"WARNING: {sentence}")
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_result(run.folder, run.result)
+
+
+def has_experts(worlds):
+    """Whether an expert can show how each of these is played."""
+    return not any(lacks_player(world.module, "expert") for world in worlds)
 
 
 def nothing_to_learn(sampled, env, model, shown=True):
@@ -63,12 +72,29 @@ def nothing_to_learn(sampled, env, model, shown=True):
     shown: an expert can show how it is played."""
     if any(t.success for t in sampled) or len({t.reward for t in sampled}) > 1:
         return ""
-    way_out = "Begin with easier tasks, or with a model that succeeds now and then"
-    if shown:
-        way_out = ("Show games of the expert (--shots 2), or clone first: python agentevol.py "
-                   f"clone --env {env} --model {model}")
     return (f"0 of {len(sampled)} tries succeed and all earn the same: RL learns nothing from such "
-            f"groups. {way_out}")
+            f"groups. {way_out(env, model, shown)}")
+
+
+def way_out(env, model, shown):
+    """What helps a policy that never succeeds. shown: an expert can show how it is played."""
+    if not shown:
+        return "Begin with easier tasks, or with a model that succeeds now and then"
+    return ("Show games of the expert (--shots 2), or clone first: python agentevol.py clone "
+            f"--env {env} --model {model}")
+
+
+def idle(history, env, model, shown=True, steps=2):
+    """A sentence for a run whose tries at a task all earned the same in its last steps, so that
+    none taught anything; "" for all others."""
+    last = history[-steps:]
+    if len(last) < steps or any(line["constant_groups"] < 1 for line in last):
+        return ""
+    if min(line["success"] for line in last) == 1:
+        return (f"for {steps} steps every try has succeeded: nothing is left to learn here; take "
+                "harder tasks, or other worlds")
+    return (f"for {steps} steps the tries at each task have earned the same: nothing can be "
+            f"learned from them. {way_out(env, model, shown)}")
 
 
 def record(run, outcome):
@@ -89,14 +115,18 @@ def record(run, outcome):
         total = run.seconds + 1.1 * (cfg.steps - 1) * outcome.seconds
         parallel.say(f"the whole run takes about {total / 60:.1f} minutes")
 
+    found = []
     for signal, sentence in collapse_warnings(run.history):
-        named = [signal for _, signal, _ in run.warnings]
-        if signal in named:
-            continue
         last = last_checkpoint(run.folder) or run.start_model
         sentence += f" Go on at a third of the rate: --lr {cfg.lr / 3:.2g} --model {last}"
-        run.warnings.append((run.step, signal, sentence))
-        parallel.say(f"WARNING at step {run.step}: {sentence}")
+        found.append((signal, sentence))
+    nothing = idle(run.history, cfg.env, run.start_model, has_experts(run.worlds))
+    if nothing:
+        found.append(("idle", nothing))
+    for signal, sentence in found:
+        if signal not in [named for _, named, _ in run.warnings]:
+            run.warnings.append((run.step, signal, sentence))
+            parallel.say(f"WARNING at step {run.step}: {sentence}")
 
 
 def record_iteration(run, explored, kept, stats, seconds):
@@ -115,6 +145,10 @@ def record_iteration(run, explored, kept, stats, seconds):
     if stats.dropped:
         text += " | dropped {dropped}"
     parallel.say(f"iteration {run.step} | {text.format_map(line)}")
+    if not kept:
+        parallel.say("WARNING: no try was kept, so only the demonstrations teach. More of them "
+                     "(--n), or longer cloning (--steps), may give a policy that succeeds now and "
+                     "then")
 
 
 # ---- a step's figures ---------------------------------------------------------------------------
@@ -155,6 +189,8 @@ def of_trajectories(played, group_size):
         for turn in t.turns:
             sampled.append(t.token_ids[turn.start:turn.end])
             counts["cut"] += turn.cut
+            counts["limited"] += turn.limited
+            counts["wordless"] += turn.wordless
             if turn.valid is not None:
                 valid.append(turn.valid)
     turns = len(sampled)
@@ -167,6 +203,8 @@ def of_trajectories(played, group_size):
         valid=mean_and_error(valid)[0],
         turns=turns / n,
         cut_thoughts=counts["cut"] / max(turns, 1),
+        limited=counts["limited"] / max(turns, 1),
+        wordless=counts["wordless"] / max(turns, 1),
         response_length=sum(map(len, sampled)) / max(turns, 1),
         distinct_3gram=distinct_ngrams(sampled),
         truncated=(n - counts[""]) / n,
@@ -232,6 +270,9 @@ def log_line(m):
             rare.append(f"{name} {m[name]}")
     if m["cut_thoughts"] > 0:
         rare.append("cut_thoughts {cut_thoughts:.0%}")
+    for name in ("limited", "wordless"):
+        if m[name] > 0.1:
+            rare.append(f"{name} {m[name]:.0%}")
     if m["valid"] < 0.5:
         rare.append("valid {valid:.0%}")
     if m["kl"] > 0.05:

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from lora import adapt, adapters, base_of, load_adapted
+from lora import adapt, adapters, has_adapters, load_adapted
 
 # ---- ranks --------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ def gathered(thing):
 def load(path, device, cfg, value_head=False, frozen=False):
     """The policy at `path`, a folder or a hub id, as it is trained: see `as_trained`. With cfg.lora
     adapters are trained in its place: those of `path`, else new ones of this rank. ValueError."""
-    if not cfg.lora and base_of(path) != path:
+    if not cfg.lora and has_adapters(path):
         raise ValueError(f"{path} holds adapters: --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")
     # Models that were dropped before are cycles.

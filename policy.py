@@ -13,21 +13,29 @@ Letters: B trajectories, T tokens (padded in arguments of the training forward; 
 elsewhere), A sampled tokens, V vocabulary.
 """
 import math
+import re
 import types
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils import logging as transformers_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from attention import NEVER, OURS, choose_kernel, kv_shape, layout_for
 
 # Tokens whose (tokens, V) logits exist at a time.
 HEAD_CHUNK = 2048
+
+# What a file may hold beside a model's weights: tables that are computed anew, heads that guess
+# several tokens ahead, other senses.
+BESIDE = re.compile(r"rotary|\bmtp\b|visual|vision|audio")
 
 # They would break our log's lines.
 transformers_logging.disable_progress_bar()
@@ -246,15 +254,25 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
     path: a folder or a hub id. attention: "auto" | "flash2" | "varlen" | "torch".
     ValueError: no model, or one that cannot run here: see `check_model`."""
     check_model(path)
+    if not Path(path).is_dir() and find_adapter_config_file(path):
+        raise ValueError(f"{path} holds adapters; download it, and give its folder")
+    # Adapters beside the weights are lora.py's, so transformers is sent to look for them elsewhere.
+    elsewhere = dict(subfolder="no-adapters")
     model, info = from_pretrained(AutoModelForCausalLM, path, attn_implementation=OURS, dtype=dtype,
-                                  use_safetensors=True, output_loading_info=True)
+                                  use_safetensors=True, output_loading_info=True,
+                                  adapter_kwargs=elsewhere)
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ValueError(f"{path}: no weights for {missing}; they would be random numbers")
+    surplus = sorted(name for name in info["unexpected_keys"] if not BESIDE.search(name))
+    if surplus:
+        raise ValueError(f"{path}: {len(surplus)} weights that a {model.config.model_type} of its "
+                         f"config.json does not have: {', '.join(surplus[:3])}; they would be left "
+                         "out. Mend its config.json, or save the model without them")
     known_ids = None
     folder = Path(path)
     if not folder.is_dir() or any(folder.glob("tokenizer*")):
-        last = max(from_pretrained(AutoTokenizer, path).get_vocab().values())
+        last = max(load_tokenizer(path).get_vocab().values())
         if last >= len(model.get_input_embeddings().weight):
             raise ValueError(f"{path}: its tokenizer has token ids up to {last}, more than its "
                              "model has embeddings; give it its own tokenizer")
@@ -264,12 +282,61 @@ def load_policy(path, device="cpu", dtype=torch.float32, attention="auto"):
 
 def from_pretrained(auto, path, **more):
     """What transformers finds at `path`: data only, neither pickles nor code. ValueError."""
+    check_path(path)
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **more)
     # A missing, broken or unknown file; a package it needs.
     except Exception as e:
         raise ValueError(f"{path}: no folder or hub id that transformers can load: {e}"
                          .splitlines()[0]) from e
+
+
+# Text by which two ways to split words part: signs, capitals, digits, spaces, line breaks.
+PROBE = "I'm 12345 Years old.\n\n  get 12 wheat   now, craft 3 oil-lamps(x)\t# h\u00e9llo\n"
+
+
+def load_tokenizer(path):
+    """The tokenizer at `path`, which splits words as its tokenizer.json says. ValueError: none."""
+    tokenizer = from_pretrained(AutoTokenizer, path)
+    file = Path(path, "tokenizer.json")
+    if not file.is_file():                  # at the hub, or an older form
+        return tokenizer
+    own = Tokenizer.from_file(str(file))
+    own.no_truncation()
+    own.no_padding()
+    try:
+        same = tokenizer.encode(PROBE, add_special_tokens=False) == own.encode(
+            PROBE, add_special_tokens=False).ids
+    except Exception:           # tokenizers' own kind: a vocabulary of words that lacks these
+        return tokenizer
+    if same:
+        return tokenizer
+    # For some kinds of models, qwen2 among them, AutoTokenizer puts the family's own way there.
+    return from_pretrained(PreTrainedTokenizerFast, path)
+
+
+def check_path(path):
+    """ValueError: `path` is a run and no model, or it looks like a folder and is none. Nobody asks
+    the hub for such a name, which takes half a minute."""
+    text = str(path)
+    path = Path(path)
+    if path.is_dir():
+        found = [str(step) for step in path.glob("step_*")]
+        if found:
+            newest = sorted(found, key=lambda step: (len(step), step))[-4:]
+            raise ValueError(f"{path} is a run; give one of its policies: {', '.join(newest)}")
+        return
+    if path.is_file():
+        raise ValueError(f"{path}: expected a folder with config.json and 16-bit safetensors; a "
+                         "single file, such as .gguf, is not read")
+    # A hub id is NAME or OWNER/NAME.
+    if len(path.parts) < 3 and not text.endswith("/") and not text.startswith((".", "~", "runs/")):
+        return
+    parent = path.parent
+    while not parent.is_dir():
+        parent = parent.parent
+    there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
+    raise ValueError(f"{text}: no such folder; in {parent} are {', '.join(there[:12]) or 'none'}")
 
 
 def longest_text(config):
@@ -289,6 +356,10 @@ def rope_type(config):
 def check_model(path):
     """ValueError, before any weight is read: no model at `path`, or one that cannot run here."""
     config = from_pretrained(AutoConfig, path)
+    if getattr(config, "quantization_config", None):
+        how = dict(config.quantization_config).get("quant_method", "quantised")
+        raise ValueError(f"{path}: its weights are {how}, which is not read here; take the model's "
+                         "16-bit safetensors")
     try:
         check_config(config)
     # Other people's code: whatever it raises, it cannot run.

@@ -101,6 +101,8 @@ def main(argv=None):
             print_samples(Path(flags.runs[0], "samples.jsonl"), flags.step)
         else:
             print(write(*flags.runs))
+    except FileNotFoundError as error:
+        parser.error(f"there is no {error.filename}; expected a run's folder, runs/NAME")
     except OSError as error:
         parser.error(str(error))
 

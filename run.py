@@ -3,7 +3,10 @@
     runs/<name>/
         config.json             the flags
         metrics.jsonl, ...      what is watched: see metrics.py
-        step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM
+        lock                    which process writes here
+        step_<n>/               a checkpoint: an ordinary Hugging Face folder, for --model and vLLM,
+                                in the dtype of the computations
+            prompt.txt          the rules: the system message that the policy was trained with
             trainer/            optimizer, critic, value head: each rank's rows in a file of its own
             trainer.json        what else the run remembers; all of it is data, no pickle is read
             defaults.json       flags for who goes on with this policy: how it speaks, ...
@@ -11,6 +14,7 @@
 Two rules keep it simple. A run's folder is new, or resumed: nothing in it is ever overwritten by
 another run. A checkpoint is whole because it was written aside, synced and renamed.
 """
+import fcntl
 import functools
 import inspect
 import itertools
@@ -18,6 +22,8 @@ import json
 import math
 import os
 import shutil
+import signal
+import socket
 import sys
 import time
 from contextlib import contextmanager, nullcontext
@@ -28,19 +34,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoTokenizer
 
 import parallel
 from chat import Agent, Speaks
 from client import EnvClient, EnvError
 from curriculum import choose_tasks, families_of, shares_of
+from defaults import model_settings
 from env_server import local_server
-from envs import as_flag, load_env
+from envs import as_flag
 from episode import World
 from evaluation import players_of
-from flags import names_of, part_of, told
-from lora import adapters, base_of, save_adapters, tokenizer_path
-from policy import from_pretrained, longest_text, parameters_of
+from flags import part_of, told
+from lora import adapters, save_adapters, tokenizer_path
+from policy import load_tokenizer, longest_text
 
 # ---- the parts of a run -------------------------------------------------------------------------
 
@@ -59,7 +65,7 @@ class Run:
     optimizer: object = None      # of the policy and that critic
     reference: object = None      # the starting policy, frozen; None without a KL or LoRA
     began: float = 0.0            # when this process began, by time.perf_counter
-    ending: bool = False          # SIGTERM came to this rank: see train.evaluate_and_save
+    ending: int = 0               # the signal that asked this rank to end: see `ending_softly`
     control: dict = None          # the control's rates
     step: int = 0                 # the next one
     history: list = field(default_factory=list)         # a dict of metrics for each step
@@ -147,7 +153,7 @@ def open_worlds(policy, path, modules, clients, speaks):
     settings = part_of(vars(speaks), Speaks)
     tokenizer = None
     if policy:
-        tokenizer = from_pretrained(AutoTokenizer, tokenizer_path(path))
+        tokenizer = load_tokenizer(tokenizer_path(path))
         most = longest_text(policy.config)
         if settings["max_context"] > most:
             parallel.say(f"{path} was made for texts of up to {most} tokens: --max-context is "
@@ -180,6 +186,41 @@ def both_splits(worlds, families, n, seen=()):
 
 
 @contextmanager
+def ending_softly(run):
+    """Within, SIGTERM or Ctrl-C asks the run to end after its step, by run.ending; a second Ctrl-C
+    ends it at once."""
+    def asked(number, _):
+        run.ending = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+            parallel.say("Ctrl-C: this step is finished and saved; once more ends the run at once")
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A shell's job in the background does not hear Ctrl-C.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, asked)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def asked_to_end(run):
+    """The signal that came to one of the ranks, or 0. One that comes while they ask each other
+    waits for the next step."""
+    return max(parallel.gathered(run.ending))
+
+
+def end_saved(run, number):
+    """End the process after a save, for this signal."""
+    word = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    parallel.say(f"{word}: saved at step {run.step}, --resume goes on from there, in {run.folder}")
+    sys.exit(128 + number)
+
+
+@contextmanager
 def one_sentence(script):
     """Within, an error that a user can mend ends the process with one sentence (python -X dev: and
     its place in the code)."""
@@ -190,6 +231,9 @@ def one_sentence(script):
         if sys.flags.dev_mode:
             place = f" {inspect.trace()[-1][1:4]}"
         sys.exit(f"{script}: {error}{place}")
+    except KeyboardInterrupt as error:
+        print(f"\n{script}: ended by Ctrl-C{error}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     # It holds the errors of the ranks that could not write or read.
     except dcp.CheckpointException as error:
         sys.exit(f"{script}: " + "; ".join(str(why) for why, _ in error.failures.values()))
@@ -226,9 +270,37 @@ def open_folder(path, settings, origins):
     elif not os.path.exists(folder):
         parallel.say(f"--resume: {folder} is not there, so it begins")
     os.makedirs(folder, exist_ok=True)
+    if parallel.rank() == 0:
+        lock(folder)
     write_json(f"{folder}/config.json", vars(settings))
     parallel.say(f"{folder}\n{told(settings, origins)}")
     return folder
+
+
+# The folders that this process writes to: {real path: an open file}.
+LOCKED = {}
+
+
+def lock(folder):
+    """Keep other processes out of a run's folder until this one ends, however it ends. ValueError:
+    another one is at work there, such as a job that Slurm has queued twice."""
+    path = os.path.realpath(folder)
+    if path in LOCKED:
+        return
+    file = open(f"{folder}/lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ValueError(f"{folder}: another process writes to this run, {file.read().strip()}; "
+                         "wait until it ends, or end it") from None
+    # This file system has no locks.
+    except OSError:
+        return
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    LOCKED[path] = file
 
 
 def with_nulls(value):
@@ -289,23 +361,25 @@ def full_weights(policy):
     return {k: v for k, v in weights.items() if k in once}
 
 
-def trainer_state(models, optimizer):
-    """{name: tensor} of what a checkpoint keeps beside the policy's weights: the live tensors, into
-    which `restore` reads; of sharded ones this rank's rows."""
+def trainer_state(models, optimizer, rounded):
+    """{name: tensor} of what a checkpoint keeps beside the policy's folder: the live tensors, into
+    which `restore` reads; of sharded ones this rank's rows. rounded: the folder has the policy in
+    16 bit, so that its weights as they are trained are kept as well."""
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
             # What a Policy holds has names of its own.
             name = name.removeprefix("model.")
-            if weights.requires_grad and (part == "critic" or name.startswith("value_head")):
+            beside = rounded or part == "critic" or name.startswith("value_head")
+            if weights.requires_grad and beside:
                 state[f"{part}/{name}"] = weights.detach()
             for key, x in optimizer.state.get(weights, {}).items():
                 state[f"{part}_optimizer/{name}/{key}"] = x
     return state
 
 
-def write_policy(folder, policy, tokenizer, settings):
-    """Write a Hugging Face folder and defaults.json, by all ranks."""
+def write_policy(folder, policy, tokenizer, settings, dtype=torch.float32):
+    """Write a Hugging Face folder, its numbers of this dtype, and defaults.json, by all ranks."""
     adapted = adapters(policy)
     if not adapted:
         weights = full_weights(policy)
@@ -314,26 +388,63 @@ def write_policy(folder, policy, tokenizer, settings):
     if adapted:
         save_adapters(policy, folder)
     else:
+        for name, x in weights.items():
+            if x.is_floating_point():
+                weights[name] = x.to(dtype)
         policy.model.save_pretrained(folder, state_dict=weights)
+        # A server computes in the dtype that is written here.
+        config = settings_of_model(folder)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        write_json(folder / "config.json", config)
     tokenizer.save_pretrained(folder)
     write_json(folder / "defaults.json", settings)
+    # Who serves it may be another user, and safetensors writes for this one alone.
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(0o644)
+
+
+def rounded(policy):
+    """Whether a checkpoint's folder has its weights in fewer bits than they are trained in."""
+    return not adapters(policy) and policy.compute_dtype != torch.float32
 
 
 def save(run):
     """Write the checkpoint step_<n> of the run after its last finished step, by all ranks. The last
-    two keep what --resume needs, all keep their weights."""
+    two keep what --resume needs; the last cfg.keep_last stay, of 0 all."""
     _, settings = model_settings(run.start_model)
     settings |= part_of(vars(run.cfg), Speaks)
     memory = {name: getattr(run, name) for name in REMEMBERED}
     with written_whole(f"{run.folder}/step_{run.step}") as aside:
-        write_policy(aside, run.policy, run.worlds[0].agent.tokenizer, settings)
+        write_policy(aside, run.policy, run.worlds[0].agent.tokenizer, settings,
+                     run.policy.compute_dtype)
         writer = dcp.HuggingFaceStorageWriter(str(aside / "trainer"), save_distributed=True)
-        dcp.save(trainer_state(run.trained, run.optimizer), storage_writer=writer)
+        trained = trainer_state(run.trained, run.optimizer, rounded(run.policy))
+        dcp.save(trained, storage_writer=writer)
+        if parallel.rank() == 0:
+            write_rules(run.worlds, aside)
         memory["earlier"] = run.seconds
         write_json(aside / "trainer.json", memory)
     if parallel.rank() == 0:
         for old in checkpoints(run.folder)[:-2]:
             shutil.rmtree(old / "trainer", ignore_errors=True)
+        if run.cfg.keep_last:
+            for old in checkpoints(run.folder)[:-run.cfg.keep_last]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def write_rules(worlds, folder):
+    """Write what the policy is told first, for who serves it: prompt.txt, or of several worlds
+    prompt-<environment>.txt."""
+    for world in worlds:
+        name = "prompt.txt" if len(worlds) == 1 else f"prompt-{world.module.NAME}.txt"
+        Path(folder, name).write_text(world.agent.start()[0]["content"])
+
+
+def settings_of_model(folder):
+    """A model's config.json; {} of adapters, which have none."""
+    path = Path(folder, "config.json")
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def last_checkpoint(folder):
@@ -349,119 +460,11 @@ def restore(folder, models, optimizer):
     try:
         memory = dict(json.loads(Path(folder, "trainer.json").read_text()))
         reader = dcp.HuggingFaceStorageReader(f"{folder}/trainer")
-        dcp.load(trainer_state(models, optimizer), storage_reader=reader)
+        in_16_bit = settings_of_model(folder).get("dtype", "float32") != "float32"
+        dcp.load(trainer_state(models, optimizer, in_16_bit), storage_reader=reader)
         return memory
     # The one of dcp is a BaseException, and its last line the reason.
     except (Exception, dcp.CheckpointException) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[-1]
         raise ValueError(f"{folder} cannot be read ({why}): damaged, or of other code? Without it "
                          "--resume goes on from the one before") from error
-
-
-# ---- what models and environments ask for --------------------------------------------------------
-
-# As TINY is, of pretrained models: (most parameters, settings). The first row was found by trials
-# with SmolLM2-135M, the last is AgentGym-RL's of 3B and more, the one between them was not tried.
-# Small models act without a thought; docs/pretrained.md has the figures.
-CHAT_MODELS = [
-    (4e8, dict(format="act", max_turn_tokens=48, max_context=4096, lr=5e-5, mini_batches=2,
-               clone=dict(n=400, skill=1.0, steps=50, batch=8, lr=2e-4,
-                          learn_steps=60, learn_lr=1e-4))),
-    (2e9, dict(format="react", max_turn_tokens=128, max_context=8192, lr=5e-6,
-               clone=dict(n=400, skill=1.0, steps=100, batch=16, lr=5e-5,
-                          learn_steps=100, learn_lr=2e-5))),
-    (math.inf, dict(format="react", max_turn_tokens=512, max_context=8192, lr=1e-6,
-                    clone=dict(n=400, skill=1.0, steps=100, lr=1e-5, learn_steps=100,
-                    learn_lr=1e-5))),
-]
-
-# train.py --quick: a taste of a minute on two cores, whatever model and environment ask for. A TINY
-# may add to it, under "quick".
-QUICK = dict(steps=20, switch_every=10, eval_every=5, eval_tasks=64, save_every=20,
-             clone=dict(n=1500, steps=250))
-
-
-def settings_for(model, env, quick=False):
-    """[(where, {flag of train.py: value}, {flag of agentevol.py: value})], the weakest first: what
-    the environments ask for, of a tiny policy much, of others the turns, what the model brings, and
-    QUICK."""
-    brought = model_settings(model)
-    more = {}
-    if "tiny" in brought[1]:
-        asked = [(f"environment (TINY of {env})", tiny_settings(env)), brought]
-        more = tiny_settings(env).get("quick", {})
-    else:
-        turns = max(load_env(name).HORIZON for name in env.split(","))
-        asked = [(f"environment (HORIZON of {env})", dict(horizons=(turns,))), brought]
-    if quick:
-        asked.append(("--quick", QUICK | more))
-    found = []
-    for where, settings in asked:
-        notes = {"clone", "cloned", "tiny", "quick"}
-        own = {name: value for name, value in settings.items() if name not in notes}
-        found.append((where, own, settings.get("clone", {})))
-    return found
-
-
-def model_settings(model):
-    """(where, how a model speaks and its rates): folders that we write bring their own, others get
-    those of CHAT_MODELS. There "clone" holds flags of agentevol.py, "cloned" those by which it was
-    cloned, and "tiny" says that it was from nothing, as a policy without --model is."""
-    if not model:
-        return "", dict(tiny=True)
-    path = Path(model, "defaults.json")
-    if path.exists():
-        return f"model ({path})", read_settings(path)
-    try:
-        size = parameters_of(base_of(model))
-    except ValueError:          # behind an API, or refused by who loads it
-        return "model", dict(CHAT_MODELS[-1][1])
-    for most, settings in CHAT_MODELS:
-        if size <= most:
-            return f"model ({size / 1e9:.2g}B parameters)", dict(settings)
-
-
-def tiny_settings(env):
-    """What an environment's TINY asks for when a tiny policy plays it. Of several environments the
-    first one's, with texts as long as any of them needs and the families that they name."""
-    modules = [load_env(name) for name in env.split(",")]
-    each = [getattr(module, "TINY", {}) for module in modules]
-    settings = dict(each[0])
-    for name in ("max_turn_tokens", "max_context"):
-        settings[name] = max(tiny.get(name, getattr(Speaks, name)) for tiny in each)
-    if len(each) > 1:
-        settings.pop("quick", None)     # is of one environment alone
-        # Players of other goals play only where all have one.
-        if not all(hasattr(module.Env, "other_goal") for module in modules):
-            cloning = settings.get("clone", {})
-            settings["clone"] = {name: x for name, x in cloning.items() if name != "goal"}
-    settings["families"] = ",".join(tiny["families"] for tiny in each if "families" in tiny)
-    return settings
-
-
-def begun(folder, given, kind, may_change):
-    """[("resumed", {field: value})] with which a run to be resumed was begun, if it has begun in
-    `folder`: a layer of all its settings. ValueError: a flag that may not change, or one of a
-    recipe that `kind` lacks: another run."""
-    path = Path(folder, "config.json")
-    if not given.get("resume") or not path.exists():
-        return []
-    was = read_settings(path)
-    of_a_recipe = was.keys() - names_of(kind)
-    for name in given.keys() - may_change | of_a_recipe:
-        if given.get(name) != was.get(name):
-            raise ValueError(f"--resume: {name}={given.get(name)!r}, but {folder} was begun with "
-                             f"{name}={was.get(name)!r}; leave it out, or start another run")
-    return [("resumed", was)]
-
-
-def read_settings(path):
-    """{flag: value} of a JSON file, whose lists were tuples. ValueError: it is something else."""
-    try:
-        settings = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} holds no JSON object; put it back, or start anew") from None
-    for name, value in settings.items():
-        if type(value) is list:
-            settings[name] = tuple(value)
-    return settings

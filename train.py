@@ -21,8 +21,6 @@ to the last bit; a GPU does not add in the same order twice.
 """
 import math
 import os
-import signal
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -39,15 +37,16 @@ from batch import logprobs_under, micro_batches, on_all_rows, to_batch
 from chat import Speaks, longest_episode
 from cloning import check_cloning, clone_longer, clone_policy, config_for_run
 from curriculum import families_of, horizon_at, sample_tasks, shares_of
+from defaults import begun, model_settings, settings_for
 from envs import load_envs, open_envs
 from evaluation import greedy_and_sampled
 from flags import Adapters, Count, Machine, Natural, NonNegative, Plays, Positive, Share, Worlds
 from flags import flag, names_of, parse_flags
-from lora import Base, base_of
+from lora import Base, base_of, has_adapters
 from parallel import progress
 from policy import check_model
-from run import Run, begun, both_splits, connected, last_checkpoint, model_settings
-from run import one_sentence, open_folder, open_worlds, restore, save, settings_for
+from run import Run, asked_to_end, both_splits, connected, end_saved, ending_softly
+from run import last_checkpoint, one_sentence, open_folder, open_worlds, restore, save
 
 # ---- the algorithm ------------------------------------------------------------------------------
 
@@ -71,7 +70,7 @@ def train(run):
         seconds = time.perf_counter() - began
         metrics.record(run, metrics.Outcome(horizon, played, stats, kept, batch, figures, seconds))
         run.step += 1
-        evaluate_and_save(run)                         # after SIGTERM it ends the process
+        evaluate_and_save(run)                         # if asked to, it ends the process
 
 
 def set_learning_rate(optimizer, step, steps, lr, lr_end):
@@ -287,18 +286,16 @@ def optimizer_step(models, optimizer, loss, max_grad_norm):
 # ---- evaluation and checkpoints -----------------------------------------------------------------
 
 def evaluate_and_save(run):
-    """After a step, if due: evaluate, save. If SIGTERM came in this step, save and end the run."""
+    """After a step, if due: evaluate, save. If the run was asked to end, save and end it."""
     cfg = run.cfg
     last = run.step == cfg.steps
     if last or cfg.eval_every and run.step % cfg.eval_every == 0:
         metrics.evaluate(run)
-    # SIGTERM to one rank ends all; one that comes while they ask each other waits for the next step
-    ending = any(parallel.gathered(run.ending))
+    ending = asked_to_end(run)
     if last or ending or run.step % cfg.save_every == 0:
         save(run)
     if ending:
-        parallel.say(f"SIGTERM: saved at step {run.step}, --resume goes on from there")
-        sys.exit(128 + signal.SIGTERM)
+        end_saved(run, ending)
 
 
 # ---- setting up ---------------------------------------------------------------------------------
@@ -316,7 +313,7 @@ def setup(cfg, modules, clients, began, origins):
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
-    if cfg.lora and base_of(start_model) == start_model:
+    if cfg.lora and not has_adapters(start_model):
         # RL began with fresh adapters, which add nothing yet: without them it is that policy.
         run.reference = Base(policy)
     elif cfg.kl_coef:
@@ -470,6 +467,7 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
                                heading="what is watched and kept")
     eval_tasks: Natural = flag(256, "held-out tasks of an evaluation; 0: all")
     save_every: Count = flag(20, "steps between checkpoints")
+    keep_last: Natural = flag(0, "checkpoints that stay, the newest; 0: all")
     control: bool = flag(False, "afterwards spend RL's seconds on more cloning, as a comparison")
 
     @property
@@ -479,7 +477,7 @@ class Config(Machine, Adapters, Speaks, Plays, Worlds):
 
 
 # What --resume may change: how far the run goes, what is kept of it, by which machines.
-MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "control"}
+MAY_CHANGE = {"name", "resume", "steps", "eval_every", "save_every", "keep_last", "control"}
 MAY_CHANGE |= names_of(Plays, Machine)
 
 
@@ -529,9 +527,8 @@ def main(argv=None, kind=Config):
             run = setup(cfg, modules, clients, began, origins)
             if not run.evaluations:       # else the run is resumed
                 metrics.evaluate(run)
-            signal.signal(signal.SIGTERM, lambda *_: setattr(run, "ending", True))
-            train(run)      # SIGTERM lets it finish its step: see evaluate_and_save
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            with ending_softly(run):
+                train(run)
             if cfg.control:     # a baseline: cloning instead, for as many seconds as RL took
                 policy = clone_longer(run.start_model, config_for_run(cfg), run.agents,
                                       run.policy.device, run.rl_seconds)

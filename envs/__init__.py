@@ -52,6 +52,7 @@ import importlib
 import multiprocessing
 import random
 import re
+import signal
 import sys
 import time
 from functools import partial
@@ -90,7 +91,11 @@ class Base:
             raise ValueError(f"{self.module.NAME}: the episode is over; reset first")
         # Half of a surrogate pair is no text that a tokenizer takes, if it is echoed.
         action = action.encode(errors="replace").decode()
-        observation, reward, self.done, info = self.act(action)
+        observation, reward, done, info = self.act(action)
+        # Of numpy, or as a number, it is a bool as well; None would say that no episode has begun.
+        if done not in (False, True):
+            raise TypeError(f"{self.module.NAME}: act gave done={done!r}; expected True or False")
+        self.done = bool(done)
         return observation, reward, self.done, info
 
     def close(self):
@@ -311,5 +316,7 @@ def play_all(play_one, task_ids):
                   disable=None)
     if seconds <= PATIENCE:
         return games + [play_one(task_id) for task_id in bar(others)]
-    with multiprocessing.get_context("spawn").Pool() as pool:
+    # Ctrl-C is for this process, which then ends them.
+    deaf = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(None, signal.signal, deaf) as pool:
         return games + list(bar(pool.imap(play_one, others, chunksize=4)))

@@ -413,8 +413,10 @@ class Env(envs.Base):
         else:
             observation = f"Could not execute {text[:80]}{self.world.hint}"
         done = self.goal in self.inventory
-        info = {"success": done, "valid": not observation.startswith("Could not"),
-                "score": float(done)}
+        # What comes too early is understood; what names a thing that is not there is nonsense.
+        early = observation.startswith("Could not find enough items to craft ")
+        understood = early or not observation.startswith("Could not")
+        info = {"success": done, "valid": understood, "score": float(done)}
         return observation, float(done), done, info
 
     def get(self, item, number):

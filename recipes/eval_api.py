@@ -39,8 +39,28 @@ from run import with_nulls
 
 TIMEOUT = 10, 600               # seconds: to connect, for the answer
 SILENCE = 15                    # seconds without an answer before we say so
-RETRIES = Retry(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None,
-                raise_on_status=False, backoff_factor=1)    # after 0, 2, 4, ... 32 seconds
+LONGEST_WAIT = 300              # seconds that a busy server may ask for
+
+
+class Patience(Retry):
+    """urllib3's way to ask again, that keeps why: `said`. ValueError: the server asks to wait for
+    longer than LONGEST_WAIT."""
+    said = ""           # of the last answer that was none; one for all requests
+
+    def sleep(self, response=None):
+        if response is not None:
+            asked = response.headers.get("Retry-After", "")
+            Patience.said = f"; it said status {response.status}"
+            if asked:
+                Patience.said += f" and to wait (Retry-After: {brief(asked)})"
+            if (self.get_retry_after(response) or 0) > LONGEST_WAIT:
+                raise ValueError(f"no answer{Patience.said}, more than {LONGEST_WAIT} s; what was "
+                                 "played is kept: later, give --resume and --out FOLDER")
+        super().sleep(response)
+
+
+RETRIES = Patience(6, status_forcelist=[408, 429, *range(500, 600)], allowed_methods=None,
+                   raise_on_status=False, backoff_factor=1)    # after 0, 2, 4, ... 32 seconds
 TOO_LONG = re.compile("context_length_exceeded|[Cc]ontext (length|size)")  # as vLLM, llama.cpp say
 NO_COMPLETION = (requests.exceptions.ChunkedEncodingError, requests.JSONDecodeError, LookupError,
                  TypeError, AttributeError)
@@ -76,7 +96,7 @@ class Api:
         """Give the episode its next reply; it ends as `context` if prompt + max_turn_tokens exceed
         max_context. One seed a turn."""
         tools = [schema for _, schema in episode.agent.tools.values()]
-        text, message, prompt, sampled = self.ask(
+        text, message, prompt, sampled, limited = self.ask(
             messages=episode.messages, seed=int(2**31 * episode.uniforms[0]),
             **{"tools": tools} if tools else {})
         SAMPLED[episode] += sampled
@@ -86,6 +106,7 @@ class Api:
             return
         episode.trajectory.add_action([], [])           # a turn; its tokens stay with the server
         episode.replied(text, message)
+        episode.trajectory.turns[-1].limited = limited
 
     def ask(self, **more):
         """-> what `read_completion` gives; a prompt that is refused as too long has inf tokens.
@@ -96,13 +117,14 @@ class Api:
             answer = self.http.post(self.cfg.api_base.rstrip("/") + "/chat/completions", json=body,
                                     timeout=TIMEOUT, allow_redirects=False)
             self.heard = time.monotonic()
+            Patience.said = ""
             said = brief((answer.text or answer.reason).replace(self.key, "OPENAI_API_KEY"))
             if answer.status_code == 200:
                 return read_completion(answer.json())
         except NO_COMPLETION:
             raise EnvError(f"{self.cfg.api_base}: no chat completion: {said}") from None
         if TOO_LONG.search(answer.text):
-            return "", {}, math.inf, 0
+            return "", {}, math.inf, 0, False
         if "max_tokens" in body and "max_completion_tokens" in answer.text:
             self.body.pop("max_tokens", None)           # OpenAI's newer models: from now on
             self.body["max_completion_tokens"] = self.cfg.max_turn_tokens
@@ -112,23 +134,37 @@ class Api:
 
 def read_completion(answer):
     """A chat completion -> (the reply's text with its thoughts, its message, the prompt's tokens,
-    those sampled; 0 and nan: not told). Thoughts that the server tells apart are not in the
-    message, which goes back to it: templates leave them out, some servers refuse them."""
+    those sampled, whether it was cut at its limit); tokens 0 and nan: not told. Thoughts that the
+    server tells apart are not in the message, which goes back to it: templates leave them out,
+    some servers refuse them."""
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     reply = choice["message"]
     content, calls = reply.get("content") or "", reply.get("tool_calls") or []
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)
+    if type(content) is not str:
+        raise TypeError("content is no text")
     message = dict(role="assistant", content=content)
     if len(calls) == 1 and type(calls[0]["id"]) is str:
         name, arguments = (calls[0]["function"][x] for x in ("name", "arguments"))
         if read_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'):
             message["tool_calls"] = calls
     thoughts = reply.get("reasoning_content") or reply.get("reasoning") or ""
-    cut = choice.get("finish_reason") == "length" and not content and not calls
+    limited = choice.get("finish_reason") == "length"
+    cut = limited and not content and not calls
     if thoughts or cut:
         content = f"<think>{thoughts}{'' if cut else '</think>'}{content}"
-    return content, message, usage.get("prompt_tokens", 0), usage.get("completion_tokens", math.nan)
+    prompt = number_of(usage.get("prompt_tokens"), 0)
+    sampled = number_of(usage.get("completion_tokens"), math.nan)
+    return content, message, prompt, sampled, limited
+
+
+def number_of(told, untold):
+    """A count that a server tells, a number or the text of one; `untold` if it is neither."""
+    try:
+        return float(told)
+    except (TypeError, ValueError):
+        return untold
 
 
 # ---- many at a time ------------------------------------------------------------------------------
@@ -166,7 +202,8 @@ def play_by(api, tasks, places, keep):
             except Empty:
                 silent = time.monotonic() - api.heard
                 if silent > SILENCE:
-                    print(f"{cfg.api_base}: no answer for {silent:.0f} s", file=sys.stderr)
+                    print(f"{cfg.api_base}: no answer for {silent:.0f} s{Patience.said}",
+                          file=sys.stderr)
                 continue
             if error is None:
                 slots.finish(slot, slots.in_flight)

@@ -5,11 +5,13 @@
 
 Sent are the figures of metrics.jsonl as train/<name>, success on held-out tasks as held_out/greedy
 and held_out/sampled, and the episodes of samples.jsonl: to wandb as a table, to trackio as traces.
-TensorBoard's files lie in the run's folder; --resume begins another run in the other two.
+TensorBoard's files lie in the run's folder; the file tracker_id there lets --resume go on in the
+run that the other two have begun.
 """
 import functools
 import json
 import sys
+import uuid
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,9 +50,23 @@ def opened(name, folder):
         from torch.utils.tensorboard import SummaryWriter
         return SummaryWriter(folder)
     tracker = __import__(name)
-    tracker.init(project="nanoAgentGym", name=Path(folder).name,
-                 config=json.loads(Path(folder, "config.json").read_text()))
+    title = Path(folder).name
+    config = json.loads(Path(folder, "config.json").read_text())
+    number = tracker_id(folder)
+    if name == "wandb":
+        which = dict(name=title, id=number)
+    else:
+        which = dict(name=f"{title}-{number}")      # trackio has no id beside it
+    tracker.init(project="nanoAgentGym", config=config, resume="allow", **which)
     return tracker
+
+
+def tracker_id(folder):
+    """The run's id for trackers, the same after --resume. Other runs may have its name."""
+    path = Path(folder, "tracker_id")
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex[:8])
+    return path.read_text()
 
 
 def track(run, step, figures, samples=()):

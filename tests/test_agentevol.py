@@ -431,7 +431,7 @@ def test_main_evolves_and_reports(url, here, capsys):
     """From nothing, with the picture: the folder of a run like train.py's."""
     script(url, out="e/", **TINY)
     assert os.listdir() == ["e"] and sorted(os.listdir("e")) == [
-        "clone", "config.json", "metrics.jsonl", "report.html", "result.json",
+        "clone", "config.json", "lock", "metrics.jsonl", "report.html", "result.json",
         "samples.jsonl", "step_1", "step_2"]
     lines, result = lines_of("e"), json.load(open("e/result.json"))
     assert [line["step"] for line in lines] == [0, 1] and result["algo"] == "AgentEvol"
@@ -464,7 +464,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, url, model, here, m
             if next(left, None) is None:
                 raise KeyboardInterrupt
             return real(*arguments)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
             patch.setattr(owner, name, killing)
             script(url, "--resume", out="e", iterations=3)
     script(url, "--resume", out="e")
@@ -568,7 +568,7 @@ def test_preset_is_what_the_environments_or_the_model_ask_of_cloning(url, model,
     ("--help", "expected: agentevol.py evolve or agentevol.py clone, then"),
     ("clone --families third", r"no families \['third'\]; known: toy: even, odd"),
     ("clone --format tool", "format=tool, context=full: no demonstration calls tools"),
-    ("evolve --model ./absent", "./absent: no folder or hub id"),
+    ("evolve --model ./absent", "./absent: no such folder"),
     ("clone --demos absent.json", "format=act, .* need --format react or agentgym"),
     ("clone --demos absent.json --format react --context window", "context=window: .* --context f"),
     ("evolve --demos absent.json --format react", "absent.json: no JSON file: .*No such file"),

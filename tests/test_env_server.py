@@ -18,6 +18,7 @@ import time
 import types
 from contextlib import contextmanager, suppress
 
+import numpy as np
 import pytest
 import requests
 from fakes import serving
@@ -25,6 +26,7 @@ from players import ROOT
 from players import asked as ask
 
 import env_server
+import envs
 from env_server import HttpServer, Service, local_server
 from envs.parts.answers import MAX_ITEMS
 from envs.parts.wires import Wire
@@ -460,3 +462,38 @@ def test_main_prints_one_line_and_ends_on_sigterm(toy_path):
         out, errors = process.communicate(timeout=5)
     assert (process.returncode, out) == (0, "")
     assert "closed 7\nclosed 8" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("done, over", [
+    (np.False_, False), (np.True_, True), (0, False), (1, True), (False, False), (True, True)])
+def test_done_may_be_of_numpy_or_a_number(done, over):
+    """An environment of one's own, by envs.Base."""
+    env = own_env(done)
+    env.reset(0)
+    assert env.step("go")[2] is over
+    if over:
+        with pytest.raises(ValueError, match="own: the episode is over; reset first"):
+            env.step("go")
+    else:
+        assert env.step("go")[2] is False
+
+
+@pytest.mark.parametrize("done", [None, "no", 2])
+def test_done_that_says_nothing_is_told_as_it_came(done):
+    env = own_env(done)
+    env.reset(0)
+    with pytest.raises(TypeError, match=f"own: act gave done={done!r}; expected True or False"):
+        env.step("go")
+
+
+def own_env(done):
+    """An Env of a world of one's own, whose every answer has this `done`."""
+    class Own(envs.Base):
+        module = types.SimpleNamespace(NAME="own", TRAIN=[0], TEST=[1])
+
+        def start(self, task_id):
+            return "Go."
+
+        def act(self, action):
+            return "Gone.", 0.0, done, dict(success=False, valid=True, score=0.0)
+    return Own()

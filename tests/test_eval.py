@@ -10,6 +10,7 @@ import shutil
 import statistics
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import fakes
@@ -26,6 +27,7 @@ from envs.parts.players import builtin_rate, player_rate
 from envs.parts.suites import COMPOSITION, SUITES
 from episode import World
 from eval import Config, evaluate, figures_of, rows_of, table
+from evaluation import limits_told
 from flags import parse_flags
 from policy import load_policy
 from rollout import collect
@@ -179,7 +181,8 @@ def test_evaluate_measures_a_model(url, model, tmp_path, capsys):
                                for t in trajectories]
     lines = capsys.readouterr().out.splitlines()
     title = f"toy, test split, {model}, temperature 0.7, seed 9"
-    assert title in lines and "Pass@2" in lines[lines.index(title) + 2]
+    head = lines.index(title)
+    assert "Pass@2" in lines[head + 1 + len(results["notes"]) + 1]
     assert lines[-2].startswith("  random player ")
 
 
@@ -189,7 +192,35 @@ def test_evaluate_says_that_prompts_are_too_long(url, model, capsys):
     assert rows_by(evaluate(cfg))["toy", "all"]["turns"] == 0
     assert ("12 of 12 episodes had no turn and count as failures: their prompt and a reply of 4 "
             "exceed --max-context 10 tokens") in capsys.readouterr().out
-    assert evaluate(replace(cfg, max_context=1024))["notes"] == []
+    notes = evaluate(replace(cfg, max_context=1024))["notes"]
+    assert not [note for note in notes if "--max-context" in note]
+
+
+def test_limits_told_by_hand():
+    """More than a tenth of the replies is told, a tenth is not."""
+    told = [limits_told(20, limited, wordless, 5)
+            for limited, wordless in ((2, 2), (3, 0), (0, 3), (3, 3))]
+    assert [len(sentences) for sentences in told] == [0, 1, 1, 2]
+    assert told[1][0].startswith("3 of 20 replies were cut at --max-turn-tokens 5: ")
+    assert told[2][0].startswith("3 of 20 replies held no words ")
+    assert limits_told(0, 0, 0, 5) == []
+
+
+def test_evaluate_says_that_replies_are_cut_by_their_limit(url, model, capsys):
+    """The toy's policy is random and ends hardly a reply within a single token."""
+    cfg = Config(env="toy", model=model, n=6, k=2, horizon=3, env_url=url, max_turn_tokens=1,
+                 max_context=1024)
+    results = evaluate(cfg)
+    stop = AutoTokenizer.from_pretrained(model).eos_token_id
+    last = [play["conversation"]["token_ids"][turn["end"] - 1]
+            for path in Path("runs").glob("*/trajectories.jsonl")
+            for line in path.read_text().splitlines() for play in json.loads(line)
+            for turn in play["conversation"]["turns"]]
+    cut = sum(token != stop for token in last)
+    assert cut > len(last) / 2
+    note = f"{cut} of {len(last)} replies were cut at --max-turn-tokens 1: "
+    assert any(told.startswith(note) for told in results["notes"])
+    assert note in capsys.readouterr().out
 
 
 def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -209,7 +240,7 @@ def test_a_suite_says_what_is_missing(tmp_path, monkeypatch, capsys):
     assert rows["sums", "all"]["n"] == 9                    # all there are
     assert rows["toy", "all"]["turns"] == 1 < rows["sums", "all"]["turns"] <= 2
     assert {p.name for p in (tmp_path / "runs/small-random").iterdir()} == {
-        "config.json", "trajectories.jsonl", "results.json", "report.html"}
+        "config.json", "lock", "trajectories.jsonl", "results.json", "report.html"}
     out = capsys.readouterr().out
     assert out.startswith("absent is left out: absent needs its engine: pip install words\n"
                           "nowhere is left out: unknown environment 'nowhere'\n")

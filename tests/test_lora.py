@@ -4,6 +4,7 @@ Played is the toy of test_train.py. A stands for lora_A (r, in), B for lora_B (o
 """
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from fakes import config, started, token_logprobs, trained, trainer_of, twins
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -18,8 +20,8 @@ from transformers import AutoModelForCausalLM
 import agentevol
 import parallel
 import lora
-import run as runs
 import train
+from defaults import model_settings
 from lora import adapt, adapters, base_of, load_adapted, save_adapters, tokenizer_path
 from recipes import merge_lora
 from batch import logprobs_under
@@ -131,11 +133,65 @@ def test_load_adapted_reads_what_peft_wrote(targets):
                                rtol=0)
 
 
+@pytest.mark.parametrize("settings", [
+    dict(use_rslora=True), dict(init_lora_weights="gaussian"), dict(init_lora_weights=False),
+    dict(init_lora_weights="orthogonal")], ids=str)
+def test_load_adapted_reads_what_begins_otherwise_and_rslora(settings):
+    """rsLoRA's sum is W x + alpha / sqrt(r) B A x; where A and B began is of no matter."""
+    twins("qwen2", tied=False)[1].save_pretrained("base")
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained("base"), peft.LoraConfig(
+        r=4, lora_alpha=7, target_modules="all-linear", task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.add_(0.1 * torch.randn_like(p) if "lora_B" in name else 0)
+    theirs.save_pretrained("theirs")
+    ours = load_adapted("theirs")
+    torch.testing.assert_close(token_logprobs(ours, *text()), by_peft("theirs", "base"), atol=1e-5,
+                               rtol=0)
+    save_adapters(ours, "again")
+    torch.testing.assert_close(by_peft("again", "base"), by_peft("theirs", "base"), atol=1e-5,
+                               rtol=0)
+
+
+@pytest.mark.parametrize("spelling", ["both", "both/", "./both", "{here}/both"])
+@pytest.mark.parametrize("peft_is_there", [True, False])
+def test_adapters_beside_their_base_are_applied_once(spelling, peft_is_there, monkeypatch, here):
+    """Whatever the adapters call their base's folder, whether or not transformers finds PEFT."""
+    ours, stock = adapted("qwen2", tied=False)
+    stock.save_pretrained("both")
+    ours.lora.base = "both"
+    save_adapters(ours, "both")
+    for place in (transformers.models.auto.auto_factory, transformers.integrations.peft):
+        monkeypatch.setattr(place, "is_peft_available", lambda: peft_is_there)
+    expected = token_logprobs(ours, *text())
+    path = spelling.format(here=os.getcwd())
+    loaded = load_adapted(path)
+    torch.testing.assert_close(token_logprobs(loaded, *text()), expected, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match=f"^{path} holds adapters: --lora trains them further"):
+        parallel.load(path, torch.device("cpu"), config("both"))
+
+
+@pytest.mark.parametrize("settings, sentence", [
+    ("[1", "own/adapter_config.json: expected PEFT's settings, a JSON object"),
+    ("7", "own/adapter_config.json: expected PEFT's settings, a JSON object"),
+    ('{"base_model_name_or_path": null}',
+     "own/adapter_config.json: base_model_name_or_path is None"),
+    ('{"base_model_name_or_path": "a/b", "revision": "v2"}',
+     "own: its adapters belong to revision v2"),
+])
+def test_base_of_refuses_what_names_no_base(settings, sentence):
+    os.mkdir("own")
+    Path("own/adapter_config.json").write_text(settings)
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        base_of("own")
+
+
 def test_load_adapted_refuses_what_it_would_compute_wrongly():
     ours, _ = adapted()
     save_adapters(ours, "own")
     twins(layers=1)[1].save_pretrained("small")
-    for settings, word in ((dict(use_rslora=True), "use_rslora"),
+    for settings, word in ((dict(init_lora_weights="pissa"), "init_lora_weights"),
+                           (dict(alpha_pattern={"q_proj": 1}), "alpha_pattern"),
                            (dict(r=8), "layers.0.mlp.down_proj.lora_A.weight"),
                            (dict(base_model_name_or_path="small"), "layers.1.*decoder of small")):
         shutil.copytree("own", "other", dirs_exist_ok=True)
@@ -250,8 +306,8 @@ def test_merge_lora_writes_an_ordinary_folder(url, model, monkeypatch):
     assert not adapters(merged) and merged.known_ids == run.policy.known_ids
     torch.testing.assert_close(token_logprobs(merged, *text()), expected, atol=1e-5, rtol=1e-5)
     assert (token_logprobs(load_adapted(model), *text()) - expected).abs().max() > 0.01
-    assert runs.model_settings("merged")[1] == runs.model_settings(folder)[1] and \
-        runs.model_settings("merged")[1]["max_turn_tokens"] == 5
+    assert model_settings("merged")[1] == model_settings(folder)[1] and \
+        model_settings("merged")[1]["max_turn_tokens"] == 5
     with pytest.raises(SystemExit, match="merge_lora.py: .* File exists: 'merged'"):
         merge_lora.main()
 

@@ -1,19 +1,25 @@
 """pytest tests/test_policy.py: loading, the packed training forward and 16 bit, against stock
 transformers on tiny random models, and plain loops."""
+import json
 import math
+import os
 import random
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fakes import token_logprobs, twins
+from safetensors.torch import load_file, save_file
 from test_engine import EVERY_MODEL, tokens_of
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import policy as policy_module
+from chat import make_tokenizer
 from engine import Engine, sample
-from policy import Policy, load_policy, longest_text
+from policy import Policy, load_policy, load_tokenizer, longest_text
 
 # ---- loading ------------------------------------------------------------------------------------
 
@@ -24,6 +30,73 @@ def test_load_policy_says_what_is_missing(tmp_path):
     stock.save_pretrained(tmp_path, state_dict=weights)
     with pytest.raises(ValueError, match="no weights for model.layers.1.self_attn.q_proj.weight"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("surplus, told", [
+    ("model.layers.0.self_attn.q_proj.bias", True), ("v_head.summary.weight", True),
+    ("model.layers.0.self_attn.q_proj.lora_A.weight", True),
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", False), ("mtp.layers.0.norm.weight", False),
+    ("visual.blocks.0.norm1.weight", False)])
+def test_load_policy_refuses_weights_that_its_model_would_leave_out(surplus, told, tmp_path):
+    """A llama without biases in config.json, its file with one: another policy would play."""
+    stock = twins("llama")[1]
+    stock.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {surplus: torch.ones(3)}, tmp_path / "model.safetensors",
+              metadata={"format": "pt"})
+    if not told:
+        load_policy(tmp_path)
+        return
+    with pytest.raises(ValueError, match=f"{tmp_path}: 1 weights that a llama .* {surplus}; they"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["fp8", "gptq", "bitsandbytes"])
+def test_load_policy_does_not_read_quantised_weights(how, tmp_path):
+    twins("llama")[1].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) |
+                               dict(quantization_config=dict(quant_method=how, bits=4))))
+    with pytest.raises(ValueError, match=f"weights are {how}, which is .* 16-bit safetensors"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("path, sentence", [
+    ("runs/typo", "no such folder; in runs are other, there"),
+    ("runs/there/step_9", "no such folder; in runs/there are step_1, step_20"),
+    ("./nowhere", "no such folder; in . are runs"),
+    ("no/such/folder", "no such folder; in . are runs"),
+    ("typo/", "no such folder; in . are runs"),
+    ("runs/there", "is a run; give one of its policies: runs/there/step_1, runs/there/step_20"),
+    ("model.gguf", "expected a folder with config.json and 16-bit safetensors"),
+])
+def test_a_wrong_path_is_told_without_asking_the_hub(path, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/there/step_20", "runs/there/step_1", "runs/other"):
+        os.makedirs(folder)
+    Path("model.gguf").write_bytes(b"GGUF")
+
+    def asked(*_, **__):
+        raise AssertionError("the hub was asked")
+    monkeypatch.setattr(policy_module.AutoConfig, "from_pretrained", asked)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_load_tokenizer_splits_words_as_its_own_file_says(kind, tmp_path):
+    """Whatever AutoTokenizer makes of the model's type; and saved again it says the same."""
+    texts = ["get 3 wheat and 12 coal", "craft 1 oil using 2 basket, 1 sand", "Got 12\n\nNow"] * 20
+    tokenizer = make_tokenizer(texts, 330)
+    twins(kind, vocabulary=len(tokenizer))[1].save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = "get 12 wheat   now\n\nGot 12 coal, craft 1 oil using 2 basket"
+    want = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.encode(text, add_special_tokens=False) == want
+    assert loaded.chat_template == tokenizer.chat_template and loaded.eos_token_id == 0
+    loaded.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).encode(text, add_special_tokens=False) == want
 
 
 def test_load_policy_never_samples_what_its_tokenizer_cannot_decode(tmp_path):

@@ -7,6 +7,9 @@ import pickle
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,10 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import command, config, flags_of, started, trained
+from safetensors.torch import load_file
 from test_train import before_each_update, lines_of, same, weights_of
 from torch.distributed.checkpoint import CheckpointException
 from transformers import PreTrainedTokenizerBase
 
+import agentevol
 import parallel
 import run as runs
 import train
@@ -167,7 +172,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(owner, name, url
         runs.save(run)
     assert str(runs.checkpoints("runs/x")[-1]) == "runs/x/step_0"
     runs.save(run)                                  # what was left beside it is in nobody's way
-    assert sorted(os.listdir("runs/x")) == ["config.json", "step_0", "step_1"]
+    assert sorted(os.listdir("runs/x")) == ["config.json", "lock", "step_0", "step_1"]
 
 
 def test_save_has_all_on_the_disk_before_it_gets_its_name(url, model, monkeypatch):
@@ -261,3 +266,124 @@ def test_no_pickle_is_read(url, model):
     assert os.path.exists("executed")
 
 
+
+
+def test_ctrl_c_ends_the_run_as_sigterm_does_and_twice_at_once(url, model, capsys, interruptible):
+    """The first comes within step 2; with a second one within step 3 nothing more is saved."""
+    for presses, saved in ((1, "step_2"), (2, "step_1")):
+        name, updates = f"pressed-{presses}", []
+
+        def press(presses=presses, updates=updates):
+            updates.append(1)
+            if len(updates) == 3:
+                for _ in range(presses):
+                    os.kill(os.getpid(), signal.SIGINT)
+        with before_each_update(press), pytest.raises(SystemExit) as end:
+            train.main(command(model=model, env_url=url, name=name, steps=4, save_every=1))
+        assert end.value.code == 128 + signal.SIGINT
+        assert runs.checkpoints(f"runs/{name}")[-1].name == saved
+        said = capsys.readouterr()
+        assert "Ctrl-C: this step is finished and saved; once more ends" in said.out
+        told = f"Ctrl-C: saved at step 2, --resume goes on from there, in runs/{name}" in said.out
+        assert told == (presses == 1) and ("train.py: ended by Ctrl-C" in said.err) != told
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_ctrl_c_within_an_iteration_of_agentevol_saves_it(url, model, capsys, interruptible,
+                                                          monkeypatch):
+    real, presses = agentevol.learn, iter([signal.SIGINT])
+
+    def learn(*arguments, **more):
+        for number in presses:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **more)
+    monkeypatch.setattr(agentevol, "learn", learn)
+    with pytest.raises(SystemExit) as end:
+        agentevol.main(["evolve", "--env-url", url, "--env", "toy", "--model", model, "--out", "e",
+                        *"--n 4 --steps 2 --batch 2 --max-turn-tokens 4 --max-context 300 "
+                        "--format act --explore 4 --eval-tasks 4 --learn-steps 2".split()])
+    assert end.value.code == 128 + signal.SIGINT
+    assert [path.name for path in runs.checkpoints("e")] == ["step_1"]
+    assert "Ctrl-C: saved at step 1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def interruptible():
+    """Python's own handler: a shell's job in the background does not hear SIGINT."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+# ---- two processes and one folder ---------------------------------------------------------------
+
+def test_a_folder_has_one_writer():
+    """A second process is refused as long as the first one lives, and not after it was killed."""
+    code = ("import run, sys; run.open_folder('runs/x', True); print('in', flush=True); "
+            "sys.stdin.read()")
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True,
+                             stdout=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert "in" in [line.strip() for line in (first.stdout.readline(), first.stdout.readline())]
+    with pytest.raises(ValueError, match=f"^runs/x: another process writes to this run, process "
+                                         f"{first.pid} on {socket.gethostname()}; wait until"):
+        runs.open_folder("runs/x", True)
+    first.kill()
+    first.communicate()
+    assert runs.open_folder("runs/x", True) == runs.open_folder("runs/x", True) == "runs/x"
+
+
+# ---- what others read ---------------------------------------------------------------------------
+
+def test_a_checkpoint_is_in_the_dtype_of_the_computations_and_goes_on_in_float32(url, model):
+    """Its weights are those that were trained, rounded; a resumed run has them unrounded."""
+    cfg = config(model, compute="bfloat16", steps=1, lr=3e-3)
+    try:                                        # in a group of one, as on CUDA
+        run = trained(url, cfg)
+        one = {name: whole(x).clone() for name, x in run.policy.state_dict().items()}
+        folder = runs.checkpoints(run.folder)[-1]
+        (held,) = {x.dtype for x in load_file(folder / "model.safetensors").values()}
+        assert held == torch.bfloat16
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+        parallel.end()
+        again = started(url, replace(cfg, resume=True)).policy.state_dict()
+        assert all(torch.equal(x, whole(again[name])) for name, x in one.items())
+        rounded = load_policy(str(folder)).state_dict()
+        assert all(torch.equal(x.bfloat16().float(), rounded[name]) for name, x in one.items())
+        assert any((x != rounded[name]).any() for name, x in one.items())
+    finally:
+        parallel.end()
+
+
+def whole(x):
+    """A tensor that may be sharded."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def test_a_checkpoint_is_for_everybody_and_holds_the_rules(url, model):
+    run = trained(url, config(model, steps=1))
+    folder = runs.checkpoints(run.folder)[-1]
+    for path in folder.iterdir():
+        if path.is_file():
+            assert path.stat().st_mode & 0o777 == 0o644, path
+    rules = (folder / "prompt.txt").read_text()
+    assert rules == run.worlds[0].agent.start()[0]["content"]
+    assert rules.startswith(run.worlds[0].module.PROMPT)
+
+
+@pytest.mark.parametrize("keep, kept", [(0, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+def test_keep_last_leaves_the_newest_checkpoints(keep, kept, url, model):
+    run = trained(url, config(model, steps=4, save_every=1, keep_last=keep))
+    assert [path.name for path in runs.checkpoints(run.folder)] == [f"step_{n}" for n in kept]
+
+
+@pytest.mark.parametrize("main, name", [(train.main, ["--name=typo"]),
+                                        (lambda argv: agentevol.main(["evolve", *argv]),
+                                         ["--out=runs/typo"])])
+def test_resume_without_other_flags_begins_no_run(main, name):
+    """It would be one of the default settings; with other flags a run begins, for Slurm."""
+    for there in ("one", "two"):
+        os.makedirs(f"runs/{there}")
+        Path(f"runs/{there}/config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="--resume: runs/typo holds no run; there are runs/one"):
+        main(["--resume", *name])
+    assert sorted(os.listdir("runs")) == ["one", "two"]

@@ -379,6 +379,34 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(poison, url, model,
 
 # ---- what is watched ----------------------------------------------------------------------------
 
+@pytest.mark.parametrize("constant, success, words", [
+    ([1.0, 1.0], [0.0, 0.0], "nothing can be learned from them. .* clone first: python agentevol"),
+    ([0.5, 1.0, 1.0], [0.5, 0.3, 0.0], "nothing can be learned from them"),
+    ([1.0, 1.0], [1.0, 1.0], "nothing is left to learn here; take harder tasks"),
+    ([1.0], [0.0], "^$"), ([1.0, 0.9], [0.0, 0.0], "^$"), ([0.9, 1.0], [0.0, 0.0], "^$")])
+def test_idle_is_told_of_two_steps_without_a_difference(constant, success, words):
+    history = [dict(constant_groups=c, success=s) for c, s in zip(constant, success)]
+    assert re.search(words, metrics.idle(history, "toy", "FOLDER"))
+
+
+def test_a_run_in_which_nothing_can_be_learned_says_so_at_once(url, model, capsys, monkeypatch):
+    """Every try is a failure; once, with the command that helps."""
+    real = train.rollout.play_tasks
+
+    def failing(*arguments):
+        played, stats = real(*arguments)
+        for t in played:
+            t.success, t.score = False, 0.0
+            for turn in t.turns:
+                turn.reward = 0.0
+        return played, stats
+    monkeypatch.setattr(train.rollout, "play_tasks", failing)
+    run = trained(url, config(model, steps=4))
+    said = capsys.readouterr().out
+    assert said.count("WARNING at step 1: for 2 steps the tries at each task have earned") == 1
+    assert [signal for _, signal, _ in run.warnings] == ["idle"]
+
+
 def test_measure_on_a_hand_made_step(url, model):
     run = started(url, config(model, group_size=2))
     played = fakes([1, 0, 0.5, 0.5])
@@ -394,7 +422,10 @@ def test_measure_on_a_hand_made_step(url, model):
     assert (m["reward"], m["success"], m["valid"]) == (0.5, 0.25, 4 / 5)
     assert m["reward_std"] == pytest.approx(math.sqrt(0.5) / 2)     # of two groups, .707 and 0
     assert (m["constant_groups"], m["dropped"], m["trained"], m["pages"]) == (0.5, 3, 0, 7)
-    assert m["cut_thoughts"] == 1 / 5
+    assert m["cut_thoughts"] == 1 / 5 and m["limited"] == m["wordless"] == 0
+    played[3].turns[1].wordless = played[0].turns[0].limited = played[1].turns[0].limited = True
+    assert metrics.log_line(metrics.measure(run, metrics.Outcome(
+        2, played, stats, [], None, figures, 5.0))).endswith(", limited 40%, wordless 20%")
     assert metrics.log_line(m).endswith("\n          dropped 3, preempted 1, cut_thoughts 20%")
     assert metrics.log_line(m | dict(valid=0.4, kl=0.1)).endswith(", valid 40%, kl 0.10")
     assert m["response_length"] == 7 / 5 and m["turns"] == 5 / 4 and m["truncated"] == 0.25
@@ -427,7 +458,7 @@ def test_main_clones_trains_and_reports(url, capsys):
     players = {who: rate["success"] for who, rate in result["players"].items()}
     assert players["expert"] == 1 and 0 < players["random"] <= 1
     assert sorted(os.listdir("runs/all")) == [
-        "clone", "config.json", "metrics.jsonl", "report.html", "result.json",
+        "clone", "config.json", "lock", "metrics.jsonl", "report.html", "result.json",
         "samples.jsonl", "step_2"]
     out = capsys.readouterr().out
     for row in ("before", "after grpo", "control: ", "random player", "expert player"):
@@ -450,7 +481,7 @@ MISTAKES = [
     ("--advantage gae", "advantage=gae, critic=none: .* need a critic"),
     ("--critic own", "advantage=grpo, critic=own: .* which nothing else uses"),
     ("--horizons 5,7,6", r"horizons \(5, 7, 6\): .* none below the one before it"),
-    ("--model ./absent", "./absent: no folder or hub id that transformers can load"),
+    ("--model ./absent", "./absent: no such folder; in . are none"),
     ("--env toy,toy", "env='toy,toy': expected each environment once"),
     ("--families strange", r"no families \['strange'\]; known: toy: even, odd"),
     ("--control --model MODEL", "--control goes on with the cloning .* leave it out"),

@@ -5,18 +5,26 @@
      ...]
 
 A conversation is the rules and the model's consent, then observations and replies by turns. loss
-true: the reply is learned. An environment's file may say how many trajectories of it the two sets
-hold (SET_SIZES; arXiv:2406.04151, table 2), its name there (ITEM_NAME) and from which score on
-AgentEvol learns (KEPT_ABOVE).
+true: the reply is learned; where no reply has a loss, all are. Read as well, as a JSON list or a
+line each, also packed by gzip: ShareGPT's form, this without item_id and loss, and OpenAI's,
+
+    {"messages": [{"role": "system", "content": rules}, {"role": "user", "content": text},
+                  {"role": "assistant", "content": text, "tool_calls": [...]}, ...]}
+
+An environment's file may say how many trajectories of it the two sets hold (SET_SIZES;
+arXiv:2406.04151, table 2), its name there (ITEM_NAME) and from which score on AgentEvol learns
+(KEPT_ABOVE).
 """
 import copy
+import gzip
 import json
 import re
 import reprlib
 
-from envs import Move, load_env
+from envs import Move, load_env, tools_of
 from envs.parts.agentgym import Manner
 from envs.parts.answers import fits
+from envs.parts.tool_calls import action_of
 
 
 def threshold(env):
@@ -29,12 +37,7 @@ def read_trajectories(path, names):
     with "opening", the rules and the consent if it has them, and "trained", a bool for each turn; a
     turn's thought is None, its action the whole reply. ValueError: the item and the field that are
     wrong, and what was expected."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            items = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
-        expected = "a list of trajectories as in AgentTraj-L"
-        raise ValueError(f"{path}: no JSON file: {error}; expected {expected}") from None
+    items = read_items(path)
     if type(items) is not list or not items:
         raise ValueError(f"{path}: {str(items)[:60]}; expected a list of one item or more")
     # A file may call an environment by another name than ours.
@@ -45,7 +48,8 @@ def read_trajectories(path, names):
     demos = []
     others = set()
     for i, item in enumerate(items):
-        demo = read_item(item, f"{path}: item {i}")
+        where = f"{path}: item {i}"
+        demo = read_item(in_this_form(item, names, where), where)
         demo["env"] = own_name.get(demo["env"], demo["env"])
         if demo["env"] in names:
             demos.append(demo)
@@ -58,6 +62,67 @@ def read_trajectories(path, names):
     return demos
 
 
+def read_items(path):
+    """What a file holds, JSON or a line of it for each item. ValueError: neither."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")
+        first, _, more = text.strip().partition("\n")
+        # Lines that are objects, the first one too.
+        if first.startswith("{") and first.endswith("}") and (more or str(path).endswith("l")):
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text)
+    except (OSError, ValueError, EOFError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON file: {error}; expected a list of trajectories as in "
+                         "AgentTraj-L, or one a line") from None
+
+
+# Who speaks, in other forms: "human" is all that a policy reads.
+SPEAKERS = dict(system="system", user="human", human="human", tool="human", function="human",
+                observation="human", assistant="gpt", gpt="gpt")
+
+
+def in_this_form(item, names, where):
+    """An item of OpenAI's or ShareGPT's form as one of AgentTraj's; anything else as it is. names:
+    the environments asked for. ValueError: it could be of several."""
+    if type(item) is not dict:
+        return item
+    messages = item.get("messages", item.get("conversations"))
+    if type(messages) is not list or not all(type(message) is dict for message in messages):
+        return item
+    same = []
+    for message in messages:
+        who = message.get("from", message.get("role"))
+        text = message.get("value", message.get("content"))
+        loss = message.get("loss")
+        if message.get("weight") is not None:           # OpenAI's mark: 0 or 1
+            loss = bool(message["weight"])
+        calls = message.get("tool_calls")
+        if calls and text is None:
+            text = ""
+        same.append({"from": SPEAKERS.get(who, who), "value": text, "loss": loss, "calls": calls})
+
+    replies = [message for message in same if message["from"] == "gpt"]
+    if all(message["loss"] is None for message in replies):
+        for message in replies:
+            message["loss"] = True
+    item = dict(item, conversations=same)
+    if same and same[0]["from"] == "system":
+        item |= dict(rules=same[0]["value"], conversations=same[1:])
+    if "item_id" not in item:
+        if len(names) > 1:
+            raise ValueError(f"{where}: it has no item_id; it could be of {', '.join(names)}: give "
+                             "one environment by --env")
+        item["item_id"] = f"{names[0]}_{NO_TASK}"
+    return item
+
+
+NO_TASK = 999_999_999       # the number of an item that has none
+
+
 def read_item(item, where):
     """One item of a file as `read_trajectories` gives it. ValueError; where: for its sentence."""
     name, messages = checked_item(item, where)
@@ -66,22 +131,48 @@ def read_item(item, where):
     said = [message["value"] for message in messages]
     trained = [message.get("loss") is True for message in messages[1::2]]
 
+    env, _, number = name.rpartition("_")
+    env = re.sub("^(lmrlgym|tool)_", "", env)
+
     # If the first reply is not learned, it is the consent, and what stands before it the rules.
     opening = []
-    if not trained[0]:
+    if not trained[0] and "rules" not in item:
         opening = said[:2]
+        messages = messages[2:]
         del said[:2], trained[0]
     turns = []
     for seen, reply in zip(said[::2], said[1::2]):
         info = dict(success=False, valid=True, score=0.0)
-        turns.append(Move(seen, None, reply, 0.0, False, info))
+        thought, action = None, reply
+        place = 2 * len(turns) + 1
+        calls = messages[place].get("calls")
+        if calls:
+            thought = reply
+            action = action_called(calls, env, f"{where}: message {place}")
+        turns.append(Move(seen, thought, action, 0.0, False, info))
     won = dict(success=True, valid=True, score=1.0)
     turns[-1] = turns[-1]._replace(reward=1.0, done=True, info=won)
 
+    # A system message, to which nobody agrees.
+    if "rules" in item:
+        opening = [item["rules"], ""]
     # An observation that nobody answered, if it ends with one.
     last = "".join(said[2 * len(turns):])
     return dict(env=env, task_id=int(number), turns=turns, opening=opening, success=True,
                 last=last, trained=trained)
+
+
+def action_called(calls, env, where):
+    """The action that a reply's tool calls mean. ValueError: they are several, or mean none."""
+    try:
+        (call,) = calls
+        action, complaint = action_of({"tool_calls": [call]}, tools_of(load_env(env)))
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise ValueError(f"{where}: tool_calls is {reprlib.repr(calls)}; expected one call, in "
+                         "OpenAI's form") from None
+    if complaint:
+        raise ValueError(f"{where}: {complaint}")
+    return action
 
 
 def checked_item(item, where):

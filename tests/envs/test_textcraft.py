@@ -90,8 +90,8 @@ def test_expert_makes_every_goal_by_the_recipes_on_the_page_from_any_inventory(w
     for task_id in env.world.test[:len(env.world.goals)]:
         commands, goal = read_page(env.reset(task_id))
         before = play(env, None, rng.choice([0, 12]), lambda env: env.random_action(rng))
-        actions = [action for action, *_, info in before
-                   if info["valid"] and action != "inventory"]
+        actions = [action for action, observation, *_ in before
+                   if observation.startswith(("Got", "Crafted"))]
         if not env.done:
             planned = expert_actions(env)
             assert len(planned) <= HORIZONS[world]
@@ -224,7 +224,8 @@ def test_step_answers_every_kind_of_action(action, answer):
     observation, reward, done, info = env.step(action)
     assert observation.startswith(answer) and (reward, done) == (0, False)
     failed = answer.startswith("Could not")
-    assert info == {"success": False, "valid": not failed, "score": 0}
+    understood = not failed or "enough items" in answer
+    assert info == {"success": False, "valid": understood, "score": 0}
     assert (held(env) == before) == (failed or action == "inventory")
     assert not failed or observation == answer
 
@@ -249,7 +250,8 @@ def test_step_fills_a_class_with_one_member_whatever_the_order():
                         ("2 elm plank, 3 elm plank", False),
                         ("1 ash plank, 1 elm plank, 3 elm plank", False)]:
         env = in_world(WOOD, "ladder", ash_plank=9, elm_plank=9)
-        assert env.step(f"craft 1 box using {needs}")[3]["valid"] == fits
+        observation = env.step(f"craft 1 box using {needs}")[0]
+        assert observation.startswith("Crafted") == fits
     assert expert_actions(in_world(WOOD, "box", ash_plank=9, elm_plank=9)) == [
         "craft 1 box using 2 ash plank, 3 elm plank"]
 

@@ -6,6 +6,7 @@ The form is that of AgentTraj-L on the hub: a list of {"item_id": "<environment>
 which the rules and the model's consent come first.
 """
 import copy
+import gzip
 import importlib
 import json
 import os
@@ -174,6 +175,82 @@ def test_read_trajectories_names_the_item_and_the_field(items, sentence, tmp_pat
     with pytest.raises(SystemExit, match=f"^agentevol.py: [^\n]*{sentence}"):
         agentevol.main(["clone", "--env=maze", "--demos=f.json", "--format=agentgym"])
     assert os.listdir() == ["f.json"]
+
+
+CALLED = dict(role="assistant", content=None, tool_calls=[dict(
+    id="1", type="function", function=dict(name="move", arguments='{"direction": "up"}'))])
+OPENAI = {"messages": [dict(role="system", content="the rules"), dict(role="user", content="first"),
+                       dict(role="assistant", content="Action:\na"),
+                       dict(role="user", content="second"), CALLED,
+                       dict(role="tool", content="third", tool_call_id="1")]}
+SHAREGPT = {"conversations": [
+    {"from": "system", "value": "the rules"}, {"from": "human", "value": "first"},
+    {"from": "gpt", "value": "Action:\na"}, {"from": "human", "value": "second"},
+    {"from": "gpt", "value": "Action:\nb"}, {"from": "human", "value": "third"}]}
+
+
+@pytest.mark.parametrize("item, turns", [
+    (OPENAI, [("first", None, "Action:\na"), ("second", "", "move up")]),
+    (SHAREGPT, [("first", None, "Action:\na"), ("second", None, "Action:\nb")])])
+def test_read_trajectories_takes_openais_and_sharegpts_form(item, turns, tmp_path):
+    """Nothing is marked, so that all replies are learned; the system turn is the rules."""
+    (demo,) = read([item], tmp_path)
+    assert [move[:3] for move in demo["turns"]] == turns
+    assert demo["opening"] == ["the rules", ""] and demo["last"] == "third"
+    assert demo["env"] == "maze" and demo["trained"] == [True, True]
+    with pytest.raises(ValueError, match="item 0: it has no item_id; it could be of maze, wordle"):
+        read([item], tmp_path, "maze", "wordle")
+    (trajectory,), tokenizer = imitate([item], tmp_path)
+    text = tokenizer.decode(trajectory.token_ids)
+    assert text.index("the rules") < text.index("first") < text.index("Action:\na")
+    bare = copy.deepcopy(item)                  # without the system turn
+    next(iter(bare.values())).pop(0)
+    assert read([bare], tmp_path)[0]["opening"] == []
+    assert read([bare], tmp_path)[0]["trained"] == [True, True]
+
+
+def test_read_trajectories_heeds_openais_weights_and_names_a_wrong_call(tmp_path):
+    item = copy.deepcopy(OPENAI)
+    item["messages"][2]["weight"] = 0
+    item["messages"][4] = item["messages"][4] | dict(weight=1)
+    assert read([item], tmp_path)[0]["trained"] == [False, True]
+    for calls, sentence in ((CALLED["tool_calls"] * 2, "expected one call, in OpenAI's form"),
+                            ([{"function": {}}], "expected one call, in OpenAI's form"),
+                            ([dict(function=dict(name="fly", arguments={}))], r"Your call fly.. ")):
+        item["messages"][4]["tool_calls"] = calls
+        with pytest.raises(ValueError, match=f"f.json: item 0: message 3: .*{sentence}"):
+            read([item], tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("form", ["list", "lines", "one line"])
+def test_read_trajectories_takes_lines_and_packed_files(form, packed, tmp_path):
+    items = [ITEM, ITEM | dict(item_id="maze_4"), SHAREGPT][:1 if form == "one line" else 3]
+    text = json.dumps(items) if form == "list" else "\n".join(map(json.dumps, items)) + "\n"
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    found = read_trajectories(str(path), ["maze"])
+    assert [demo["task_id"] for demo in found] == [3, 4, 999_999_999][:len(items)]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="f.jsonl: no JSON file: .*or one a line"):
+        read_trajectories(str(path), ["maze"])
+
+
+@pytest.mark.parametrize("command", ["clone", "evolve"])
+def test_demonstrations_of_held_out_tasks_are_never_learned(command, tmp_path, monkeypatch, capsys):
+    """Of the file's five one is of TRAIN, three of TEST, one of no task."""
+    monkeypatch.chdir(tmp_path)
+    numbers = [maze.TRAIN[0], *maze.TEST[:2], maze.TEST[-1], 999_999_999]
+    items = [ITEM | dict(item_id=f"maze_{number}") for number in numbers]
+    (tmp_path / "f.json").write_text(json.dumps(items))
+    cfg = Clone(env="maze", demos="f.json", format="agentgym")
+    assert [demo["task_id"] for demo in demonstrations_for(cfg)] == [numbers[0], numbers[-1]]
+    said = capsys.readouterr().out
+    assert "3 of 5 demonstrations are of held-out tasks: left out\n" in said
+    assert "1 of 5 demonstrations have no item_id, or one that no task has, such as maze_99" in said
+    (tmp_path / "f.json").write_text(json.dumps(items[1:4]))
+    with pytest.raises(SystemExit, match="agentevol.py: all 3 demonstrations are of held-out task"):
+        agentevol.main([command, "--env=maze", "--demos=f.json", "--format=agentgym"])
 
 
 # ---- what is trained on -------------------------------------------------------------------------

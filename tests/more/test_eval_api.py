@@ -4,6 +4,8 @@ A server in this process plays the API: it says what a model here has said, or m
 """
 import itertools
 import json
+import math
+import re
 import signal
 import socket
 import threading
@@ -147,8 +149,8 @@ def replaying(table, thoughts_apart, missed):
             missed.append(key)
             return completion("x", usage=(10**6, 1)) if len(missed) % 2 else (400, {"error": {
                 "code": "context_length_exceeded", "message": "Too much."}}, {})
-        text, message, usage = table[key]
-        more, finish = {}, "stop"
+        text, message, usage, limited = table[key]
+        more, finish = {}, "length" if limited and text else "stop"
         if calls := message.get("tool_calls"):
             text, more["tool_calls"] = message["content"] or None, [call | {"function": {
                 "name": call["function"]["name"],
@@ -180,7 +182,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
         t, turn = episode.trajectory, episode.trajectory.turns[-1]
         first = np.random.default_rng((*t.key, len(t.turns) - 1)).random()
         table[plain(episode.messages), int(2**31 * first)] = (
-            text, message, (turn.start - t.contexts[-1], turn.end - turn.start))
+            text, message, (turn.start - t.contexts[-1], turn.end - turn.start), turn.limited)
         real(episode, text, message)
 
     def ending(episode, *answer, **info):
@@ -196,7 +198,7 @@ def test_an_api_that_says_what_a_model_says_gets_its_table(format, context, more
     with served_api(replaying(table, template == THOUGHTS_APART, missed)) as server:
         again = run(replace(cfg, api_base=server.url, model=path))["rows"]
     text = capsys.readouterr().out.partition("\ntoy, test split, ")[2]
-    said = str([message for _, message, _ in table.values()])
+    said = str([message for _, message, *_ in table.values()])
     assert ("tool_calls" in said) == (format == "tool")
     assert ("reasoning_content" in said) == (template == THOUGHTS_APART)
     assert len(missed) == ends.count("context") and bool(missed) == ("max_context" in more)
@@ -315,6 +317,22 @@ def test_ask_waits_as_long_as_it_is_told(world, pauses):
     assert pauses == [7]
 
 
+def test_a_wait_of_hours_ends_the_run_and_a_short_one_is_told(world, pauses, monkeypatch, capsys):
+    """A day is not waited for; of minutes the status and the wait are told."""
+    with served_api(misbehaving((429, b"", {"Retry-After": "86400"}), 99)) as server:
+        with pytest.raises(ValueError, match="status 429 and to wait .Retry-After: 86400., more tha"
+                                             "n 300 s; what was played is kept: .* --resume"):
+            run(config(world, server, n=1, k=1))
+        assert len(server.asked) == 1 and pauses == []
+    monkeypatch.setattr(api, "SILENCE", 0.3)
+    monkeypatch.setattr(urllib3.util.retry, "time", SimpleNamespace(**vars(time) | dict(
+        sleep=lambda seconds: time.sleep(1))))
+    with served_api(misbehaving((429, b"", {"Retry-After": "7"}), 1)) as server:
+        run(config(world, server, n=1, k=1, horizon=1))
+    told = "no answer for 1 s; it said status 429 and to wait (Retry-After: 7)"
+    assert f"{server.url}: {told}\n" in capsys.readouterr().err
+
+
 # ---- the key ----
 
 def test_the_key_is_sent_and_nowhere_else(world, monkeypatch, tmp_path, capfd):
@@ -423,7 +441,32 @@ def calls(*given):
     (completion("go", tool_calls=None), "go", "go", {})])
 def test_read_completion(answer, text, content, more):
     assert read_completion(answer) == (text, {"role": "assistant", "content": content} | more,
-                                       10, 2)
+                                       10, 2, answer["choices"][0]["finish_reason"] == "length")
+
+
+@pytest.mark.parametrize("told, prompt, sampled", [
+    (("10", "2"), 10, 2), (("ten", None), 0, math.nan), ((None, [2]), 0, math.nan),
+    ((10.0, 2.0), 10, 2)])
+def test_read_completion_takes_counts_in_any_form(told, prompt, sampled):
+    got = read_completion(completion("go", usage=told))
+    assert got[2] == prompt and got[3] == pytest.approx(sampled, nan_ok=True)
+
+
+@pytest.mark.parametrize("content, finish, more, note", [
+    ("a", "length", {}, "replies were cut at --max-turn-tokens 8: "),
+    (None, "length", {}, "replies were cut at --max-turn-tokens 8: "),
+    (None, "stop", dict(reasoning_content="Hm."), "replies held no words "),
+    (None, "stop", dict(refusal="No."), "replies held no words "),
+    (" ", "stop", {}, "replies held no words "),
+    ("a", "stop", {}, None)])
+def test_a_rate_that_a_limit_made_is_told(content, finish, more, note, world, capsys):
+    with served_api(lambda *_: completion(content, finish, **more)) as server:
+        notes = run(config(world, server))["notes"]
+    said = capsys.readouterr().out
+    if note is None:
+        assert notes == []
+        return
+    assert re.match(rf"(\d+) of \1 {note}", "".join(notes)) and notes[0] in said
 
 
 def test_tokens_are_known_if_every_answer_tells_them(world, tmp_path):

@@ -196,6 +196,19 @@ def outages(name, verb, wrong):
             assert env.step("go")[:3] == ("Fine.", 0, False)
 
 
+def test_an_outage_is_one_line_in_the_terminal(capfd):
+    """Four episodes meet it, twice each; the client is told every time."""
+    server = recorded("babyai", FINE["babyai"])
+    with serving(server) as address:
+        service = env_server.Service("babyai", address)
+        server.answers["/reset"] = (503, "down")
+        for _ in range(8):
+            answer = env_server.resets(service, {"items": [{"task": 1}]})["items"][0]
+            assert answer["status"] == 500 and "/reset: " in answer["error"]
+    said = capfd.readouterr().err
+    assert said.startswith(f"env_server: babyai: {address}/reset: ") and said.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", FINE)
 @pytest.mark.parametrize("verb", ["create", "reset", "step"])
 def test_a_broken_answer_is_an_outage(name, verb):

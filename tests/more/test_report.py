@@ -325,6 +325,22 @@ def test_trackers_are_told_the_figures_and_the_episodes(here, told, url, model, 
     assert messages[1]["content"] == "".join(samples[0]["texts"][turn["start"]:turn["end"]])
 
 
+def test_a_resumed_run_is_the_trackers_same_run(here, told, url, model, monkeypatch):
+    """And another run that has the same name in another place is another one."""
+    begun = []
+    for name in ("wandb", "trackio"):
+        monkeypatch.setattr(sys.modules[name], "init", lambda **how: begun.append(how))
+    for folder in ("one", "one", "other"):
+        os.makedirs(f"{folder}/x", exist_ok=True)
+        Path(folder, "x/config.json").write_text("{}")
+        trackers.opened.cache_clear()           # as in a new process
+        for name in ("wandb", "trackio"):
+            trackers.opened(name, f"{folder}/x")
+    for key, (first, again, other) in (("id", begun[::2]), ("name", begun[1::2])):
+        assert first[key] == again[key] != other[key] and first["resume"] == "allow"
+    trackers.opened.cache_clear()
+
+
 @pytest.mark.parametrize("names", ["wandb", "trackio,other"])
 def test_trackers_that_are_missing_are_named_before_anything_is_made(here, names, capsys):
     """None is installed with the tests' requirements."""
