@@ -124,7 +124,8 @@ def record(run, outcome):
     if nothing:
         found.append(("idle", nothing))
     for signal, sentence in found:
-        if signal not in [named for _, named, _ in run.warnings]:
+        named = [name for _, name, _ in run.warnings]
+        if signal not in named:
             run.warnings.append((run.step, signal, sentence))
             parallel.say(f"WARNING at step {run.step}: {sentence}")
 

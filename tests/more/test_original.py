@@ -203,7 +203,7 @@ def test_an_outage_is_one_line_in_the_terminal(capfd):
         service = env_server.Service("babyai", address)
         server.answers["/reset"] = (503, "down")
         for _ in range(8):
-            answer = env_server.resets(service, {"items": [{"task": 1}]})["items"][0]
+            answer = env_server.VERBS["resets"](service, {"items": [{"task": 1}]})["items"][0]
             assert answer["status"] == 500 and "/reset: " in answer["error"]
     said = capfd.readouterr().err
     assert said.startswith(f"env_server: babyai: {address}/reset: ") and said.count("\n") == 1
