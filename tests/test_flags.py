@@ -166,10 +166,11 @@ def test_clone_in_tiny_holds_any_flag_of_cloning(monkeypatch):
     assert (cfg.seed, cfg.horizon) == (5, 3)
 
 
-def test_a_model_folder_with_an_unknown_name_is_refused(tmp_path):
+def test_a_model_folder_with_an_unknown_name_is_refused(tmp_path, monkeypatch):
+    play_toy(monkeypatch, {})
     (tmp_path / "defaults.json").write_text('{"format": "act", "formatt": "think"}')
     with pytest.raises(ValueError, match="defaults.json\\) has 'formatt', which is no setting"):
-        parse_flags(train.Config, ["--model", str(tmp_path)], "", train.layers)
+        flags_chosen(f"--model {tmp_path}")
 
 def flags_chosen(command):
     return parse_flags(train.Config, ["--env=toy", *command.split()], "", train.layers)[0]

@@ -1,5 +1,7 @@
 """Step 5: `speak` and `play`, against a forward pass of transformers and a client that is told
 what to answer."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -14,8 +16,10 @@ def begun(**settings):
     tokenizer = chat_tokenizer()
     loud = [0, *tokenizer.convert_tokens_to_ids(MARKS)]
     policy, stock = twins(vocabulary=len(tokenizer), loud=loud, seed=4)
+    # Several lines, so that a reply does not end with a line.
+    module = SimpleNamespace(NAME="toy", SEVERAL_LINES=True)
     agent = Agent(tokenizer, prompt="Be quick.", max_turn_tokens=8, max_context=500,
-                  **settings)
+                  module=module, **settings)
     return Episode(agent, 3, (0, 1, 0), 3), policy, stock
 
 

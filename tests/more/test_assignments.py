@@ -189,7 +189,7 @@ def test_a_bug_is_graded_by_a_test_that_fails_while_it_is_there(bug, tmp_path):
 
 
 SUBMITTED = {   # behind the right algos.py -> what its row says
-    "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 100 s"),
+    "loops": ("def group_std(*_):\n    while True: pass", "it did not end within 60 s"),
     "prints": ("def group_std(*_):\n    print('x' * 2_000_000)", "it printed [0-9]+ MB"),
     "deletes": ("import os, shutil\nshutil.rmtree(os.path.dirname(os.path.abspath(__file__)))",
                 "its code deleted the folder in which it was checked"),

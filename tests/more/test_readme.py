@@ -128,7 +128,7 @@ def test_map_counts_the_lines_of_every_file():
         assert int(rows[name]) == pytest.approx(lines, rel=0.05), name
 
 
-OTHERS = ("index-url", "no-build-isolation",                            # of pip, of torchrun
+OTHERS = ("index-url", "no-deps", "no-build-isolation",             # of pip, of torchrun
           "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id",
           "shutdown-timeout", "sample-num")                             # the last of AgentGym
 
