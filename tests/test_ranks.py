@@ -95,7 +95,9 @@ def learned(url, model, kind, count, **flags):
 def stored(folder):
     """{name: tensor} of a checkpoint: the policy, the critic and their moments."""
     policy, = Path(folder).glob("*model.safetensors")       # adapter_model or model
-    return load_file(policy) | trainer_of(folder)
+    found = load_file(policy) | trainer_of(folder)
+    # In 16 bit the policy's weights as they are trained lie there as well.
+    return {name.removeprefix("policy/"): x for name, x in found.items()}
 
 
 def distance(one, other):

@@ -102,13 +102,13 @@ def try_wrong(steps, most):
     return passed
 
 
-def try_right(steps):
+def try_right(steps, styles):
     """-> the names of correct versions that did not pass."""
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         for step in steps:
-            names = [f"{folder}/{step} {style}" for style in STYLES]
-            for name, style in zip(names, STYLES):
+            names = [f"{folder}/{step} {style}" for style in styles]
+            for name, style in zip(names, styles):
                 submission(step, style, name)
             done = subprocess.run([sys.executable, ROOT / "assignments/check.py", step, "--tests",
                                    "--out", f"{folder}/reports", "--grade", *names],
@@ -163,6 +163,7 @@ def main():
     parser.add_argument("--right", action="store_true", help="correct versions alone")
     parser.add_argument("--wrong", action="store_true", help="wrong versions alone")
     parser.add_argument("--sample", type=int, default=99, help="so many wrong versions of a step")
+    parser.add_argument("--style", choices=STYLES, help="correct versions of this style alone")
     parser.add_argument("--runs", default="", metavar="SEED,...", help="self-graded runs alone")
     flags = parser.parse_args()
     if flags.runs:
@@ -171,7 +172,9 @@ def main():
         print(f"unexpected: {bad or 'none'}")
         sys.exit(len(bad) > 0)
     bad = [] if flags.right else try_wrong(flags.steps, flags.sample)
-    bad += [] if flags.wrong else try_right(flags.steps)
+    if not flags.wrong:
+        styles = [flags.style] if flags.style else STYLES
+        bad += try_right(flags.steps, styles)
     print(f"steps {', '.join(flags.steps)}: unexpected: {bad or 'none'}")
     sys.exit(len(bad) > 0)
 

@@ -53,7 +53,7 @@ def test_train_step_runs_train_and_reads_the_figures_of_its_last_step(tmp_path):
     assert float(whole["ms"].replace(",", "")) < 1e3 * (time.perf_counter() - began)
     assert all(float(row["ms"].replace(",", "")) < float(whole["ms"].replace(",", ""))
                for row in (decode, update))
-    with pytest.raises(RuntimeError, match="no folder or hub id"):
+    with pytest.raises(RuntimeError, match="no such folder"):
         gpu.train_step("./nowhere", tmp_path, gpu.STEP, 300)
 
 
