@@ -49,10 +49,17 @@ def entries(only=""):
 
 
 @functools.cache
+def texts_of_tests():
+    """{path: text} of the files of tests, the course's among them."""
+    paths = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "assignments/tests").glob("test_*.py")]
+    return {path: path.read_text() for path in paths}
+
+
+@functools.cache
 def located(test):
     """tests/test_x.py::test for a test without its file, if one file has a test of this name."""
-    homes = [path for path in ROOT.rglob("tests/**/test_*.py")
-             if "::" not in test and f"\ndef {test.partition('[')[0]}(" in path.read_text()]
+    homes = [path for path, text in texts_of_tests().items()
+             if "::" not in test and f"\ndef {test.partition('[')[0]}(" in text]
     return f"{homes[0].relative_to(ROOT)}::{test}" if len(homes) == 1 else test
 
 
