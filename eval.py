@@ -290,15 +290,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
                        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent)
     with servers as clients:
         worlds = open_worlds(policy, cfg.model, modules, clients, cfg)
-        tasks = []
-        for world, own in zip(worlds, families):
-            if cfg.suite:
-                n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
-                ids = suite_tasks(world.module, n)
-            else:
-                world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
-                ids = choose_tasks(world.module, cfg.split, cfg.n, own)
-            tasks += [(world, task) for task in sorted(ids)]
+        tasks = tasks_of(cfg, worlds, families)
         folder = open_folder(cfg.path, cfg, origins or {})
         kept = f"{folder}/trajectories.jsonl"
         try:
@@ -318,6 +310,20 @@ def evaluate(cfg, origins=None, elsewhere=None):
     write_json(f"{folder}/results.json", results)
     report.write(folder)
     return results
+
+
+def tasks_of(cfg, worlds, families):
+    """[(world, id)] to be played, and each world's turns: a suite's, or as the flags say."""
+    tasks = []
+    for world, own in zip(worlds, families):
+        if cfg.suite:
+            n, world.most_turns = SUITES[cfg.suite][world.module.NAME]
+            ids = suite_tasks(world.module, n)
+        else:
+            world.most_turns = min(cfg.horizon or world.module.HORIZON, world.most_turns)
+            ids = choose_tasks(world.module, cfg.split, cfg.n, own)
+        tasks += [(world, task) for task in sorted(ids)]
+    return tasks
 
 
 def play_missing(play, tasks, path, seed):
