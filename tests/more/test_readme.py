@@ -130,7 +130,10 @@ def test_map_counts_the_lines_of_every_file():
 
 OTHERS = ("index-url", "no-deps", "no-build-isolation",             # of pip, of torchrun
           "nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "rdzv-id",
-          "shutdown-timeout", "sample-num")                             # the last of AgentGym
+          "shutdown-timeout", "sample-num",                             # the last of AgentGym
+          "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task",
+          "time", "requeue", "open-mode", "signal",                     # of Slurm
+          "served-model-name", "enable-lora", "lora-modules")           # of vLLM
 
 
 def test_every_flag_in_the_docs_is_one():
