@@ -55,16 +55,10 @@ class Batch:
         """What to compute at a time: arguments of `rows`, for at most `tokens` tokens, longest rows
         first: attention pads the rows of a part, so their lengths should be alike. A longer row is
         a part alone if whole_rows; else it is cut between contexts, which are independent."""
-        lengths = (self.token_ids >= 0).sum(1)
-        order = lengths.argsort(descending=True, stable=True).tolist()
-        lengths = lengths.tolist()
-        parts = []
+        lengths, whole, parts = self.pieces(tokens, whole_rows)
         # For tokens in the last part: none is begun.
         room = 0
-        for row in order:
-            if lengths[row] > tokens and not whole_rows:
-                parts += self.cut_between_contexts(row, lengths[row], tokens)
-                continue
+        for row in whole:
             if lengths[row] > room:
                 parts.append(([], 0, None))
                 room = tokens
@@ -75,20 +69,13 @@ class Batch:
     def shares(self, tokens, ranks, whole_rows=False):
         """`parts` for several ranks, which take them in turns: so many, and so alike in size, that
         the ranks are done together. Longest rows first, each into the part that holds least."""
-        lengths = (self.token_ids >= 0).sum(1).tolist()
-        share = math.ceil(sum(lengths) / ranks)
-        most = min(tokens, share)
-        whole, cut = [], []
-        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-            if lengths[row] > most and not whole_rows:
-                cut += self.cut_between_contexts(row, lengths[row], most)
-            else:
-                whole.append(row)
+        share = math.ceil(int((self.token_ids >= 0).sum()) / ranks)
+        lengths, whole, cut = self.pieces(min(tokens, share), whole_rows)
 
         # The fewest rounds in which no part is larger than asked for, or than the longest piece,
         # for which there must be memory anyway.
-        pieces = [lengths[row] for row in whole] + [end - begin for _, begin, end in cut]
-        limit = max(tokens, *pieces)
+        sized = [(end - begin, (rows, begin, end)) for rows, begin, end in cut]
+        limit = max([tokens] + [lengths[row] for row in whole] + [size for size, _ in sized])
         rounds = math.ceil(max(share / limit, (len(cut) + 1) / ranks))
         while True:
             dealt = deal_evenly(whole, lengths, rounds * ranks - len(cut))
@@ -97,10 +84,21 @@ class Batch:
             rounds += 1
 
         # The ranks compute parts of one round together, so these should be alike.
-        sized = [(end - begin, (rows, begin, end)) for rows, begin, end in cut]
         sized += [(size, (rows, 0, None)) for size, rows in dealt if rows]
         sized.sort(key=lambda pair: -pair[0])
         return [part for _, part in sized]
+
+    def pieces(self, tokens, whole_rows):
+        """-> (the tokens of each row; rows to be computed whole, the longest first; parts of those
+        that are longer than `tokens`: see `parts`)."""
+        lengths = (self.token_ids >= 0).sum(1).tolist()
+        whole, cut = [], []
+        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+            if lengths[row] > tokens and not whole_rows:
+                cut += self.cut_between_contexts(row, lengths[row], tokens)
+            else:
+                whole.append(row)
+        return lengths, whole, cut
 
     def cut_between_contexts(self, row, length, tokens):
         """Parts of one row, each of as many whole contexts as keep to `tokens`, or of one."""

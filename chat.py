@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from curriculum import choose_tasks
 from envs import demonstrations, tools_of
 from envs.parts.agentgym import Manner, manner_of
+from envs.parts.players import lacks_player
 from envs.parts.tool_calls import action_of, calling, lone_call, syntax_of
 from flags import Count, Natural, flag
 
@@ -191,6 +192,8 @@ class Chat:
             self.refuse(f"fails: {error}")
 
     def opening(self, messages):
+        """The ids of a new context, up to where the reply begins, in which no text can pass for a
+        special token."""
         harmless = []
         for message in messages:
             # What comes from outside may hold no special token, rules and replies those of replies.
@@ -401,10 +404,10 @@ class Agent(Speaks):
         """`shots` games of the environment's expert, as messages. ValueError: it has no expert, or
         calls are to be shown, which nobody demonstrates."""
         name = self.module.NAME
-        if self.format == "tool" or not hasattr(self.module.Env, "expert"):
+        if self.format == "tool" or lacks_player(self.module, "expert"):
             raise ValueError(f"shots={self.shots}, format={self.format}: {name} has no player to "
                              "show this; leave --shots out")
-        # Some more tasks than games, because even an expert may fail.
+        # Some more tasks than games, because even an expert may fail; neighbours come last.
         tasks = choose_tasks(self.module, "train", 4 * self.shots)
         data = getattr(self.module, "data", "")
         messages = []

@@ -2,7 +2,7 @@
 
 A pretrained model asks for what suits its size, a folder that we wrote for what its policy was
 trained with, an environment for what a tiny policy needs there, a run that goes on for what it was
-begun with. train.py, agentevol.py and eval.py put these as layers over each other: see flags.settle.
+begun with. train.py, agentevol.py and eval.py put these layers over each other: see flags.settle.
 """
 import json
 import math
@@ -40,15 +40,14 @@ def settings_for(model, env, quick=False):
     the environments ask for, of a tiny policy much, of others the turns, what the model brings, and
     QUICK."""
     brought = model_settings(model)
-    more = {}
     if "tiny" in brought[1]:
-        asked = [(f"environment (TINY of {env})", tiny_settings(env)), brought]
-        more = tiny_settings(env).get("quick", {})
+        where, wanted = "TINY", tiny_settings(env)
     else:
         turns = max(load_env(name).HORIZON for name in env.split(","))
-        asked = [(f"environment (HORIZON of {env})", dict(horizons=(turns,))), brought]
+        where, wanted = "HORIZON", dict(horizons=(turns,))
+    asked = [(f"environment ({where} of {env})", wanted), brought]
     if quick:
-        asked.append(("--quick", QUICK | more))
+        asked.append(("--quick", QUICK | wanted.get("quick", {})))
     found = []
     for where, settings in asked:
         notes = {"clone", "cloned", "tiny", "quick"}
@@ -102,7 +101,7 @@ def begun(folder, given, kind, may_change):
         return []
     if not path.exists():
         if not given.keys() - {"resume", "name", "out"}:
-            there = sorted(str(run.parent) for run in Path(folder).parent.glob("*/config.json"))
+            there = sorted(str(file.parent) for file in Path(folder).parent.glob("*/config.json"))
             raise ValueError(f"--resume: {folder} holds no run; there are "
                              f"{', '.join(there) or 'none'}. With other flags it would begin")
         return []

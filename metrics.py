@@ -56,7 +56,7 @@ def evaluate(run):
     turns = [turn for t in sampled for turn in t.turns]
     limited = sum(turn.limited for turn in turns)
     wordless = sum(turn.wordless for turn in turns)
-    for sentence in limits_told(len(turns), limited, wordless, run.cfg.max_turn_tokens):
+    for sentence in limits_told(len(turns), limited, wordless, cfg.max_turn_tokens):
         parallel.say(f"WARNING: {sentence}")
     write_samples(run, run.step, "test", sampled, 1, 1.0)
     write_result(run.folder, run.result)

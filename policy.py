@@ -12,6 +12,7 @@ module that is trained is the module that samples: there is no copy and no weigh
 Letters: B trajectories, T tokens (padded in arguments of the training forward; packed in one row
 elsewhere), A sampled tokens, V vocabulary.
 """
+import functools
 import math
 import re
 import types
@@ -368,8 +369,10 @@ def check_model(path):
                          "use Qwen3, Llama, Mistral or another model of docs/models.md") from e
 
 
+@functools.cache
 def parameters_of(path):
-    """The number of parameters of the model at `path`, of which only the config is read."""
+    """The number of parameters of the model at `path`, of which only the config is read, and that
+    once: every checkpoint of a run asks again."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(from_pretrained(AutoConfig, path))
     return model.num_parameters()

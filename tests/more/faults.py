@@ -1398,7 +1398,7 @@ FAULTS = {
     ],
     "defaults.py": [
         ("settings_for",
-         "QUICK | more",
+         'QUICK | wanted.get("quick", {})',
          "QUICK",
          "test_quick_is_a_layer_above_the_environment_and_below_the_flags"),
         ("tiny_settings",
