@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from test_train import lines_of
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import start_processes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import parallel
 import run as runs
@@ -177,6 +178,48 @@ def shares(path):
     cfg.compute = "bfloat16"
     frozen = parallel.load(path, CPU, cfg, frozen=True)
     assert {(w.dtype, w.requires_grad) for w in frozen.parameters()} == {(torch.bfloat16, False)}
+
+
+@pytest.mark.parametrize("count, shard, fewer", [(1, "full", True), (2, "none", True),
+                                                 (2, "full", False)])
+def test_weights_stay_gathered_between_micro_batches_where_they_fit(count, shard, fewer, model):
+    on_ranks(count, gathers, model, shard, fewer)
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that copy or cast."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "copy" in function.name()
+        return function(*args, **kwargs or {})
+
+
+def gathers(path, shard, fewer):
+    """The gradient of four micro-batches, held and not: the same to the last bit."""
+    parallel.start("cpu", "bfloat16")
+    policy = parallel.load(path, CPU, train.Config(shard=shard, compute="bfloat16"))
+    ids = torch.arange(3 + parallel.rank(), 60).view(1, -1)
+    places = torch.arange(ids.shape[1])[None]
+    found = []
+    for parts in (range(4), parallel.held_until_last([policy], range(4))):
+        policy.zero_grad()
+        with Copies() as copies:
+            for part in parts:
+                policy.action_logprobs(ids + part, ids > 20, places).mean().backward()
+        gradients = [p.grad.full_tensor().clone() for p in policy.parameters()]
+        found.append((copies.count, gradients))
+    (plain, one), (held, other) = found
+    for x, y in zip(one, other, strict=True):
+        assert x.any() and torch.equal(x, y)
+    assert held < 0.7 * plain if fewer else held == plain
+    # The optimizer sees shards, and the next forward what it made of them.
+    before = policy.action_logprobs(ids, ids > 20, places)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.mul_(0.5)
+    assert not torch.equal(policy.action_logprobs(ids, ids > 20, places), before)
 
 
 def test_load_takes_no_more_memory_than_a_share(tmp_path):
