@@ -231,6 +231,23 @@ def gathers(path, shard, fewer):
     assert not torch.equal(policy.action_logprobs(ids, ids > 20, places), before)
 
 
+@pytest.mark.parametrize("compute, supported, said", [
+    ("auto", "avx512_bf16", 1), ("auto", "amx_tile", 1), ("auto", "", 0),
+    ("float32", "amx_tile", 0)])
+def test_a_large_model_is_told_of_a_cpu_that_multiplies_16_bit(compute, supported, said, model,
+                                                               monkeypatch, capsys):
+    for kind in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{kind}_supported", lambda kind=kind: kind == supported)
+    cfg = train.Config(compute=compute)
+    parallel.as_trained(load_policy(model), CPU, cfg)
+    assert "--compute" not in capsys.readouterr().out           # it is tiny
+    policy = load_policy(model)
+    policy.model.num_parameters = lambda: 10**8
+    parallel.as_trained(policy, CPU, cfg)
+    parallel.as_trained(policy, CPU, cfg, frozen=True)          # a reference: once is enough
+    assert capsys.readouterr().out.count("--compute bfloat16") == said
+
+
 def test_load_takes_no_more_memory_than_a_share(tmp_path):
     """Of 25 million weights, 100 MB in float32, each of two ranks holds a half, and a unit more
     while it is cut."""
