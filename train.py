@@ -353,6 +353,7 @@ def make_optimizer(policy, lr, critic, critic_lr):
 PPO = dict(advantage="gae", critic="own", weights="token", filter="none", clip_high=0.2)
 ALGOS = {
     "grpo": dict(advantage="grpo", weights="sequence"),
+    "dapo": dict(advantage="grpo", weights="token", kl_coef=0.0),
     "dr_grpo": dict(advantage="dr_grpo", weights="constant", clip_high=0.2),
     "rloo": dict(advantage="rloo", weights="sequence_sum", filter="none", clip_high=0.2),
     "ppo": PPO,
