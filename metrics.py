@@ -186,7 +186,7 @@ def of_trajectories(played, group_size):
     sampled = []
     for t in played:
         counts["success"] += t.success
-        counts[t.truncated] += 1
+        counts[ending(t)] += 1
         for turn in t.turns:
             sampled.append(t.token_ids[turn.start:turn.end])
             counts["cut"] += turn.cut
@@ -208,8 +208,20 @@ def of_trajectories(played, group_size):
         wordless=counts["wordless"] / max(turns, 1),
         response_length=sum(map(len, sampled)) / max(turns, 1),
         distinct_3gram=distinct_ngrams(sampled),
-        truncated=(n - counts[""]) / n,
-        out_of_context=counts["context"] / n)
+        truncated=(counts["horizon"] + counts["context"]) / n,
+        ended_solved=counts["solved"] / n,
+        ended_failed=counts["failed"] / n,
+        ended_horizon=counts["horizon"] / n,
+        ended_context=counts["context"] / n)
+
+
+def ending(trajectory):
+    """What ended an episode: its world ("solved", "failed"), the "horizon" or the "context"."""
+    if trajectory.truncated:
+        return trajectory.truncated
+    if trajectory.success:
+        return "solved"
+    return "failed"
 
 
 def of_batch(batch):

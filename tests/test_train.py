@@ -433,6 +433,20 @@ def test_measure_on_a_hand_made_step(url, model):
     assert m["distinct_3gram"] == 1.0
 
 
+def test_of_trajectories_tells_why_episodes_ended():
+    """Eight episodes: three that the world ended as solved, one as failed, two that ran out of
+    turns, of which one earned enough on the way, and two without room in the context."""
+    played = fakes([1, 1, 1, 0, 0, 1, 0, 0])
+    for i in (0, 1, 2, 5):
+        played[i].success = True
+    played[4].truncated = played[5].truncated = "horizon"
+    played[6].truncated = played[7].truncated = "context"
+    m = metrics.of_trajectories(played, 8)
+    ends = [m[f"ended_{why}"] for why in ("solved", "failed", "horizon", "context")]
+    assert ends == [3 / 8, 1 / 8, 2 / 8, 2 / 8]
+    assert m["truncated"] == 4 / 8 and m["success"] == 4 / 8
+
+
 @pytest.mark.parametrize("surrogate, high, low", [("token", 3, 1), ("sequence", 2, 2)])
 def test_part_figures_count_what_the_loss_clips(surrogate, high, low):
     """Above 1.28 with a positive advantage, below 0.8 with a negative one. GSPO's ratios are the

@@ -236,6 +236,53 @@ def test_page_is_worked_by_keys_alone(runs, chromium):
         assert page.evaluate("document.activeElement.matches('svg, select, input, summary')")
 
 
+def test_page_offers_the_keys_that_do_something(runs, chromium):
+    """A held-out episode has five colourings, one of training six: each button by its number."""
+    with opened(chromium, runs / "seed0" / "report.html") as page:
+        assert "colour" not in page.text_content("#status")     # nothing is open yet
+        for tasks, names in (
+                ("held-out", ["plain", "mask", "log-prob", "ratio", "entropy"]),
+                ("training", ["plain", "mask", "log-prob", "ratio", "advantage", "entropy"])):
+            page.select_option("#by-tasks", tasks)
+            page.locator("#list button.cell").first.click()
+            assert page.locator("#modes button").all_inner_texts() == names
+            assert f"1 to {len(names)} colour" in page.text_content("#status")
+            for i, name in enumerate(names):
+                page.keyboard.press(f"{i + 1}")
+                assert page.inner_text("#modes [aria-pressed=true]") == name
+
+
+def test_page_tells_why_episodes_ended_and_explains_its_figures(runs, chromium):
+    """The explanations are text, for a phone and for paper, where nothing hovers."""
+    last = json.loads((runs / "seed0" / "metrics.jsonl").read_text().splitlines()[-1])
+    with opened(chromium, runs / "seed0" / "report.html") as page:
+        title = page.locator("b", has_text=re.compile("^ended$"))
+        chart = page.locator("#charts .chart", has=title)
+        legend = chart.locator(".legend span").all_inner_texts()
+        assert [text.strip() for text in legend] == ["solved", "failed", "horizon", "context"]
+        chart.locator("svg[role=img]").focus()
+        told = page.text_content("#status").partition(" · ")[0].partition(": ")[2]
+        shares = {name: float(share) for name, share in re.findall(r"(\w+) ([\d.]+)%", told)}
+        assert shares == {name: pytest.approx(100 * last[f"ended_{name}"], abs=0.06)
+                          for name in ("solved", "failed", "horizon", "context")}
+        assert sum(shares.values()) == pytest.approx(100, abs=0.2)
+        explained = page.inner_text("#explained")
+        for sentence in ("constant_groups: share of the groups whose members all earned the same",
+                         "response_length, distinct_3gram: sampled tokens a turn"):
+            assert sentence in explained
+
+
+def test_page_of_a_phone_comes_to_the_episodes_soon(runs, chromium):
+    """Within 1,500 px, nothing wider than the screen, and every curve is one tap away."""
+    with opened(chromium, runs / "seed0" / "report.html") as page:
+        drawn = page.locator(".chart").count()
+        page.set_viewport_size(dict(width=500, height=900))
+        page.wait_for_function("document.querySelectorAll('#charts .chart').length < 5")
+        assert page.locator("#episodes").bounding_box()["y"] < 1500
+        assert page.evaluate("document.documentElement.scrollWidth") == 500
+        assert page.locator(".chart").count() == drawn
+
+
 def test_page_of_two_runs_lays_seeds_and_tasks_side_by_side(runs, chromium, capsys):
     report.main([str(runs / "seed0"), str(runs / "seed1")])
     assert capsys.readouterr().out.strip() == str(runs / "report.html")
