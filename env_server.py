@@ -227,7 +227,8 @@ def field_of(body, key, kind, required=True):
     if value is not None:
         problem = f"{kind.__name__}_type"
         words = f"Input should be {kind.__name__}"
-    raise Refused(422, f"body.{key}: {words}", [dict(type=problem, loc=["body", key], msg=words)])
+    raise Refused(422, f"body.{key}: {words} (each world's fields: docs/protocol.md)",
+                  [dict(type=problem, loc=["body", key], msg=words)])
 
 
 def create(service, body):
@@ -277,7 +278,9 @@ def look(service, path, query):
         return list(service.sessions)
     shapes = LOOK | service.wire.look
     if path not in shapes:
-        raise Refused(404, f"there is no GET /{service.name}/{path}", "Not Found")
+        there = ", ".join(["list_envs", *shapes])
+        raise Refused(404, f"there is no GET /{service.name}/{path}; there are: {there}",
+                      "Not Found")
     shape = shapes[path]
     if shape.isupper():
         return list(getattr(service.module, shape))
@@ -515,8 +518,8 @@ def main():
     """The command line: serve until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(known_envs()))
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="who may reach it [this machine]")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one [8000]")
     parser.add_argument("--data", default="", metavar="[NAME=]FOLDER", help="yours, to play with")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -205,29 +205,38 @@ def points(results, how="greedy"):
             for seeds in zip(*(result["evaluations"] for result in results), strict=True)]
 
 
+# Okabe and Ito's colours, which differ for the colour-blind as well; beyond them lines differ, too.
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
+DASHES = ["-", "--", "-."]
+
+
 def draw(path, table, together):
     """table: {title: results}. Together: one panel for all rows, over the share of their steps."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
     columns, rows = (1, 1) if together else (min(3, len(table)), -(-len(table) // 3))
-    size = (8, 4.5) if together else (3 * columns, 2.3 * rows)
+    size = (8, 4.5) if together else (3.2 * columns, 2.6 * rows)
     panels = Figure(size, dpi=110, layout="tight").subplots(rows, columns, squeeze=False).flat
     for i, (title, results) in enumerate(table.items()):
         axes = panels[0 if together else i]
         steps, means, errors = zip(*points(results))
         steps = [step / steps[-1] for step in steps] if together else steps
-        color = colormaps["tab20"](i) if together else "C0"
-        axes.plot(steps, means, "o-", ms=3, color=color, label=title if together else "greedy")
+        color = COLORS[i % len(COLORS) if together else 0]
+        dashes = DASHES[i // len(COLORS) % len(DASHES) if together else 0]
+        axes.plot(steps, [100 * m for m in means], "o", ls=dashes, ms=3, color=color,
+                  label=title if together else "greedy")
         if len(results) > 1:
-            axes.fill_between(steps, [m - e for m, e in zip(means, errors)],
-                              [m + e for m, e in zip(means, errors)], color=color, alpha=0.15)
-        if not together or not i:
-            for who, line in (("random", "C3"), ("expert", "C2")):
-                axes.axhline(results[0]["players"][who]["success"], color=line, ls=":", label=who)
-        axes.set(title="" if together else title, ylim=(0, 1.04))
+            axes.fill_between(steps, [100 * (m - e) for m, e in zip(means, errors)],
+                              [100 * (m + e) for m, e in zip(means, errors)], color=color,
+                              alpha=0.15)
+        if not together or i == len(table) - 1:
+            for who, line in (("random", ":"), ("expert", "--")):
+                axes.axhline(100 * results[0]["players"][who]["success"], color="#555555", ls=line,
+                             lw=1, zorder=0, label=f"{who} player")
+        axes.set(title="" if together else title, ylim=(0, 104), ylabel="greedy success, %",
+                 xlabel="share of the steps" if together else "steps")
         axes.title.set_size(9)
     if together:
-        axes.set(xlabel="share of the steps", ylabel="greedy success, held out")
+        axes.set(ylabel="greedy success on held-out tasks, %")
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         axes.legend(fontsize=7)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALLEST = {        # bench -> its flags; engine is a part of rollout, test_bench_gpu.py tests gpu
+# bench -> its flags; engine is a part of rollout, and two have tests of their own:
+# test_bench_gpu.py and test_pictures.py
+SMALLEST = {
     "envs": "bandit maze --quick",
     # a row of two commands, the last of which evaluates once: it has no iterations
     "results": "agentevol --only 'maze, same steps' --quick --curve --picture {tmp}/maze.png",
@@ -23,7 +25,7 @@ SMALLEST = {        # bench -> its flags; engine is a part of rollout, test_benc
 
 def test_no_bench_is_left_out():
     benches = {path.stem for path in (ROOT / "tests" / "bench").glob("[!_]*.py")}
-    assert benches == SMALLEST.keys() | {"engine", "gpu"}
+    assert benches == SMALLEST.keys() | {"engine", "gpu", "pictures"}
 
 
 @pytest.mark.slow

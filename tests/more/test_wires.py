@@ -2,11 +2,14 @@
 
 The game is test_env_server's toy; what is asked here is the words in which it is served.
 """
+import re
+from pathlib import Path
+
 import pytest
 from players import asked as ask
 from test_env_server import INFO, toy  # noqa: F401  a fixture
 
-from env_server import Service
+from env_server import Service, respond
 from envs import known_envs, load_env
 from envs.parts.wires import wire_of
 
@@ -89,6 +92,36 @@ def test_wires_are_the_original_ones(speak, toy, name):        # noqa: F811
     assert ask(services, "/close", session) == (
         {"closed": "closed"} if name == "webarena" else True)
     assert ask(services, "/close", session) is False
+
+
+def test_the_table_of_the_protocol_has_each_worlds_fields(speak, toy):          # noqa: F811
+    """The keys of the recorded exchanges above; worlds of ours alone speak as bandit does."""
+    def keys(cell):
+        """"`{id done}`" -> ["done", "id"]; what is no object has none."""
+        return sorted(cell.strip("`{}").split()) if "{" in cell else []
+
+    def names(value):
+        return sorted(value) if isinstance(value, dict) else []
+    table = {}
+    for line in (Path(__file__).parents[2] / "docs/protocol.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 5 and cells[1].startswith(("`id`, ", "`env_idx`, ")):
+            for world in re.findall(r"`(\w+)`", cells[0]):
+                assert world not in table
+                table[world] = cells[1:]
+    assert table.keys() >= set(known_envs())
+    for world in known_envs():
+        asked, started, stepped, looks = table[world]
+        _, request, first, later = ORIGINAL.get(world, ORIGINAL["bandit"])
+        session, task = re.findall(r"`(\w+)`", asked)
+        assert session == next(iter(request)) and request[task] == 7, world
+        assert keys(started) == names(first) and keys(stepped) == names(later), world
+        services = speak(world)
+        ask(services, "/create", {})
+        status, _ = respond(services, "POST", "/reset", b'{"%s": 0}' % session.encode())
+        assert status == (200 if f"(`{task}`)" in asked else 422), world    # may it be left out?
+        for path in re.findall(r"`(\w+)`", looks):
+            assert path in services["toy"].wire.look, world
 
 
 @pytest.mark.parametrize("name, path, reply, before", [     # before: is it told before a reset?
