@@ -272,6 +272,7 @@ def learn_step(policy, optimizer, batch, micro_tokens):
         # FSDP takes the mean of the ranks' gradients; theirs are parts of a sum.
         (loss * parallel.world_size()).backward()
         total += loss.detach()
+    parallel.average_gradients(policy)      # of adapters, which FSDP leaves alone
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

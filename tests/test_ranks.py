@@ -26,6 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import parallel
 import run as runs
 import train
+from batch import to_batch
+from cloning import learn_step
+from episode import Trajectory
+from lora import adapters
 from policy import load_policy, make_policy
 
 STEPS = dict(steps=5, filter="none", lr=3e-4, critic_lr=3e-4, save_every=100, tasks_per_step=3,
@@ -274,6 +278,40 @@ def grows(path):
     seen.append(anonymous() - before)
     assert sum(w.numel() for w in policy.parameters()) > 25e6 and len(seen) == 10
     assert max(seen) < 80, seen
+
+
+def test_cloning_moves_adapters_alike_on_any_number_of_ranks(model, tmp_path):
+    found = []
+    for count in (1, 2):
+        on_ranks(count, clones, model, tmp_path, count)
+        found.append(torch.load(tmp_path / f"{count}.pt"))
+    one, two = found
+    for name, weights in one.items():
+        assert weights.any()
+        torch.testing.assert_close(two[name], weights, atol=1e-5, rtol=1e-3)
+
+
+def clones(path, folder, count):
+    """Three steps from three texts of different lengths; every rank must have the same adapters."""
+    parallel.start("cpu")
+    policy = parallel.load(path, CPU, train.Config(lora=4))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+    texts = []
+    for length in (9, 14, 30):
+        trajectory = Trajectory()
+        trajectory.begin_context([*range(3, 8)])
+        trajectory.add_action([*range(8, length)], [0.0] * (length - 8))
+        texts.append(trajectory)
+    batch = to_batch(texts)
+    batch.weights = batch.response_mask / batch.response_mask.sum()
+    for _ in range(3):
+        learn_step(policy, optimizer, batch, 12)
+    mine = {name: p.detach().clone() for name, p in adapters(policy).items()}
+    for others in parallel.gathered(mine):
+        for name, weights in mine.items():
+            assert torch.equal(others[name], weights)
+    if parallel.rank() == 0:
+        torch.save(mine, folder / f"{count}.pt")
 
 
 def test_load_lets_go_of_a_model_that_was_dropped(model):

@@ -379,6 +379,10 @@ FAULTS = {
         ("Config.path", "2", "1", "test_the_folder_names_what_is_played_and_the_player"),
     ],
     "cloning.py": [
+        ("learn_step",
+         "parallel.average_gradients(policy)",
+         "pass",
+         "test_cloning_moves_adapters_alike_on_any_number_of_ranks"),
         ("learning_rate",
          "0.05",
          "0.5",
