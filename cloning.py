@@ -264,13 +264,15 @@ def learn_step(policy, optimizer, batch, micro_tokens):
     """One step on -sum w log pi over the sampled tokens, w: batch.weights -> that loss, before the
     step. Micro-batches hold about micro_tokens tokens; their losses, and the ranks', add up."""
     total = 0.0
-    for where, real in micro_batches(batch, micro_tokens):
+    parts = micro_batches(batch, micro_tokens)
+    for where, real in parallel.held_until_last([policy], parts):
         part = batch.rows(*where)
         logprobs = policy.action_logprobs(part.token_ids, part.response_mask, part.position_ids)
         loss = -(logprobs * part.weights[part.response_mask]).sum() * real
         # FSDP takes the mean of the ranks' gradients; theirs are parts of a sum.
         (loss * parallel.world_size()).backward()
         total += loss.detach()
+    parallel.average_gradients(policy)      # of adapters, which FSDP leaves alone
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

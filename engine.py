@@ -85,8 +85,9 @@ class Memory:
         self.page_size = page_size
         self.heads = torch.arange(KH, device=device)
         # Zeros, since 0 * NaN is NaN. numpy's cost nothing until they are used; torch writes them.
+        # numpy knows no bfloat16, whose zero is that of integers.
         if device.type == "cpu":
-            self.kv = torch.from_numpy(np.zeros(shape, np.float32)).to(dtype)
+            self.kv = torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
         else:
             self.kv = torch.zeros(shape, device=device, dtype=dtype)
 

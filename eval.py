@@ -8,7 +8,8 @@
 prints success and score with n and standard error, by environment and family of tasks, beside the
 random player and the expert on the very same tasks. Success: the final score reaches the
 environment's threshold. Success is the mean over the k samples of each task (Avg@k); Pass@k the
-share of tasks with a success among them. docs/evaluation.md says what the folder keeps.
+share of tasks with a success among them; below the table it is estimated without bias for fewer
+samples, too. docs/evaluation.md says what the folder keeps.
 """
 import json
 import math
@@ -75,11 +76,15 @@ class Config(Plays, Device, Speaks, Worlds):
 # depend on, and calls keep([the k plays of a task]) as soon as they are there. A task that could
 # not be played is left out. Given back are sentences that say why, if any are known.
 
-def load(model, device, attention):
-    """The policy of a folder or a hub id, in 16 bit on a GPU."""
+def load(model, device, attention, compute="auto"):
+    """The policy of a folder or a hub id; compute: "auto" is 16 bit on a GPU alone."""
     device = device_of(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return load_adapted(model, device, dtype, attention).eval()
+    if compute != "auto":
+        dtype = getattr(torch, compute)
+    policy = load_adapted(model, device, dtype, attention).eval()
+    policy.convert_head()
+    return policy
 
 
 def play_model(tasks, places, keep, policy, k, seed, temperature, max_concurrent):
@@ -160,6 +165,7 @@ def figures_of(groups):
     scores = []
     passed = 0
     plays = []
+    k = max(len(group) for group in groups)
     for group in groups:
         successes.append(total(group, "success") / len(group))
         scores.append(total(group, "score") / len(group))
@@ -172,9 +178,27 @@ def figures_of(groups):
     if turns:
         valid = total(plays, "valid") / turns
     return dict(
-        n=n, success=success, stderr=stderr, passed=passed / n, score=score,
+        n=n, success=success, stderr=stderr, passed=passed / n,
+        pass_at={str(few): pass_at(groups, few) for few in fewer(k)}, score=score,
         score_stderr=score_stderr, turns=turns / len(plays),
         tokens=total(plays, "tokens") / len(plays), valid=valid)
+
+
+def fewer(k):
+    """1, 2, 4, ... below k, and k."""
+    return [2 ** i for i in range(k.bit_length()) if 2 ** i < k] + [k]
+
+
+def pass_at(groups, k):
+    """The chance that among k tries at a task one succeeds, over the tasks, estimated without bias
+    from n tries of which c succeeded: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, equation 1,
+    arXiv:2107.03374)."""
+    chances = []
+    for group in groups:
+        n = len(group)
+        failures = n - total(group, "success")
+        chances.append(1 - math.comb(failures, k) / math.comb(n, k))
+    return sum(chances) / len(chances)
 
 
 def total(plays, name):
@@ -242,6 +266,17 @@ def table(rows, k):
     return re.sub(r"\bnan\b%?", lambda found: "-".rjust(len(found[0])), "\n".join(lines))
 
 
+def passes_told(rows, k):
+    """Pass@1, Pass@2, ... of each environment, as lines; of one sample a task there is no more to
+    be said."""
+    lines = []
+    for row in rows:
+        if k > 1 and "pass_at" in row and row["row"] == "all":
+            each = [f"{few}: {rate:.1%}" for few, rate in row["pass_at"].items()]
+            lines.append(f"Pass@k of {row['env']}, k = " + ", ".join(each))
+    return lines
+
+
 def notes_on(groups, wanted, max_turn_tokens, max_context):
     """What has to be said above the table, as sentences. wanted: how many tasks were to be
     played."""
@@ -285,7 +320,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
     elif elsewhere:
         play = elsewhere(cfg)
     else:
-        policy = load(cfg.model, cfg.device, cfg.attention)
+        policy = load(cfg.model, cfg.device, cfg.attention, cfg.compute)
         play = partial(play_model, policy=policy, k=cfg.k, seed=cfg.seed,
                        temperature=cfg.temperature, max_concurrent=cfg.max_concurrent)
     with servers as clients:
@@ -305,7 +340,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
     notes = notes_on(groups, len(tasks), cfg.max_turn_tokens, cfg.max_context)
     print(f"{cfg.suite or cfg.env}, {cfg.split} split, {cfg.policy or cfg.model}, "
           f"temperature {cfg.temperature:g}, seed {cfg.seed}")
-    print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)]))
+    print("\n".join([COLUMNS] + notes + [table(rows, cfg.k)] + passes_told(rows, cfg.k)))
     results = with_nulls(dict(rows=rows, notes=notes, seconds=time.perf_counter() - began))
     write_json(f"{folder}/results.json", results)
     report.write(folder)

@@ -65,11 +65,11 @@ class Device:
     device: str = flag("auto", "auto: cuda if there is one; cpu, cuda, cuda:1",
                        heading="on which machine")
     attention: str = flag("auto", "auto: the fastest", ("auto", "flash2", "varlen", "torch"))
+    compute: str = flag("auto", "auto: bfloat16 on cuda", ("auto", "float32", "bfloat16"))
 
 
 @dataclass
 class Machine(Device):
-    compute: str = flag("auto", "auto: bfloat16 on cuda", ("auto", "float32", "bfloat16"))
     shard: str = flag("full", "none: each rank holds all weights, not a share", ("full", "none"))
     micro_tokens: Count = flag(8192, "tokens whose activations are in memory at a time")
     checkpointing: bool = flag(False, "recompute activations in the backward pass")

@@ -162,11 +162,14 @@ def as_trained(policy, device, cfg, value_head=False, frozen=False):
     # Whether the large weights do not change.
     still = frozen or policy.lora
     sharded = dist.is_initialized() and (world_size() > 1 or not still)
+    policy.fits_whole = world_size() == 1 or cfg.shard == "none"
     if value_head:
         policy.add_value_head()
     mesh = None
     if sharded and cfg.shard == "none":
         mesh = replicas(dist.group.WORLD, device.type)
+    if not frozen and compute == torch.float32 and cfg.compute == "auto":
+        say_if_16_bit_is_faster(policy, device)
     place(policy, device, compute if still else torch.float32, compute, sharded, mesh)
     policy.compute_in(compute, cfg.attention)
     policy.eval()
@@ -178,6 +181,16 @@ def as_trained(policy, device, cfg, value_head=False, frozen=False):
     for method in ("logits", "action_logprobs", "logprobs_and_entropy", "action_values"):
         register_fsdp_forward_method(policy, method)
     return policy
+
+
+def say_if_16_bit_is_faster(policy, device):
+    """Some CPUs multiply bfloat16 several times as fast as float32. It pays where a step is mostly
+    products of matrices, not in tiny policies."""
+    # torch tells it by these alone (2.13).
+    multiplies = any(getattr(torch.cpu, f"_is_{kind}_supported", bool)()
+                     for kind in ("avx512_bf16", "amx_tile"))
+    if device.type == "cpu" and multiplies and policy.model.num_parameters() > 5e7:
+        say("this CPU multiplies bfloat16: --compute bfloat16 should take about half the time")
 
 
 def place(policy, device, dtype, compute, sharded, mesh=None):
@@ -213,23 +226,52 @@ def average_gradients(policy):
             p.grad = summed(p.grad) / world_size()
 
 
+def units(policy):
+    """The parts of a policy that FSDP gathers at a time: its layers, and the rest."""
+    return [module for module in policy.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def unsharded(policy):
+    """Within, every rank holds all the weights, so that each can compute at its own pace. What
+    fails within ends the run."""
+    for unit in units(policy):
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    yield
+    for unit in units(policy):
+        unit.set_reshard_after_forward(unit is not policy, recurse=False)
+        unit.reshard()
+
+
 @contextmanager
 def gathered_weights(policy):
-    """Within, every rank holds all the weights, so that each can sample at its own pace, and
-    adapters in the dtype that is computed in. What fails within ends the run."""
+    """`unsharded` for sampling: within, adapters have the dtype that is computed in, too."""
     exact = {p: p.data for p in adapters(policy).values()}
     for p in exact:
         p.data = p.data.to(policy.compute_dtype)
-    shards = [module for module in policy.modules() if isinstance(module, FSDPModule)]
-    for module in shards:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    yield
-    for module in shards:
-        module.set_reshard_after_forward(module is not policy, recurse=False)
-        module.reshard()
+    with unsharded(policy):
+        policy.convert_head()
+        yield
+        policy.model.lm_head.in_float32 = None
     for p, data in exact.items():
         p.data = data
+
+
+def held_until_last(policies, parts):
+    """The micro-batches of a mini-batch, one after another. Where every rank has room for all the
+    weights they stay gathered until the last one, and gradients are added up where they are: one
+    cast and one reduction a mini-batch, not a micro-batch."""
+    parts = list(parts)
+    held = [unit for policy in policies if policy.fits_whole for unit in units(policy)]
+    for number, part in enumerate(parts, 1):
+        for unit in held:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.set_reshard_after_backward(number == len(parts), recurse=False)
+            unit.set_requires_gradient_sync(number == len(parts), recurse=False)
+        yield part
+    for unit in held:
+        unit.set_reshard_after_forward(unit not in policies, recurse=False)
 
 
 # ---- a bar --------------------------------------------------------------------------------------

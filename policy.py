@@ -77,6 +77,13 @@ class Policy(torch.nn.Module):
         if dtype != torch.float32:
             head = self.model.lm_head
             head.forward = types.MethodType(float32_logits, head)
+            head.in_float32 = None
+
+    def convert_head(self):
+        """On a CPU in 16 bit, until the head's `in_float32` is None again: keep a float32 copy of
+        its weights, which every decode step would make anew. See Float32Linear."""
+        if self.compute_dtype != torch.float32 and self.device.type == "cpu":
+            self.model.lm_head.in_float32 = self.model.lm_head.weight.float()
 
     def add_value_head(self):
         """Add a critic's head V(text so far), at first 0 everywhere."""
@@ -205,6 +212,9 @@ def rms_norm(norm, x):
 
 def float32_logits(head, hidden):
     """lm_head's forward in 16 bit, for sampler and trainer: (1, T, width) -> (1, T, V) float32."""
+    if head.in_float32 is not None:
+        out = F.linear(hidden.float(), head.in_float32)
+        return out if head.bias is None else out + head.bias
     return Float32Linear.apply(hidden[0], head.weight, head.bias)[None]
 
 

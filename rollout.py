@@ -410,15 +410,15 @@ def play_tasks(policy, tasks, group_size, horizon, key, temperature, max_concurr
     mine = [tasks[place] for place in places]
     with gathered_weights(policy):
         try:
-            share = collect(policy, mine, group_size, horizon, key, places, temperature,
-                            max_concurrent=max_concurrent)
+            own = collect(policy, mine, group_size, horizon, key, places, temperature,
+                          max_concurrent=max_concurrent)
         except ServersGone as error:
             # The other ranks wait for this one's share.
-            share = error
+            own = error
 
     played = []
     stats = Stats()
-    for share in gathered(share):
+    for share in gathered(own):
         if isinstance(share, ServersGone):
             raise share
         trajectories, counted = share

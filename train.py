@@ -121,7 +121,9 @@ def credit(run, batch):
     # What the sampler said of its tokens is in 16 bit too noisy for a ratio.
     batch.rollout_logprobs = batch.old_logprobs
     if run.policy.compute_dtype != torch.float32:
-        batch.old_logprobs = logprobs_under(run.policy, batch, cfg.micro_tokens, cfg.temperature)
+        with parallel.unsharded(run.policy):
+            batch.old_logprobs = logprobs_under(
+                run.policy, batch, cfg.micro_tokens, cfg.temperature)
     if cfg.kl_coef:
         batch.ref_logprobs = logprobs_under(
             run.reference, batch, cfg.micro_tokens, cfg.temperature)
@@ -166,7 +168,8 @@ def update(run, batch):
         mini.per_token = algos.token_weights(mini.response_mask)
         total = torch.zeros((), device=run.policy.device)
         whole_rows = cfg.surrogate == "sequence"                # GSPO's ratio needs them
-        for share, real in micro_batches(mini, cfg.micro_tokens, whole_rows):
+        parts = micro_batches(mini, cfg.micro_tokens, whole_rows)
+        for share, real in parallel.held_until_last(run.trained.values(), parts):
             loss, watched = part_loss(run, mini.rows(*share), first=number == 0)
             (loss * real * parallel.world_size()).backward()    # FSDP takes the ranks' mean
             total += loss.detach() * real
@@ -350,6 +353,7 @@ def make_optimizer(policy, lr, critic, critic_lr):
 PPO = dict(advantage="gae", critic="own", weights="token", filter="none", clip_high=0.2)
 ALGOS = {
     "grpo": dict(advantage="grpo", weights="sequence"),
+    "dapo": dict(advantage="grpo", weights="token", kl_coef=0.0),
     "dr_grpo": dict(advantage="dr_grpo", weights="constant", clip_high=0.2),
     "rloo": dict(advantage="rloo", weights="sequence_sum", filter="none", clip_high=0.2),
     "ppo": PPO,

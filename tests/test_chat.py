@@ -224,7 +224,8 @@ def test_thinking_is_the_templates_own_switch(name, thinking):
     episode = Episode(agent_of(name, thinking=thinking), 1, KEY, 9)     # and in `keep`, each time
     contexts, _ = converse(episode, PLAIN)
     assert episode.agent.tokenizer.decode(contexts[-1]).endswith(
-        heard(name, PLAIN, enable_thinking=thinking == "on")[-1] + (on if thinking == "on" else off))
+        heard(name, PLAIN, enable_thinking=thinking == "on")[-1]
+        + (on if thinking == "on" else off))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].thoughts

@@ -1,17 +1,20 @@
 """pytest tests/test_engine.py: pages, attention, sampling against stock transformers and loops."""
 import itertools
 import math
+import os
 import random
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fakes import CONFIGS, twins
+from transformers import LlamaConfig
 
 from attention import NEVER, attend, page_runs, walk_pages
-from engine import Engine, Pages, prefill_parts, sample, step_inputs
+from engine import Engine, Memory, Pages, prefill_parts, sample, step_inputs
 
 EVERY_MODEL = [*itertools.product(CONFIGS, (True,)), ("qwen2", False)]      # kind, tied embeddings
 
@@ -360,6 +363,19 @@ def test_attend_in_a_window_sees_the_last_tokens_only(window):
     """Pages of 2 and of 4, shared by forks whose windows begin at different slots of them."""
     happened = set().union(*(random_schedule(seed, window) for seed in range(100)))
     assert happened >= {"prefill", "decode", "fork", "forget", "release"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_take_no_memory_of_a_cpu_before_they_are_written(dtype):
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
+    before = resident()
+    # 2 x 4 layers x 5,000 pages x 4 heads x 16 x 16 = 41 M numbers
+    memory = Memory(config, 5000, 16, torch.device("cpu"), dtype)
+    assert memory.kv.dtype == dtype and resident() - before < 10e6
+    assert not memory.kv[:, :, ::1000].any()
 
 
 def test_pages_take_the_lowest_first_and_are_freed_with_their_last_row():

@@ -2,9 +2,11 @@
 
 Real worlds, the papers' suites and originals: more/test_suites.py.
 """
+import itertools
 import json
 import math
 import os
+import random
 import re
 import shutil
 import statistics
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 
 import fakes
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import eval as evaluation
@@ -56,6 +59,21 @@ def test_figures_of_k_samples_a_task():
     # mean scores 1/2, 1, 0: squares about 1/2 sum to 1/2; / 2 / 3 = 1/12
     assert every["score"] == 0.5 and every["score_stderr"] == pytest.approx(math.sqrt(1 / 12))
     assert every["tokens"] == 8 and every["valid"] == 9 / 36       # of episodes; of all turns
+
+
+@pytest.mark.parametrize("k, tried", [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]),
+                                      (8, [1, 2, 4, 8])])
+def test_pass_at_is_the_mean_over_all_subsets_of_the_tries(k, tried):
+    random.seed(k)
+    outcomes = [[(random.random() < 0.4, 0.0, 1) for _ in range(k)] for _ in range(6)]
+    found = figures_of(groups_of(*outcomes))["pass_at"]
+    assert [*found] == [str(few) for few in tried]
+    for few in tried:
+        shares = []
+        for tries in outcomes:
+            subsets = [*itertools.combinations(tries, few)]
+            shares.append(sum(any(play[0] for play in s) for s in subsets) / len(subsets))
+        assert found[str(few)] == pytest.approx(sum(shares) / 6)
 
 
 def test_figures_of_is_nan_where_something_is_not_known():
@@ -183,7 +201,18 @@ def test_evaluate_measures_a_model(url, model, tmp_path, capsys):
     title = f"toy, test split, {model}, temperature 0.7, seed 9"
     head = lines.index(title)
     assert "Pass@2" in lines[head + 1 + len(results["notes"]) + 1]
-    assert lines[-2].startswith("  random player ")
+    assert lines[-3].startswith("  random player ")
+    # Of two tries the mean success is Pass@1.
+    whole = rows_by(results)["toy", "all"]
+    assert lines[-1] == (f"Pass@k of toy, k = 1: {whole['success']:.1%}, "
+                         f"2: {whole['passed']:.1%}")
+
+
+@pytest.mark.parametrize("compute, dtype", [
+    ("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_load_computes_as_it_is_told(compute, dtype, model):
+    policy = evaluation.load(model, "cpu", "auto", compute)
+    assert policy.compute_dtype == dtype and next(policy.parameters()).dtype == dtype
 
 
 def test_evaluate_says_that_prompts_are_too_long(url, model, capsys):

@@ -232,8 +232,19 @@ def test_a_quick_run_says_that_it_is_a_taste(quick, url, model, here, capsys):
 
 
 def test_what_a_rule_says_of_itself_wins_over_its_environment(monkeypatch):
-    """The toy asks for a KL of 0.01; StarPO has 0.001 of its own, StarPO-S none."""
+    """The toy asks for a KL of 0.01; StarPO has 0.001 of its own, StarPO-S and DAPO
+    have none."""
     play_toy(monkeypatch, dict(kl_coef=0.01))
-    wanted = dict(grpo=0.01, ppo=0.01, starpo=0.001, starpo_s=0.0)
+    wanted = dict(grpo=0.01, dapo=0.0, ppo=0.01, starpo=0.001, starpo_s=0.0)
     assert {algo: flags_chosen(f"--algo {algo}").kl_coef for algo in wanted} == wanted
     assert flags_chosen("--algo starpo_s --kl-coef 0.2").kl_coef == 0.2
+
+
+def test_dapo_is_grpo_with_each_token_alike(monkeypatch):
+    """arXiv:2503.14476, equations 8, 11 and 12: every token of the batch weighs the same, groups
+    that all earned the same are left out, the ratio is clipped at 0.2 and 0.28."""
+    play_toy(monkeypatch, {})
+    chosen, grpo = flags_chosen("--algo dapo"), flags_chosen("--algo grpo")
+    assert (chosen.weights, grpo.weights) == ("token", "sequence")
+    assert (chosen.clip_low, chosen.clip_high, chosen.filter) == (0.2, 0.28, "varied")
+    assert replace(chosen, algo="grpo", weights="sequence") == grpo

@@ -284,7 +284,8 @@ def test_adapters_go_on_from_clone_to_rl_to_evolve(url, model, here):
     assert cloned.lora.rank == 4 and all(p.any() for p in adapters(cloned).values())
     more = trained(url, config("cloned", lora=4))
     folder = f"{more.cfg.path}/step_2"
-    agentevol.main(["evolve", "--env-url", url, "--model", folder, "--iterations", "1", "--learn-steps", "2",
+    agentevol.main(["evolve", "--env-url", url, "--model", folder, "--iterations", "1",
+                    "--learn-steps", "2",
                     "--explore", "4", "--eval-tasks", "4", *flags, "evolved"])
     last, plain = load_adapted("evolved/step_1"), load_adapted(model)
     assert last.lora.base == model

@@ -291,6 +291,7 @@ def test_logits_of_16_bit_are_float32_in_sampler_and_trainer(tied):
 def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     torch.manual_seed(0)
     head, copies = torch.nn.Linear(8, 30, bias, dtype=torch.bfloat16), []
+    head.in_float32 = None
     x = torch.randn(1, 5, 8, dtype=torch.bfloat16)
     g = torch.randn(1, 5, 30, dtype=torch.bfloat16)
     for function in (torch.nn.Linear.forward, policy_module.float32_logits):
@@ -307,3 +308,5 @@ def test_float32_linear_has_the_gradients_of_the_linear_layer(bias):
     assert all(p.grad is None for p in head.parameters())
     exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0)
     assert (out - exact).abs().max() < 1e-5
+    head.in_float32 = head.weight.float()                   # as `convert_head` leaves it
+    assert torch.equal(policy_module.float32_logits(head, x), out)

@@ -21,10 +21,15 @@ from safetensors.torch import load_file
 from test_train import lines_of
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import start_processes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import parallel
 import run as runs
 import train
+from batch import to_batch
+from cloning import learn_step
+from episode import Trajectory
+from lora import adapters
 from policy import load_policy, make_policy
 
 STEPS = dict(steps=5, filter="none", lr=3e-4, critic_lr=3e-4, save_every=100, tasks_per_step=3,
@@ -179,6 +184,74 @@ def shares(path):
     assert {(w.dtype, w.requires_grad) for w in frozen.parameters()} == {(torch.bfloat16, False)}
 
 
+@pytest.mark.parametrize("count, shard, fewer", [(1, "full", True), (2, "none", True),
+                                                 (2, "full", False)])
+def test_weights_stay_gathered_between_micro_batches_where_they_fit(count, shard, fewer, model):
+    on_ranks(count, gathers, model, shard, fewer)
+
+
+class Counts(TorchDispatchMode):
+    """How many operations copy or cast, and how many are reductions over ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = 0
+        self.reductions = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.copies += "copy" in function.name()
+        self.reductions += "c10d" in function.name() and "reduce" in function.name()
+        return function(*args, **kwargs or {})
+
+
+def gathers(path, shard, fewer):
+    """The gradient of four micro-batches, held and not: the same to the last bit."""
+    parallel.start("cpu", "bfloat16")
+    policy = parallel.load(path, CPU, train.Config(shard=shard, compute="bfloat16"))
+    ids = torch.arange(3 + parallel.rank(), 60).view(1, -1)
+    places = torch.arange(ids.shape[1])[None]
+    found = []
+    for parts in (range(4), parallel.held_until_last([policy], range(4))):
+        policy.zero_grad()
+        with Counts() as counts:
+            for part in parts:
+                policy.action_logprobs(ids + part, ids > 20, places).mean().backward()
+        gradients = [p.grad.full_tensor().clone() for p in policy.parameters()]
+        found.append((counts, gradients))
+    (plain, one), (held, other) = found
+    for x, y in zip(one, other, strict=True):
+        assert x.any() and torch.equal(x, y)
+    print(held, plain)
+    if fewer:
+        assert held.copies < 0.7 * plain.copies
+        assert held.reductions == plain.reductions / 4
+    else:
+        assert held.copies == plain.copies
+    # The optimizer sees shards, and the next forward what it made of them.
+    before = policy.action_logprobs(ids, ids > 20, places)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.mul_(0.5)
+    assert not torch.equal(policy.action_logprobs(ids, ids > 20, places), before)
+
+
+@pytest.mark.parametrize("compute, supported, said", [
+    ("auto", "avx512_bf16", 1), ("auto", "amx_tile", 1), ("auto", "", 0),
+    ("float32", "amx_tile", 0)])
+def test_a_large_model_is_told_of_a_cpu_that_multiplies_16_bit(compute, supported, said, model,
+                                                               monkeypatch, capsys):
+    for kind in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{kind}_supported", lambda kind=kind: kind == supported)
+    cfg = train.Config(compute=compute)
+    parallel.as_trained(load_policy(model), CPU, cfg)
+    assert "--compute" not in capsys.readouterr().out           # it is tiny
+    policy = load_policy(model)
+    policy.model.num_parameters = lambda: 10**8
+    parallel.as_trained(policy, CPU, cfg)
+    parallel.as_trained(policy, CPU, cfg, frozen=True)          # a reference: once is enough
+    assert capsys.readouterr().out.count("--compute bfloat16") == said
+
+
 def test_load_takes_no_more_memory_than_a_share(tmp_path):
     """Of 25 million weights, 100 MB in float32, each of two ranks holds a half, and a unit more
     while it is cut."""
@@ -207,14 +280,53 @@ def grows(path):
     assert max(seen) < 80, seen
 
 
+def test_cloning_moves_adapters_alike_on_any_number_of_ranks(model, tmp_path):
+    found = []
+    for count in (1, 2):
+        on_ranks(count, clones, model, tmp_path, count)
+        found.append(torch.load(tmp_path / f"{count}.pt"))
+    one, two = found
+    for name, weights in one.items():
+        assert weights.any()
+        torch.testing.assert_close(two[name], weights, atol=1e-5, rtol=1e-3)
+
+
+def clones(path, folder, count):
+    """Three steps from three texts of different lengths; every rank must have the same adapters."""
+    parallel.start("cpu")
+    policy = parallel.load(path, CPU, train.Config(lora=4))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+    texts = []
+    for length in (9, 14, 30):
+        trajectory = Trajectory()
+        trajectory.begin_context([*range(3, 8)])
+        trajectory.add_action([*range(8, length)], [0.0] * (length - 8))
+        texts.append(trajectory)
+    batch = to_batch(texts)
+    batch.weights = batch.response_mask / batch.response_mask.sum()
+    for _ in range(3):
+        learn_step(policy, optimizer, batch, 12)
+    mine = {name: p.detach().clone() for name, p in adapters(policy).items()}
+    for others in parallel.gathered(mine):
+        for name, weights in mine.items():
+            assert torch.equal(others[name], weights)
+    if parallel.rank() == 0:
+        torch.save(mine, folder / f"{count}.pt")
+
+
 def test_load_lets_go_of_a_model_that_was_dropped(model):
+    """What FSDP has cut is a cycle of references."""
+    on_ranks(1, drops, model)
+
+
+def drops(path):
+    parallel.start("cpu", "bfloat16")
+    cfg = train.Config(compute="bfloat16")
     gc.disable()                                    # nobody else collects
-    try:
-        first = weakref.ref(parallel.load(model, CPU, train.Config()))
-        parallel.load(model, CPU, train.Config())
-        assert first() is None
-    finally:
-        gc.enable()
+    first = weakref.ref(parallel.load(path, CPU, cfg))
+    assert first() is not None
+    parallel.load(path, CPU, cfg)
+    assert first() is None
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -230,7 +230,8 @@ def test_a_complaint_shows_the_form_of_an_action():
         reply_to(episode, "wax")
         episode.observe("Could not execute .")
         assert episode.request == Step("")
-        assert episode.observation.endswith(f" For example:\n{shown}")     # and nothing of the world
+        # And nothing of the world.
+        assert episode.observation.endswith(f" For example:\n{shown}")
 
 
 @pytest.mark.parametrize("form, reply", [("act", "aa"), ("react", "Thought: I count.\nAction: aa")])

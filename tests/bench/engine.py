@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from engine import Engine, sample
-from policy import Policy
+from policy import Policy, load_policy
 
 SHAPES = {      # width, layers, query heads, key-value heads, width inside the MLP, vocabulary
     "S": (128, 4, 4, 2, 384, 512),
@@ -27,6 +27,14 @@ SHAPES = {      # width, layers, query heads, key-value heads, width inside the 
 
 
 # ---- what the parts share -----------------------------------------------------------------------
+
+def load_models(folder, dtype):
+    """The weights of a folder, as `make_models`; ours as they are while a rollout samples."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    ours = load_policy(folder, dtype=dtype).eval()
+    ours.convert_head()
+    return ours, theirs.eval()
+
 
 def make_models(shape):
     """One set of random weights -> (the model under our attention, the same under sdpa)."""
@@ -82,10 +90,18 @@ def main(text, parts):
                                      RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--model", help="a folder with weights, in place of --shapes; decode alone")
+    parser.add_argument("--dtype", default="float32", help="of --model: float32 or bfloat16")
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 64], help="of --model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small sizes; the ratios say little")
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
+    if args.model:
+        models = load_models(args.model, getattr(torch, args.dtype))
+        for B in args.batches:
+            bench_decode(f"{args.model} {args.dtype}", args, B, models=models)
+        return
     for shape in args.shapes:
         for function, sizes in map(parts.get, args.parts):
             for size in sizes[:1] if args.quick else sizes:
@@ -115,8 +131,8 @@ def decode_ours(ours, prompts, new):
     return dict(seconds=time.perf_counter() - began)
 
 
-def bench_decode(shape, args, B, target):
-    (ours, theirs), rng = make_models(shape), np.random.default_rng(0)
+def bench_decode(shape, args, B, target="none", models=None):
+    (ours, theirs), rng = models or make_models(shape), np.random.default_rng(0)
     B, new = (16, 16) if args.quick else (B, 64)
     prompts = [rng.integers(3, 500, n).tolist() for n in rng.integers(128, 257, B)]
     seen = race(args.rounds, {"ours": lambda _: decode_ours(ours, prompts, new),

@@ -120,7 +120,7 @@ def test_ci_runs_the_test_command_of_readme():
 def test_map_counts_the_lines_of_every_file():
     """README's map names each file of the top level with about its number of lines."""
     readme = (ROOT / "README.md").read_text()
-    assert len(readme.splitlines()) <= 150
+    assert len(readme.splitlines()) <= 160
     rows = dict(re.findall(r"^\| `(\w+\.py)` \| (\d+) \|", readme, re.MULTILINE))
     counts = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("*.py")}
     assert rows.keys() == counts.keys()

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import runpy
+import shutil
 import sys
 import zlib
 from collections import Counter
@@ -16,7 +17,7 @@ import numpy
 import pytest
 import torch
 from fakes import command, config, flags_of, serving, started
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_train import GROUPS, fakes, same
 
 import agentevol
@@ -28,7 +29,8 @@ import train
 from chat import Agent
 from env_server import HttpServer
 from episode import World
-from recipes import echo, icepop, overlong, refill, unexplored
+from policy import load_policy
+from recipes import distill, echo, icepop, overlong, refill, rescore, unexplored
 from recipes.adaptive import stage_after, stopped_rising
 from recipes.cispo import cispo
 from recipes.maxrl import maxrl_advantages
@@ -43,7 +45,8 @@ FETCH = "envs.fetch"            # where its head says that recipes/gymnasium_env
 def here(tmp_path, monkeypatch):
     """What train.py's tables held comes back afterwards, as a recipe runs in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("credit", "current_horizon", "part_loss", "play_step", "keep_groups", "update"):
+    for name in ("check", "credit", "current_horizon", "part_loss", "play_step", "keep_groups",
+                 "setup", "update"):
         monkeypatch.setattr(train, name, getattr(train, name))
     monkeypatch.setattr(metrics, "log_line", metrics.log_line)
     with patch.dict(train.ALGOS), patch.dict(train.SURROGATES), patch.dict(train.ADVANTAGES), \
@@ -57,11 +60,15 @@ def here(tmp_path, monkeypatch):
     ("overlong", ["--overlong-buffer", "8"]), ("refill", []),
     ("upstream_faults", []), ("upstream_faults", ["--fault", "reward"]),
     ("random_horizons", ["--horizons", "1,2"]), ("echo", []),
-    ("maxrl", ["--weights", "sequence_sum"])])
+    ("maxrl", ["--weights", "sequence_sum"]), ("distill", ["--teacher", "MODEL"])])
 def test_recipe_runs_two_steps(here, url, model, monkeypatch, script, flags):
     path = str(RECIPES / f"{script}.py")
+    own = "reinforce_pp"
+    if "MODEL" in flags:
+        own = "distill"
+        flags = ["--teacher", str(clone_of(model, here / "teacher", 1.5))]
     monkeypatch.setattr(sys, "argv", [path, *command(
-        model=model, env_url=url, name="run", filter="none", advantage="reinforce_pp"), *flags])
+        model=model, env_url=url, name="run", filter="none", advantage=own), *flags])
     runpy.run_path(path, run_name="__main__")
     lines = (here / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line) for line in lines]
@@ -76,6 +83,71 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     cispo(logprobs, torch.zeros(2), torch.tensor([1.0, 1.0]), None, cfg).sum().backward()
     # d/dlogpi of -min(rho, 1.28) A log pi: -1.28 where rho is 2, -0.5 where it is 0.5
     assert logprobs.grad.tolist() == pytest.approx([-1.28, -0.5])
+
+
+def test_a_teacher_pays_each_token_its_own_difference(here, url, model):
+    """Against the log-probabilities of both policies, each computed alone; a teacher that is the
+    student has nothing to say."""
+    other = clone_of(model, here / "teacher", scale=1.5)
+    with patch.dict(train.ADVANTAGES, distill=distill.advantages):
+        for teacher in (model, other):
+            cfg = distill.Config(**vars(config(model, **distill.RULE)), teacher=str(teacher))
+            run = started(url, cfg)
+            run.reference = load_policy(teacher)
+            batch = train.to_batch(train.play_step(run, 3)[0])
+            train.credit(run, batch)
+            mask = batch.response_mask
+            inputs = (batch.token_ids, mask, batch.position_ids)
+            with torch.no_grad():
+                student, wise = (load_policy(path).eval().action_logprobs(*inputs)
+                                 for path in (model, teacher))
+            torch.testing.assert_close(batch.advantages[mask], wise - student, atol=1e-5, rtol=0)
+            assert not batch.advantages[~mask].any()
+            assert (batch.advantages[mask].abs().max() > 0.01) == (teacher == other)
+
+
+def clone_of(model, folder, scale):
+    """The folder of a model, its last norm's weights larger, so that it is surer of itself."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= scale
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_distill_refuses_a_teacher_of_another_tokenizer(here, url, model, tmp_path):
+    other = clone_of(model, tmp_path / "other", 1)
+    for asked, why in ((["--teacher", str(other)], "another tokenizer"), ([], "and a teacher")):
+        text = (other / "tokenizer.json").read_text()
+        (other / "tokenizer.json").write_text(text.replace('"a"', '"~a"', 1))
+        with pytest.raises(SystemExit, match=why):
+            with patch.object(train, "check", distill.check):
+                train.main([*command(model=model, env_url=url, name="run"), *asked],
+                           distill.Config)
+
+
+def test_rescore_by_hand(here, capsys, monkeypatch):
+    """Two groups of two in step 3: rewards 1 and 0 in two and one turns; 0 and 0."""
+    episodes = [dict(step=3, split="train", env="toy", task_id=task, reward=reward,
+                     success=reward == 1, turns=[{}] * turns)
+                for task, reward, turns in ((7, 1.0, 2), (7, 0.0, 1), (8, 0.0, 1), (8, 0.0, 2))]
+    episodes.append(dict(episodes[0], split="test", reward=9.0))
+    Path("run").mkdir()
+    Path("run/samples.jsonl").write_text("".join(json.dumps(e) + "\n" for e in episodes))
+    rescore.main(["run"])
+    # 1 - 2 x 0.02 = 0.96 of one in four: 0.24; one of the two groups differs within
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "3", "4", "0.250", "0.240", "1,", "1,", "1", "of", "2"]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("rules_of_mine.py").write_text("def turns(episode):\n    return -len(episode['turns'])\n")
+    sys.path.insert(0, str(here))
+    rescore.main(["run", "--rule", "rules_of_mine:turns"])
+    assert capsys.readouterr().out.splitlines()[1].endswith("1, 2, 1 of 2")
+    kept = [json.loads(line) for line in Path("run/rescored.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in kept] == [-2, -1, -1, -2]
+    for wrong, why in ((["nowhere"], "is not there"), (["run", "--rule", "x:y"], "--rule x:y")):
+        with pytest.raises(SystemExit, match=why):
+            rescore.main(wrong)
 
 
 def test_maxrl_by_hand_and_by_its_estimator():
