@@ -128,7 +128,8 @@ def explore(run):
 
 
 def example_weight(trajectory, module):
-    """r(tau) from 0 to 1, in this environment: the score, of sciworld in hundredths."""
+    """r(tau) from 0 to 1: the score as a share of the full one, which is 1, or SUCCESS where that
+    is more (sciworld: 100)."""
     return max(trajectory.score, 0.0) / max(module.SUCCESS, 1.0)
 
 

@@ -325,7 +325,7 @@ def constant_weights(response_mask, length):
 
 
 def example_weights(response_mask, w):
-    """w_i / (sum over the tokens of the batch of their w), w (B,) >= 0; 0 where all w are 0.
+    """w_i / sum_j w_j n_j at each of row i's n_i sampled tokens, w (B,) >= 0; 0 where all w are 0.
     AgentEvol's loss is the sum over examples of w_i log pi(tau_i) (arXiv:2406.04151)."""
     weighted = response_mask.bool() * w[:, None]
     return weighted / weighted.sum().clamp(min=torch.finfo(w.dtype).tiny)

@@ -284,7 +284,8 @@ class Flash:
     def __init__(self, kernel, total, longest, memory, lengths, table, starts):
         self.kernel = kernel
         self.longest = longest
-        # Without a past no page is read. The longest past is a bound that is constant for graphs.
+        # Without a past no page is read. With one, the most that a table holds bounds the tokens:
+        # a number that is constant for graphs.
         seq_lens = lengths
         self.seq_lens = None
         self.table = None

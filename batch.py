@@ -56,7 +56,7 @@ class Batch:
         first: attention pads the rows of a part, so their lengths should be alike. A longer row is
         a part alone if whole_rows; else it is cut between contexts, which are independent."""
         lengths, whole, parts = self.pieces(tokens, whole_rows)
-        # For tokens in the last part: none is begun.
+        # Tokens that still fit into the last part; at first there is none to fill.
         room = 0
         for row in whole:
             if lengths[row] > room:
@@ -76,6 +76,7 @@ class Batch:
         # for which there must be memory anyway.
         sized = [(end - begin, (rows, begin, end)) for rows, begin, end in cut]
         limit = max([tokens] + [lengths[row] for row in whole] + [size for size, _ in sized])
+        # + 1: beside the parts that were cut there is one at least.
         rounds = math.ceil(max(share / limit, (len(cut) + 1) / ranks))
         while True:
             dealt = deal_evenly(whole, lengths, rounds * ranks - len(cut))
@@ -183,9 +184,10 @@ def micro_batches(batch, max_tokens, whole_rows=False):
 
 @torch.no_grad()
 def on_all_rows(method, batch, max_tokens, *more):
-    """What a model's method(token_ids, response_mask, position_ids, *more) says of each sampled
-    token, (K,) numbers or several kinds of them (kinds, K), computed by the ranks together
-    -> (B, T) or (kinds, B, T) on all of them, 0 where none was sampled."""
+    """Call method(token_ids, response_mask, position_ids, *more) on parts of the batch, which the
+    ranks share. It gives a number of each sampled token, (K,), or several kinds of them, (kinds, K)
+    -> those of the whole batch, on every rank: (B, T) or (kinds, B, T), 0 where none was sampled.
+    """
     out = None
     for (rows, begin, end), real in micro_batches(batch, max_tokens):
         part = batch.rows(rows, begin, end)

@@ -1,6 +1,7 @@
 """What must be set before torch is first imported: every script imports this file first.
 
-Segments that grow leave no gaps in a GPU's memory. Threads that spin while they wait at barriers
+Segments that grow leave no gaps in a GPU's memory. (Torch reads the setting under two names, of
+which the user's own wins.) Threads that spin while they wait at barriers
 would take the environment servers' cores.
 """
 import os

@@ -37,7 +37,7 @@ def answer_to(reply, text):
 
 # ---- a tiny policy's tokenizer ------------------------------------------------------------------
 
-# Of the policies that agentevol.py makes. It leaves the rules out: they are learned by imitation.
+# Of the tiny policies that cloning.py makes. Without rules, which are learned by imitation.
 TINY_TEMPLATE = """{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}\
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 # GPT-2's words.
@@ -196,7 +196,8 @@ class Chat:
         special token."""
         harmless = []
         for message in messages:
-            # What comes from outside may hold no special token, rules and replies those of replies.
+            # What users and tools say may hold no special token; rules and replies may hold those
+            # that a reply may.
             special = self.special_in_reply
             if message["role"] in ("user", "tool"):
                 special = self.special
@@ -215,8 +216,9 @@ class Chat:
         return self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
 
     def message(self, text):
-        """Its thoughts go where the template looks for them; a lone tool call becomes one, unless
-        it holds a special token, which JSON can spell by escapes."""
+        """A reply as a message. Thoughts go where the template looks for them; a lone tool call
+        becomes the message's `tool_calls`, unless it holds a special token, which JSON can spell by
+        escapes."""
         words = self.opened + broken(self.special_in_reply, text)
         thoughts = ""
         if "reasoning_content" in self.source:
@@ -254,8 +256,9 @@ def split_thoughts(text):
 
 
 # ---- how a reply becomes an action --------------------------------------------------------------
-# A reader of replies: text -> (action, complaint). A complaint is shown before the environment's
-# next observation (agentgym: instead of it); its action is then empty and still costs a turn.
+# A reader of replies: text -> (action, complaint). A complaint is shown in place of the
+# environment's next observation (with --context memory before it); its action is then empty and
+# still costs a turn.
 # The transcripts are of textcraft_small, as report.py prints them; "..." marks a cut.
 
 def read_act(reply):
@@ -314,8 +317,8 @@ class Format:
     keeps: tuple = ()            # what stays in view: (its name, its pattern), ...
 
     def compose(self, thought, action, turn=0, note=None):
-        """A demonstration's reply; of a file, which tells no thought apart, as it is there. note:
-        its "Note: " line in the context mode `memory`."""
+        """A demonstration's reply. thought None: a file's, which does not tell thought and action
+        apart; its text stays as it is. note: the "Note: " line of the context mode `memory`."""
         if thought is None:
             return action
         reply = self.write.format(thought=thought, action=action)
@@ -365,7 +368,7 @@ def longest_episode(form, max_turn_tokens, horizon):
 class Speaks:
     format: str = flag("act", "form of a reply; with --model by its size", FORMATS,
                        heading="how the agent speaks")
-    context: str = flag("full", "in view: all turns, the last, a note",
+    context: str = flag("full", "in view: all turns; the last 3; the last and a note",
                         ("full", "window", "memory"))
     history: str = flag("keep", "earlier turns: as sampled, or rendered anew", ("keep", "template"))
     shots: Natural = flag(0, "games of the expert that are shown first, as examples")
@@ -407,11 +410,12 @@ class Agent(Speaks):
         if self.format == "tool" or lacks_player(self.module, "expert"):
             raise ValueError(f"shots={self.shots}, format={self.format}: {name} has no player to "
                              "show this; leave --shots out")
-        # Some more tasks than games, because even an expert may fail; neighbours come last.
+        # Some more tasks than games, because even an expert may fail. Neighbours may be alike.
         tasks = choose_tasks(self.module, "train", 4 * self.shots)
         data = getattr(self.module, "data", "")
         messages = []
-        for game in demonstrations(name, tasks[::2] + tasks[1::2], self.shots, 1.0, 0, data=data):
+        for game in demonstrations(name, tasks[::2] + tasks[1::2], self.shots, skill=1.0, seed=0,
+                                   data=data):
             for observation, reply in self.demonstrated(game):
                 messages += [said("user", observation), said("assistant", reply)]
         return messages

@@ -76,9 +76,9 @@ class EnvClient:
         self.http = connections(self.timeout, attempts=3)
         self.urls = [find_server(self.http, url, name) for url in urls.split(",")]
         self.silent = dict.fromkeys(self.urls, Silence())
-        # Sessions (URL, id), and a count of all that there were: servers get them by turns.
+        # Sessions (URL, id), and a count of all that there were: servers take them in rotation.
         self.open = set()
-        self.turns = itertools.count()
+        self.opened = itertools.count()
         self.pool = ThreadPoolExecutor(2 * len(self.urls))
 
     def answer(self, items):
@@ -119,9 +119,10 @@ class EnvClient:
             now = time.monotonic()
             due = [url for url in self.urls if self.silent[url].until <= now]
             if due:
-                return due[next(self.turns) % len(due)]
-            last_heard = max(self.silent.values()).since
-            if now - last_heard > self.patience:
+                return due[next(self.opened) % len(due)]
+            # Infinite while one has not failed yet.
+            newest_silence = max(silence.since for silence in self.silent.values())
+            if now - newest_silence > self.patience:
                 raise ServersGone(f"{', '.join(self.urls)}: no server has answered for "
                                   f"{self.patience:g} s; start one and repeat the command "
                                   "(train.py: with --resume)")

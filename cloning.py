@@ -41,11 +41,11 @@ class Clone(Machine, Adapters, Speaks, Worlds):
     seed: Natural = flag(0, "of everything random", heading="behavioural cloning")
     out: str = flag("runs/clone", "the policy's folder")
     n: Natural = flag(8000, "games; with skill below 1 in whole rounds of all tasks")
-    set: str = flag("", "not n: as many as its set has, all expert",
+    set: str = flag("", "in place of n: as many games as its set has, of experts",
                     ("", "agenttraj", "agenttraj_l"))
     demos: str = flag("", "a file of demonstrations, all of it; empty: the experts play")
     goal: str = flag("task", "other: what is played for is not what is asked", ("task", "other"))
-    skill: Share = flag(0.6, "probability of such a player's action; else a random legal one")
+    skill: Share = flag(0.6, "probability that a move is the player's; else a random legal one")
     model: str = flag("", "folder or hub id to begin with; empty: a tiny policy")
     horizon: Natural = flag(0, "most turns; 0: each environment's own")
     steps: Count = flag(800, "optimizer steps")
@@ -205,6 +205,7 @@ def replay_one(demo, agent):
         episode.observe(answer, move.reward, move.done, move.info)
     trajectory = episode.trajectory
     if "trained" in demo:
+        # A file's games count as full successes.
         trajectory.score = max(agent.module.SUCCESS, 1.0)
         for turn, trained in zip(trajectory.turns, demo["trained"]):
             if not trained:
@@ -254,6 +255,7 @@ def learn(policy, trajectories, weights, steps, lr, batch_size, micro_tokens, se
 def learning_rate(peak, schedule):
     """The rate at this share of the schedule, from 0 to 1: it rises over the first 5%, then falls
     by a cosine to a tenth of its peak."""
+    # + 0.02: the first step moves, too.
     rising = min(schedule / 0.05 + 0.02, 1)
     cosine = 0.5 + 0.5 * math.cos(math.pi * schedule)
     falling = 0.1 + 0.9 * cosine

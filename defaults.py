@@ -14,7 +14,8 @@ from flags import names_of
 from lora import base_of
 from policy import parameters_of
 
-# As TINY is, of pretrained models: (most parameters, settings). The first row was found by trials
+# What pretrained models ask for, as an environment's TINY is what a tiny policy asks for there:
+# (most parameters, settings). The first row was found by trials
 # with SmolLM2-135M, the last is AgentGym-RL's of 3B and more, the one between them was not tried.
 # Small models act without a thought; docs/pretrained.md has the figures.
 CHAT_MODELS = [
@@ -93,9 +94,10 @@ def tiny_settings(env):
 
 
 def begun(folder, given, kind, may_change):
-    """[("resumed", {field: value})] with which a run to be resumed was begun, if it has begun in
-    `folder`: a layer of all its settings. ValueError: a flag that may not change, one of a recipe
-    that `kind` lacks: another run; or nothing but a folder's name, and no run is there."""
+    """With --resume: [("resumed", the settings with which the run in `folder` was begun)], as a
+    layer; [] if none has begun there. ValueError: a given flag differs and is not in may_change;
+    the run is a recipe's, whose settings `kind` lacks; --resume is given with no more than a name,
+    and there is no such run."""
     path = Path(folder, "config.json")
     if not given.get("resume"):
         return []

@@ -183,7 +183,7 @@ class Engine:
         heapq.heappush(self.free_rows, sequence.row)
 
     def forget(self, sequence, keep=0):
-        """Give back all pages but those full of the first `keep` tokens; the row stays."""
+        """Give back all pages but those that the first `keep` tokens fill; the row stays."""
         full = keep // self.pages.page_size
         self.pages.clear(sequence.row, full)
         del sequence.token_ids[full * self.pages.page_size:]

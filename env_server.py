@@ -91,7 +91,7 @@ class Session:
         self.keep("")
 
     def keep(self, observation, reward=0, done=False, info=None):
-        """The session's last answer; with the observation alone, that of an episode's beginning."""
+        """Make this the session's last answer -> it. Without info: the answer to a reset."""
         if info is None:
             info = dict(success=False, valid=True, score=getattr(self.env, "score", 0))
         self.answer = dict(id=self.id, observation=observation, reward=reward, done=bool(done),

@@ -351,7 +351,7 @@ def speak(policy, episode, temperature=1.0):
     """The policy's next reply; every token is drawn from a forward pass over the whole context."""
     while episode.state != "asking":
         seen = torch.tensor(episode.seen, device=policy.device)
-        logits = policy.logits(seen, layout_for(policy, [len(seen)]), 1)
+        logits = policy.logits(seen, layout_for(policy, [len(seen)]), logits_to_keep=1)
         uniform = torch.tensor([episode.uniforms[len(episode.token_ids)]])
         token, logprob = sample(logits, uniform, temperature)
         episode.sampled(token.item(), logprob.item())

@@ -61,7 +61,7 @@ class Config(Plays, Device, Speaks, Worlds):
     split: str = flag("test", "which tasks", ("train", "test"))
     n: Natural = flag(200, "tasks of each environment, a fixed sample (0: all)")
     k: Count = flag(1, "samples of each task")
-    horizon: Natural = flag(0, "most turns; 0: the environment's own, never exceeded by several")
+    horizon: Natural = flag(0, "most turns; 0: each environment's own, also the most of several")
     out: str = flag("", "the folder; empty: runs/ and what is played by whom")
     resume: bool = flag(False, "continue the evaluation that the folder holds")
 
@@ -112,7 +112,7 @@ def play_by_itself(tasks, places, keep, player, k, seed):
         with suppress(RuntimeError):
             group = []
             for member in range(k):
-                # The first try has the luck of the player's row in the table.
+                # Without a stream it plays as in the player's row of the table: the first try.
                 play = play_builtin(world.module, player, task, world.most_turns, (seed, member),
                                     stream=member or None)
                 group.append(play | dict(tokens=None))
@@ -348,7 +348,7 @@ def evaluate(cfg, origins=None, elsewhere=None):
 
 
 def tasks_of(cfg, worlds, families):
-    """[(world, id)] to be played, and each world's turns: a suite's, or as the flags say."""
+    """-> [(world, id)] to be played. Sets each world's most_turns: a suite's, or as flags say."""
     tasks = []
     for world, own in zip(worlds, families):
         if cfg.suite:

@@ -181,7 +181,7 @@ def of_trajectories(played, group_size):
     rewards = torch.tensor([t.reward for t in played])
     spread = algos.group_std(rewards, group_size)
     counts = Counter()
-    # Of the turns of which somebody says it, and the token ids of each reply.
+    # Of each turn of which the environment says it; the token ids of each reply.
     valid = []
     sampled = []
     for t in played:
@@ -297,8 +297,8 @@ def log_line(m):
 
 # ---- sampled episodes ---------------------------------------------------------------------------
 
-# What a sample tells of each token: as the update had it, where the learning rule has it; the ratio
-# pi / pi_old and the entropy of pi, the policy as it now is.
+# What a sample tells of each token: columns of the batch that the update was given, as far as the
+# learning rule has them; of the policy as it now is its ratio to pi_old, and its entropy.
 SHOWN = ("response_mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "token_rewards",
          "values", "returns", "advantages", "weights", "ratios", "entropies")
 

@@ -8,9 +8,12 @@ def collapse_warnings(history, window=5):
 
     history: one dict per step. Read are success, reward_std (in-group), entropy, grad_norm, valid,
     distinct_3gram, response_length. Missing, None or NaN: not measured.
-    Means over `window` steps are compared; the thresholds are ours. Learning lowers reward std and
-    entropy as well, so most signals count only while success is neither `rising`, its best in the
-    last 2 windows, nor `solved`, half of its way from the first steps to 1, or when it falls."""
+    Means over `window` steps are compared; the thresholds are ours. Success is
+    falling   if it is 0.15 below its best of 2 windows;
+    solved    if it is not falling, and at 0.9 or half of its way from the first steps to 1;
+    rising    if it is not falling, and its best is in the last 2 windows, 0.03 above the first.
+    Learning lowers reward std and entropy as well, so most signals count only if success is neither
+    solved nor rising."""
     if len(history) < 2 * window:
         return []
     success = moving_mean(history, "success", window)

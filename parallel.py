@@ -131,7 +131,7 @@ def gathered(thing):
 
 def load(path, device, cfg, value_head=False, frozen=False):
     """The policy at `path`, a folder or a hub id, as it is trained: see `as_trained`. With cfg.lora
-    adapters are trained in its place: those of `path`, else new ones of this rank. ValueError."""
+    adapters are trained in its place: those of `path`, else new ones, cfg.lora wide. ValueError."""
     if not cfg.lora and has_adapters(path):
         raise ValueError(f"{path} holds adapters: --lora trains them further, "
                          "recipes/merge_lora.py makes an ordinary model of them")

@@ -80,8 +80,8 @@ class Policy(torch.nn.Module):
             head.in_float32 = None
 
     def convert_head(self):
-        """On a CPU in 16 bit, until the head's `in_float32` is None again: keep a float32 copy of
-        its weights, which every decode step would make anew. See Float32Linear."""
+        """On a CPU in 16 bit: keep a float32 copy of the head's weights, which every decode step
+        would make anew, see Float32Linear, until parallel.gathered_weights drops it."""
         if self.compute_dtype != torch.float32 and self.device.type == "cpu":
             self.model.lm_head.in_float32 = self.model.lm_head.weight.float()
 
@@ -169,13 +169,13 @@ class Policy(torch.nn.Module):
         return torch.cat(found, -1)
 
     def of_targets(self, hidden, targets, temperature, entropy):
-        """Hidden states (A, width) -> log-probability of each target (A,). entropy: None, or (2, A)
-        with the entropies behind them; True: differentiable."""
+        """Hidden states (A, width) -> log-probability of each target (A,); if entropy is not None
+        (2, A), the second row the entropies, with a gradient only if it is True."""
         logits = self.without_padding(logits_of(self.model, hidden))
         if temperature != 1:
             logits = logits / temperature
         logprobs = logits.log_softmax(-1)
-        # Each is a GB or more of a chunk: see recipes/plan.py.
+        # A chunk's logits are a GB or more, and so are its log-probabilities: see recipes/plan.py.
         del logits
         chosen = logprobs.gather(1, targets[:, None])[:, 0]
         if entropy is None:
@@ -247,8 +247,8 @@ class Float32Linear(torch.autograd.Function):
 
 def make_policy(vocabulary, width, layers, heads, seed):
     """A Llama with random weights, embeddings tied; two heads share keys, if their number is even.
-    (For a folder that says qwen2, AutoTokenizer puts Qwen's own way of splitting words in place of
-    the saved one.) ValueError."""
+    No Qwen2: for its folders AutoTokenizer would put Qwen's way of splitting words in place of the
+    saved one. ValueError."""
     if width % (2 * heads):
         raise ValueError(f"width={width}, heads={heads}: expected an even width for each head")
     torch.manual_seed(seed)
@@ -318,7 +318,7 @@ def load_tokenizer(path):
     try:
         same = tokenizer.encode(PROBE, add_special_tokens=False) == own.encode(
             PROBE, add_special_tokens=False).ids
-    except Exception:           # tokenizers' own kind: a vocabulary of words that lacks these
+    except Exception:           # the library's own kind: a vocabulary of words lacks one of PROBE
         return tokenizer
     if same:
         return tokenizer
@@ -404,7 +404,8 @@ def check_config(config):
         Policy(model).logits(watch.position, watch)
     if watch.layers != [*range(len(model.model.layers))]:
         raise ValueError("not every layer has attention, once")
-    if getattr(config, "sliding_window", None) and not kinds and not any(watch.prepared):
+    if getattr(config, "sliding_window", None) and not kinds and not any(
+            window for window in watch.prepared):
         raise ValueError("attention that is not told of its window")
 
 

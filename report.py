@@ -21,6 +21,7 @@ def write(*folders):
     runs = []
     for folder in map(Path, folders):
         run = dict(folder=folder.resolve().name)
+        # config.json first: where it is not there, no run is.
         for file in [folder / "config.json", *folder.glob("*.json*")]:
             run[file.name] = file.read_text()
         runs.append(run)

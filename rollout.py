@@ -33,7 +33,7 @@ CPU_MEMORY = 2**30
 class Stats:
     """What `collect` counted besides the trajectories; + joins those of several calls or ranks."""
     dropped: int = 0                # groups left out because their environment kept failing
-    failures: list[str] = field(default_factory=list)     # text: an error would hold the engine
+    failures: list[str] = field(default_factory=list)     # text: an exception would keep memory
     seconds: Counter = field(default_factory=Counter)     # environment, prefill, decode, sampling
     tokens: Counter = field(default_factory=Counter)      # as the engine counts them
     pages: int = 0                  # most in use at a time
@@ -78,14 +78,15 @@ def make_engine(policy, agent, rows):
     page_bytes = 2 * math.prod(kv_shape(policy.config)) * page_size * policy.compute_dtype.itemsize
     memory = CPU_MEMORY
     if policy.device.type == "cuda":
-        # Models that nobody holds are cycles; torch keeps what the update no longer needs.
+        # Dropped models are cycles of references, which this frees alone; and torch keeps the
+        # update's memory, which pages can have.
         gc.collect()
         torch.cuda.empty_cache()
         memory = 0.8 * torch.cuda.mem_get_info(policy.device)[0]
     # At least one episode must fit; more pages than all rows can use are of no use.
     width = math.ceil(agent.max_context / page_size)
     pages = max(width, min(rows * width, int(memory / page_bytes)))
-    # A policy in eval mode recomputes nothing.
+    # In eval mode no activations are recomputed (--checkpointing) while it samples.
     return Engine(policy.eval(), rows, pages, page_size, width=width)
 
 
@@ -305,8 +306,8 @@ class Scheduler(Slots):
         # Members of a group begin with the same prompt: one of them reads it, the others fork
         # from that one.
         readers = []
-        # A new prompt, or a slot that follows, -> the row of its reader: in `readers`, and so in
-        # the logits.
+        # Each new prompt's row in `readers`, and so in the logits; of each slot that will fork, the
+        # row of the slot that reads its prompt.
         row_of = {}
         followers = {}
         for slot in admitted:
@@ -364,6 +365,7 @@ class Scheduler(Slots):
     def admit(self, ready):
         """The first of `ready` that fit into free pages; one page is left for each that decodes.
         If none fits and nobody decodes, slots that wait elsewhere give theirs back."""
+        # The list itself: `preempt` adds to it.
         free = self.engine.pages.free
         while ready and not self.decoding and self.pages_missing(ready[0]) > len(free):
             self.preempt(spare=ready[0])

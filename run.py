@@ -56,7 +56,7 @@ class Run:
     checkpoint."""
     cfg: object                   # its settings
     folder: str
-    worlds: list                  # rollout.World of each environment
+    worlds: list                  # episode.World of each environment
     tasks: dict                   # {world: ids of its training tasks}
     eval_tasks: list              # held-out tasks: [(world, id)]
     start_model: str = ""         # folder or hub id of the policy before any RL
@@ -231,6 +231,7 @@ def one_sentence(script):
         if sys.flags.dev_mode:
             place = f" {inspect.trace()[-1][1:4]}"
         sys.exit(f"{script}: {error}{place}")
+    # eval.py's has a text: how to go on.
     except KeyboardInterrupt as error:
         print(f"\n{script}: ended by Ctrl-C{error}", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
@@ -368,7 +369,7 @@ def trainer_state(models, optimizer, rounded):
     state = {}
     for part, model in models.items():
         for name, weights in model.named_parameters():
-            # What a Policy holds has names of its own.
+            # A Policy's weights are model.NAME, a checkpoint has transformers' names.
             name = name.removeprefix("model.")
             beside = rounded or part == "critic" or name.startswith("value_head")
             if weights.requires_grad and beside:

@@ -9,8 +9,8 @@ The loop is `train`, below: AgentGym-RL's algorithm (arXiv:2509.08755) with GRPO
 default. How the default differs from GRPO as published (arXiv:2402.03300):
 1. Groups whose members all earned the same are left out; DAPO (2503.14476) does so too.
 2. The clip range is asymmetric (0.2, 0.28), again from DAPO.
-3. There is no KL penalty, and so no reference model, unless --kl-coef is given or the environment
-   asks for one, as textcraft_small does.
+3. A KL penalty, and with it a reference model, is there only where --kl-coef or the environment
+   asks for it. The default environment, textcraft_small, does (0.01).
 4. The horizon, the number of turns an episode may take, grows during training where there are
    several --horizons (ScalingInter-RL).
 
@@ -94,7 +94,7 @@ def play_step(run, horizon):
     for world, count in zip(run.worlds, counts):
         for task_id in sample_tasks(run.tasks[world], count, run.step, cfg.seed):
             tasks.append((world, task_id))
-    # All random numbers follow from this key. An evaluation has another number in place of the 0.
+    # All random numbers follow from this key; those of an evaluation from (seed, EVALUATION).
     key = (cfg.seed, run.step, 0)
     played, stats = rollout.play_tasks(run.policy, tasks, cfg.group_size, horizon, key,
                                        cfg.temperature, cfg.max_concurrent)
@@ -128,7 +128,7 @@ def credit(run, batch):
         batch.ref_logprobs = logprobs_under(
             run.reference, batch, cfg.micro_tokens, cfg.temperature)
 
-    # Of the rewards PPO sees the return alone, on the last action token.
+    # gae, as PPO in the papers, is given the return alone, on the last action token.
     batch.paid = batch.token_rewards
     if cfg.advantage == "gae":
         batch.paid = batch.token_rewards.sum(1, keepdim=True) * last_action(mask)
@@ -259,7 +259,7 @@ def means_of(sums, norms):
     for name in ("entropy", "kl", "clipped_high", "clipped_low"):
         means[name] = sums[name] / tokens
     means["clipped"] = means["clipped_high"] + means["clipped_low"]
-    # These two are means already, of the first mini-batch and of each mini-batch.
+    # A mean over the tokens of the first mini-batch; a sum over mini-batches of such means.
     means["mismatch"] = sums["mismatch"] if norms else math.nan
     means["value_loss"] = sums["value_loss"] / steps
     finite = [norm for norm in norms if math.isfinite(norm)]
@@ -312,12 +312,12 @@ def setup(cfg, modules, clients, began, origins):
     start_model = cfg.model
     if not start_model:
         start_model = clone_policy(config_for_run(cfg), f"{folder}/clone", device)
-    policy = parallel.load(last or start_model, device, cfg, cfg.critic == "shared")
+    policy = parallel.load(last or start_model, device, cfg, value_head=cfg.critic == "shared")
     worlds = open_worlds(policy, start_model, modules, clients, cfg)
     splits = both_splits(worlds, cfg.families, cfg.eval_tasks)
     run = Run(cfg, folder, worlds, *splits, start_model, policy, began=began)
     if cfg.lora and not has_adapters(start_model):
-        # RL began with fresh adapters, which add nothing yet: without them it is that policy.
+        # Fresh adapters add nothing, so the policy without them is the one that RL began with.
         run.reference = Base(policy)
     elif cfg.kl_coef:
         run.reference = parallel.load(start_model, device, cfg, frozen=True)
@@ -423,8 +423,8 @@ WEIGHTS = {
 # ---- flags --------------------------------------------------------------------------------------
 
 # A setting is what its flag says; without a flag, what a run that is resumed had, what the rule of
-# --algo sets (ALGOS), what the model's defaults.json says (CHAT_MODELS, if it has none), what the
-# environment asks for (TINY; HORIZON); and if none of them speaks, what stands here.
+# --algo sets (ALGOS), --lora and --quick ask for, the model's defaults.json says (CHAT_MODELS, if
+# it has none), the environment asks for (TINY; HORIZON); if none of them speaks, what stands here.
 @dataclass
 class Config(Machine, Adapters, Speaks, Plays, Worlds):
     model: str = flag("", "folder or hub id; empty: a tiny policy cloned from the expert",
