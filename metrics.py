@@ -386,5 +386,6 @@ def final_table(folder, result, horizon, local_game):
         if local_game:
             title += ", our local game"
         lines.append(PLAYER_ROW.format(title=title, **rate))
-    lines.append(f"{folder}: report.html, step_{result['steps']}/")
+    lines.append(f"open {folder}/report.html in a browser; the policy is "
+                 f"{folder}/step_{result['steps']}")
     parallel.say("\n".join(lines))

@@ -327,7 +327,9 @@ def test_train_and_test_are_disjoint_in_content(world):
         fingerprint = getattr(world, "fingerprint", env.reset)
         train, test = ({fingerprint(task_id) for task_id in some_tasks(world, split, FINGERPRINTS)}
                        for split in ("TRAIN", "TEST"))
-    assert not train & test
+    assert not train & test, (
+        "these games of TEST are games of TRAIN, too. If the first observation hides part of the "
+        "game, write fingerprint(task_id), see docs/own_environment.md")
 
 
 def of_those_here(*rows):
