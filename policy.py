@@ -52,6 +52,7 @@ class Policy(torch.nn.Module):
     lora              rank, alpha, base of its adapters, or None: see lora.py
     compute_dtype     of its computations and of the pages; its weights may have another
     kernel            which attention runs, and kernel_reason: why
+    fits_whole        whether every rank has room for all weights: parallel.as_trained
     known_ids         ids below it stand for text; the embedding's rows beyond are padding
 
     Weights are read only within the methods of this class: FSDP gathers sharded weights in hooks,
@@ -63,6 +64,7 @@ class Policy(torch.nn.Module):
         self.model = model
         self.value_head = None
         self.lora = None
+        self.fits_whole = True
         self.known_ids = known_ids or model.config.vocab_size
         model.set_attn_implementation(OURS)
         for module in model.modules():
