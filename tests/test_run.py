@@ -45,7 +45,8 @@ def test_a_folder_is_new_or_resumed(url, model, capsys):
     for steps in (1, 2, 1):
         train.main(command(model=model, env_url=url, name="x", steps=steps))
     out = capsys.readouterr().out
-    assert "runs/x is there: the folder of this run is runs/x-3" in out and "\nopen runs/x-3/report.html in a browser" in out
+    assert "runs/x is there: the folder of this run is runs/x-3" in out
+    assert "\nopen runs/x-3/report.html in a browser" in out
     assert sorted(os.listdir("runs")) == ["x", "x-2", "x-3"]
     assert [len(lines_of(f"runs/{name}")) for name in ("x", "x-2", "x-3")] == [1, 2, 1]
     assert runs.new_folder("runs/x/") == "runs/x-4"
