@@ -228,6 +228,7 @@ def among_peers(x, peers, group_size):
         for value, size in zip(values.tolist(), sizes.tolist()):
             if value != -1 and size > 1:
                 members = labels == value
+                # rows is a slice, so this writes into a view of `result`.
                 result[rows][members] = grpo_advantages(x[rows][members], size).to(x.dtype)
     return result
 
